@@ -1,0 +1,435 @@
+"""Every option of the project: its name, type, default and meaning. The only home of defaults.
+
+One class a section; the docstring under a field is its documentation (docs/config.md is made from it). Key names
+follow verl where the meaning is the same. Unknown keys are errors. No torch, no Ray, no Hydra here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+Frequency = Annotated[int, Field(ge=-1)]
+KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "abs+", "k3+", "low_var_kl+"]
+AggregationMode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-mean-token-mean",
+]
+
+
+class Section(BaseModel):
+    """A part of the configuration; strict: no unknown keys, and immutable once checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Data(Section):
+    train_files: str | list[str] = ""
+    """Training data: one or several parquet or jsonl files (required for training)."""
+    val_files: str | list[str] = ""
+    """Validation data, as train_files; empty = no validation."""
+    prompt_key: str = "prompt"
+    """Column with the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""
+    train_batch_size: PositiveInt = 32
+    """Prompts (groups) an iteration."""
+    max_prompt_length: PositiveInt = 512
+    """Tokens of a rendered prompt at most."""
+    max_response_length: PositiveInt = 512
+    """Tokens that follow the prompt at most, over all turns."""
+    truncation: Literal["error", "left", "right", "drop"] = "error"
+    """A prompt over max_prompt_length: stop the run, cut its start, cut its end, or leave the row out (counted)."""
+    shuffle: bool = True
+    """Shuffle the training rows anew each epoch (a function of data.seed and the epoch)."""
+    seed: int = 0
+    """Seed of the shuffle."""
+
+
+class Model(Section):
+    path: str = ""
+    """Hugging Face hub id or a local folder with config, weights and tokenizer (required)."""
+    tokenizer_path: str = ""
+    """Where the tokenizer lies, when not with the model."""
+    trust_remote_code: bool = False
+    """Run the Python code that a model's folder brings along."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of forward and backward; auto = bfloat16 on GPU, float32 on CPU. Master weights stay float32."""
+    attention: Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"] = "auto"
+    """Attention over unpadded rows. auto = flash if installed, else varlen, on GPU; padded (length-sorted) on CPU."""
+    enable_gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class Optimizer(Section):
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
+    betas: tuple[Ratio, Ratio] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay of the matrices (norms and biases are left alone)."""
+    lr_warmup_steps: int = Field(default=-1, ge=-1)
+    """Linear warm-up in optimiser steps; -1 = lr_warmup_steps_ratio decides."""
+    lr_warmup_steps_ratio: Ratio = 0.0
+    """Linear warm-up as a share of all optimiser steps."""
+    warmup_style: Literal["constant", "cosine"] = "constant"
+    """The schedule after the warm-up."""
+    min_lr_ratio: Ratio = 0.0
+    """Where the cosine ends, as a share of lr."""
+
+
+class Fsdp(Section):
+    param_offload: bool = False
+    """Keep parameters in host memory between uses (GPU only; void on a CPU)."""
+    optimizer_offload: bool = False
+    """Keep the optimiser's state in host memory between updates (GPU only; void on a CPU)."""
+
+
+class RefFsdp(Section):
+    param_offload: bool = False
+    """Keep the reference model in host memory between uses (GPU only; void on a CPU)."""
+
+
+class PolicyLoss(Section):
+    loss_mode: str = "ppo"
+    """The policy loss, by name in the registry."""
+
+
+class Actor(Section):
+    ppo_mini_batch_size: PositiveInt = 256
+    """Trajectories (not rows, not turns) an optimiser step, over all ranks."""
+    ppo_max_token_len_per_gpu: PositiveInt = 16384
+    """Tokens of one micro-batch at most, on each rank. A longer row is a micro-batch of its own."""
+    ppo_epochs: PositiveInt = 1
+    """Passes over a batch."""
+    shuffle: bool = True
+    """Deal the trajectories into mini-batches at random (a function of trainer.seed and the step)."""
+    grad_clip: PositiveFloat = 1.0
+    """Largest gradient norm."""
+    clip_ratio: PositiveFloat = 0.2
+    """PPO's clip range, both sides."""
+    clip_ratio_low: PositiveFloat | None = None
+    """Lower clip range; null = clip_ratio."""
+    clip_ratio_high: PositiveFloat | None = None
+    """Upper clip range (DAPO's clip-higher: 0.28); null = clip_ratio."""
+    clip_ratio_c: float | None = None
+    """Dual clip: bound of the ratio where the advantage is negative (usually 3.0, must be > 1); null = off."""
+    policy_loss: PolicyLoss = PolicyLoss()
+    loss_agg_mode: AggregationMode = "token-mean"
+    """How token losses become one number; see docs/algorithms."""
+    loss_scale_factor: PositiveFloat | None = None
+    """The constant of seq-mean-token-sum-norm; null = data.max_response_length."""
+    entropy_coeff: NonNegativeFloat = 0.0
+    """Entropy bonus."""
+    use_kl_loss: bool = False
+    """Add the KL to the reference model to the loss."""
+    kl_loss_coef: NonNegativeFloat = 0.001
+    """Its coefficient."""
+    kl_loss_type: KLKind = "low_var_kl"
+    """Its estimator; a trailing + takes the gradient of k2."""
+    use_invalid_action_penalty: bool = False
+    """Subtract the penalty from the reward on the last token of an invalid turn."""
+    invalid_action_penalty_coef: NonNegativeFloat = 0.1
+    """The penalty."""
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """Ranks that share one sequence; only 1 is supported yet."""
+    optim: Optimizer = Optimizer()
+    fsdp_config: Fsdp = Fsdp()
+
+
+class Reference(Section):
+    fsdp_config: RefFsdp = RefFsdp()
+
+
+class ValSampling(Section):
+    n: PositiveInt = 1
+    """Samples a validation prompt."""
+    temperature: NonNegativeFloat = 1.0
+    """Temperature of the sampled validation."""
+    top_p: Ratio = 1.0
+    """Nucleus of the sampled validation."""
+    top_k: int = -1
+    """Top-k of the sampled validation; -1 = all."""
+    greedy: bool = False
+    """Also validate once greedily: val/accuracy_greedy."""
+
+
+class Rollout(Section):
+    name: Literal["vllm", "hf", "fake"] = "vllm"
+    """The engine: vllm is the real one, hf the slow twin for comparison, fake the twin for tests of the loop."""
+    n: PositiveInt = 1
+    """Group size, when env.rollout.n is not set."""
+    temperature: PositiveFloat = 1.0
+    """Temperature of training rollouts; the trainer's log-probs use the same."""
+    top_p: Ratio = 1.0
+    """Nucleus; below 1 the trained distribution is not the sampled one."""
+    top_k: int = -1
+    """Top-k; -1 = all."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """GPUs (or processes, on a CPU) of one engine."""
+    num_engines: PositiveInt | None = None
+    """Engine replicas; null = training ranks / tensor_model_parallel_size on GPUs, 1 on a CPU."""
+    colocate: bool = True
+    """Engines share the training GPUs (sleep while training); false = they get GPUs of their own."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the engine; auto = the trainer's."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Share of a GPU's memory that the engine may take."""
+    kv_cache_gib: PositiveFloat = 0.5
+    """Memory of the engine's KV cache in GiB (CPU only)."""
+    max_num_seqs: PositiveInt = 256
+    """Sequences the engine decodes at a time."""
+    max_num_batched_tokens: PositiveInt = 8192
+    """Tokens of one engine step at most."""
+    block_size: PositiveInt = 32
+    """Tokens a KV block: the grain of prefix caching (CPU only)."""
+    enforce_eager: bool = True
+    """Run the engine without compilation (CUDA graphs off)."""
+    enable_prefix_caching: bool = True
+    """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
+    free_cache_engine: bool = True
+    """Put the engine to sleep while training (colocated GPUs only)."""
+    val_kwargs: ValSampling = ValSampling()
+
+
+class ActorRolloutRef(Section):
+    model: Model = Model()
+    actor: Actor = Actor()
+    ref: Reference = Reference()
+    rollout: Rollout = Rollout()
+
+
+class CriticModel(Section):
+    path: str = ""
+    """The critic's trunk (its value head is fresh); empty = actor_rollout_ref.model.path."""
+
+
+class Critic(Section):
+    model: CriticModel = CriticModel()
+    optim: Optimizer = Optimizer(lr=1e-5)
+    ppo_mini_batch_size: PositiveInt | None = None
+    """Trajectories an optimiser step of the critic; null = the actor's."""
+    ppo_epochs: PositiveInt = 1
+    """Passes of the critic over a batch."""
+    grad_clip: PositiveFloat = 1.0
+    """Largest gradient norm of the critic."""
+    cliprange_value: PositiveFloat | None = 0.5
+    """Value clipping around the old values; null = off."""
+    fsdp_config: Fsdp = Fsdp()
+
+
+class KLController(Section):
+    type: Literal["fixed", "adaptive"] = "fixed"
+    """fixed, or adaptive (arXiv 1909.08593) on the per-sequence KL."""
+    kl_coef: NonNegativeFloat = 0.001
+    """The (initial) coefficient of the KL in the reward."""
+    target_kl: PositiveFloat = 6.0
+    """Adaptive: the per-sequence KL in nats to steer to."""
+    horizon: PositiveFloat = 10000.0
+    """Adaptive: how slowly to steer, in trajectories."""
+
+
+class FilterGroups(Section):
+    enable: bool = False
+    """DAPO's dynamic sampling: drop groups whose metric is the same for all samples, and generate until the batch is full."""
+    metric: str = "accuracy"
+    """The reward component to look at, or `reward`."""
+    max_num_gen_batches: PositiveInt = 10
+    """Generation rounds an iteration at most; then it trains on the groups it has."""
+
+
+class Algorithm(Section):
+    adv_estimator: str = "gae"
+    """The advantage estimator, by name in the registry: gae, grpo, rloo, ..."""
+    gamma: Ratio = 1.0
+    """Discount."""
+    lam: Ratio = 1.0
+    """GAE's lambda."""
+    whiten_advantages: bool = True
+    """gae: whiten the advantages over the action tokens of the batch."""
+    norm_adv_by_std_in_grpo: bool = True
+    """grpo: divide by the group's standard deviation; false = Dr. GRPO's advantage."""
+    use_kl_in_reward: bool = False
+    """Subtract the KL to the reference model from the token rewards."""
+    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"] = "kl"
+    """The estimator of the KL in the reward."""
+    kl_ctrl: KLController = KLController()
+    filter_groups: FilterGroups = FilterGroups()
+    custom_module: str = ""
+    """Python file that registers your own estimators or losses."""
+
+
+class EnvRollout(Section):
+    n: PositiveInt = 1
+    """Group size: trajectories a prompt."""
+
+
+class Env(Section):
+    env_name: str = "single_turn"
+    """The environment, by name in the registry."""
+    seed: int = 0
+    """Seed of the environments' own randomness."""
+    max_steps: PositiveInt = 1
+    """Turns of an episode at most."""
+    episode_timeout: PositiveFloat = 600.0
+    """Seconds of wall time of one episode at most."""
+    rollout: EnvRollout = EnvRollout()
+
+
+class CustomRewardFunction(Section):
+    path: str = ""
+    """Python file with your reward function; empty = by data_source from the registry."""
+    name: str = "compute_score"
+    """The function in it: `(prompt, completion) -> float | dict of floats`."""
+
+
+class Reward(Section):
+    timeout: PositiveFloat = 10.0
+    """Seconds a grader may take for one completion; then it is killed and the failure counted."""
+    num_workers: PositiveInt = 1
+    """Grader processes beside each engine."""
+
+
+class Trainer(Section):
+    project_name: str = "alphaapollo"
+    """First folder of the run under output_dir."""
+    experiment_name: str = "default"
+    """Second folder of the run under output_dir."""
+    output_dir: str = "outputs"
+    """Where runs go: <output_dir>/<project_name>/<experiment_name>."""
+    logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
+    """Trackers besides metrics.jsonl, which is always written."""
+    total_epochs: PositiveInt = 1
+    """Passes over the training data, unless total_training_steps is given."""
+    total_training_steps: PositiveInt | None = None
+    """Iterations; null = from total_epochs."""
+    save_freq: Frequency = 20
+    """Checkpoint every so many iterations, and at the end; -1 = never."""
+    max_ckpt_to_keep: PositiveInt | None = 2
+    """Older checkpoints are removed; null = keep all."""
+    test_freq: Frequency = 20
+    """Validate every so many iterations, and at the end; -1 = never."""
+    val_before_train: bool = True
+    """Validate before the first iteration."""
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """auto = go on from the newest whole checkpoint of this run; disable = start anew; resume_path = from resume_from_path."""
+    resume_from_path: str = ""
+    """A checkpoint folder, for resume_mode=resume_path."""
+    export_hf: bool = True
+    """At the end, write the policy as a Hugging Face folder: <run>/model."""
+    critic_warmup: NonNegativeInt = 0
+    """First iterations that train the critic only."""
+    n_gpus_per_node: PositiveInt = 1
+    """Training ranks a node: GPUs, or processes on a machine without them."""
+    nnodes: PositiveInt = 1
+    """Nodes."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto = cuda if there is a GPU."""
+    cpu_threads: PositiveInt | None = None
+    """Torch threads of a training rank on a CPU; null = cores / ranks."""
+    seed: int = 0
+    """Seed of everything that is drawn: rollouts, mini-batches, fresh heads."""
+    controller: Literal["ray", "local"] = "ray"
+    """ray = worker processes; local = everything in this process, for tests and debugging (one rank)."""
+    start_timeout: PositiveFloat = 600.0
+    """Seconds that workers and engines may take to start; then the run stops and names who did not."""
+    dry_run: bool = False
+    """Compose, check, print the plan, and stop."""
+
+
+class Config(Section):
+    """The whole configuration of main_ppo."""
+
+    data: Data = Data()
+    actor_rollout_ref: ActorRolloutRef = ActorRolloutRef()
+    critic: Critic = Critic()
+    algorithm: Algorithm = Algorithm()
+    env: Env = Env()
+    reward: Reward = Reward()
+    custom_reward_function: CustomRewardFunction = CustomRewardFunction()
+    trainer: Trainer = Trainer()
+
+    @property
+    def group_size(self) -> int:
+        """Trajectories a prompt: env.rollout.n, or actor_rollout_ref.rollout.n where only that is set."""
+        return max(self.env.rollout.n, self.actor_rollout_ref.rollout.n)
+
+
+class SftData(Section):
+    train_files: str | list[str] = ""
+    """Training data: parquet or jsonl with a `messages` column, or prompt and response columns (required)."""
+    val_files: str | list[str] = ""
+    """Validation data, as train_files; empty = none."""
+    messages_key: str = "messages"
+    """Column with the whole chat; the assistant's messages are trained on."""
+    prompt_key: str = "prompt"
+    """Column with the prompt, where there is no messages column."""
+    response_key: str = "response"
+    """Column with the response, where there is no messages column."""
+    train_batch_size: PositiveInt = 32
+    """Examples an optimiser step, over all ranks."""
+    max_token_len_per_gpu: PositiveInt = 16384
+    """Tokens of one micro-batch at most, on each rank."""
+    max_length: PositiveInt = 2048
+    """Tokens of an example at most."""
+    truncation: Literal["error", "left", "right", "drop"] = "error"
+    """What to do with a longer example."""
+    shuffle: bool = True
+    """Shuffle anew each epoch (a function of data.seed and the epoch)."""
+    seed: int = 0
+    """Seed of the shuffle."""
+
+
+class SftTrainer(Section):
+    project_name: str = "alphaapollo"
+    """First folder of the run under output_dir."""
+    experiment_name: str = "sft"
+    """Second folder of the run under output_dir."""
+    output_dir: str = "outputs"
+    """Where runs go."""
+    logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
+    """Trackers besides metrics.jsonl."""
+    total_epochs: PositiveInt = 1
+    """Passes over the data, unless total_training_steps is given."""
+    total_training_steps: PositiveInt | None = None
+    """Optimiser steps; null = from total_epochs."""
+    save_freq: Frequency = -1
+    """Checkpoint every so many steps, and at the end; -1 = never."""
+    max_ckpt_to_keep: PositiveInt | None = 2
+    """Older checkpoints are removed; null = keep all."""
+    test_freq: Frequency = -1
+    """Validation loss every so many steps, and at the end; -1 = never."""
+    log_freq: PositiveInt = 10
+    """Write metrics every so many steps."""
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """As in main_ppo."""
+    resume_from_path: str = ""
+    """A checkpoint folder, for resume_mode=resume_path."""
+    export_hf: bool = True
+    """At the end, write the model as a Hugging Face folder: <run>/model."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    cpu_threads: PositiveInt | None = None
+    """Torch threads of a rank on a CPU; null = cores / ranks."""
+    seed: int = 0
+    """Seed of everything that is drawn."""
+    dry_run: bool = False
+    """Compose, check, print the plan, and stop."""
+
+
+class SftConfig(Section):
+    """The whole configuration of main_sft. The number of ranks is torchrun's (one without it)."""
+
+    data: SftData = SftData()
+    model: Model = Model()
+    optim: Optimizer = Optimizer(lr=1e-5)
+    grad_clip: PositiveFloat = 1.0
+    """Largest gradient norm."""
+    fsdp_config: Fsdp = Fsdp()
+    trainer: SftTrainer = SftTrainer()

@@ -1,0 +1,49 @@
+"""Names picked in a config, and the functions they stand for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names most like `name`, best first (empty when none is near)."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+
+
+class Registry(Generic[T]):
+    """name -> T. A second registration under one name is an error, and so is an unknown name: it lists what there is.
+
+    >>> losses = Registry("policy loss")
+    >>> @losses.register("ppo")
+    ... def ppo(): ...
+    """
+
+    def __init__(self, what: str):
+        self.what = what
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        def add(entry: T) -> T:
+            if name in self._entries:
+                raise ValueError(f"{self.what} {name!r} is registered twice; choose another name.")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def get(self, name: str) -> T:
+        if name not in self._entries:
+            near = nearest(name, self._entries)
+            hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+            raise ValueError(f"unknown {self.what} {name!r}. {hint}Known: {', '.join(self.names())}.")
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        return sorted(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries

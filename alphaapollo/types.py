@@ -1,0 +1,198 @@
+"""What crosses rooms. Read this file first: it is the vocabulary of the whole system.
+
+    parquet row -> Prompt -> TrajectoryGroup of n Trajectory -> Row (tokens to train on) -> metrics
+                             Trajectory = Turns (what the engine saw and sampled) + Score (what it was worth)
+
+No torch here: the driver, the environments and the graders share these types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypedDict
+
+
+class Message(TypedDict):
+    """One chat message, e.g. `{"role": "user", "content": "2+2=?"}`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One task, read from one data row.
+
+    Example: `Prompt(id=17, data_source="openai/gsm8k", content=[{"role": "user", "content": "..."}], ground_truth="14")`.
+    """
+
+    id: int  # the row's position in the data files: stable over epochs and restarts
+    data_source: str  # chooses the reward function
+    content: list[Message] | str  # a chat, rendered by the chat template; or text that the model continues as it is
+    ground_truth: str | None = None
+    extra_info: dict[str, Any] = field(default_factory=dict)
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an engine samples one completion."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = -1  # -1 = all
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # the stop token is part of the completion: it is trained on
+
+
+class StopReason(StrEnum):
+    """Why the engine stopped sampling one completion."""
+
+    STOP = "stop"  # the model ended its text
+    LENGTH = "length"  # max_tokens reached
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine returns: tokens with the log-probs they were sampled with (after temperature, before top-p/top-k)."""
+
+    token_ids: list[int]  # [T]
+    logprobs: list[float]  # [T]
+    stop_reason: StopReason
+    weight_version: int  # the publish that the engine held
+    num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
+
+
+class Outcome(StrEnum):
+    """The four outcomes that are never mixed up. The last two carry no reward: they are masked, not scored 0."""
+
+    SCORED = "scored"
+    WRONG_FORMAT = "wrong_format"  # scored too, but the answer could not be read
+    GRADER_FAILED = "grader_failed"
+    ENVIRONMENT_FAILED = "environment_failed"
+
+    @property
+    def failed(self) -> bool:
+        return self in (Outcome.GRADER_FAILED, Outcome.ENVIRONMENT_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a reward function said. `reason` explains a failure or a wrong format."""
+
+    reward: float
+    components: dict[str, float] = field(default_factory=dict)
+    outcome: Outcome = Outcome.SCORED
+    reason: str = ""
+
+    @property
+    def accuracy(self) -> float:
+        """The component named accuracy; a reward function without one is its own accuracy."""
+        return self.components.get("accuracy", self.reward)
+
+
+class EpisodeEnd(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"  # the environment said so
+    TOKEN_LIMIT = "token_limit"  # the response budget is spent
+    TURN_LIMIT = "turn_limit"
+    TIME_LIMIT = "time_limit"
+    ENVIRONMENT_FAILED = "environment_failed"
+
+
+@dataclass(slots=True)
+class Turn:
+    """One action of the model.
+
+    `context_ids` are the tokens that the environment added since the last action (turn 0: the rendered prompt), so an
+    append-context trajectory is context_0 + action_0 + context_1 + action_1 + ...
+    """
+
+    context_ids: list[int]
+    completion: Completion
+    text: str  # the action decoded, for people, graders and environments; never encoded again
+    reward: float = 0.0  # the environment's own step reward; the outcome stands in Trajectory.score
+    valid: bool = True  # false: the environment could not read an action in the text
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Row:
+    """One token sequence to train on: a whole trajectory (append context) or one turn of it (memory context)."""
+
+    token_ids: list[int]  # [T]
+    action_mask: list[int]  # [T] 1 where the model sampled the token
+    logprobs: list[float]  # [T] the engine's log-probs, 0.0 off the mask
+    turn_ends: list[int]  # position of the last action token of each of its turns
+    first_turn: int = 0  # its first turn's index in Trajectory.turns
+
+    @property
+    def response_start(self) -> int:
+        """Position of the first action token: what comes before is prompt."""
+        return self.action_mask.index(1)
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode of one prompt."""
+
+    prompt_id: int
+    sample: int  # 0 .. n-1 within its group
+    turns: list[Turn]
+    rows: list[Row]
+    score: Score
+    end: EpisodeEnd
+    seconds: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model sampled."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def truncated(self) -> bool:
+        """Cut by the token limit before the model ended its text."""
+        return self.end is EpisodeEnd.TOKEN_LIMIT
+
+
+@dataclass(slots=True)
+class TrajectoryGroup:
+    """The n trajectories of one prompt; the unit that travels from the rollout workers to the driver."""
+
+    prompt: Prompt
+    trajectories: list[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """What the driver asks of a rollout worker: n episodes of one prompt.
+
+    Every random draw below it is a function of (seed, step, prompt.id, sample, turn) and of nothing else.
+    """
+
+    prompt: Prompt
+    num_samples: int
+    sampling: Sampling  # max_tokens = the whole response budget; its seed is the run's
+    step: int
+    validate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """What the trainer published. `path` is the shared-memory folder (CPU transport), empty when vLLM's own transfer
+    has already carried the tensors (CUDA IPC, NCCL)."""
+
+    version: int
+    digest: str  # of the tensors sent: see workers/weight_sync/digest
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReceipt:
+    """What an engine says it holds after a publish; compared with the update, and any difference stops the run."""
+
+    version: int
+    digest: str
