@@ -1,0 +1,197 @@
+"""What the driver sends to the training ranks.
+
+    list[Row] -> TrainBatch = one RankBatch a rank (its Rows, cut into mini-batches of micro-batches)
+                 flat columns of the ranks <-> response-aligned matrices [B, L] for the algorithms
+
+Everything is flat numpy: no padding travels, and Ray hands the arrays over without a copy. The layout is frozen once
+built (see packing.build_train_batch), so nothing after it can change a denominator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from alphaapollo.types import Row
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R token sequences, end to end.
+
+    A row's *response* is its tokens from the first action token to the end (action tokens and what the environment
+    said between them); its length is `lengths - response_starts`. "sum T" and "sum responses" are totals over rows.
+
+    Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1].
+    """
+
+    token_ids: np.ndarray  # int64 [sum T]
+    lengths: np.ndarray  # int64 [R]
+    response_starts: np.ndarray  # int64 [R], always >= 1: a first token has no log-prob
+    action_mask: np.ndarray  # uint8 [sum responses]
+    rollout_logprobs: np.ndarray  # float32 [sum responses], the engine's; 0 off the mask
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row]) -> Rows:
+        """Every row needs a prompt token and an action token (a trajectory without action has nothing to train on)."""
+        starts = [row.response_start for row in rows]
+        assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
+        responses = list(zip(rows, starts, strict=True))
+        return cls(
+            token_ids=_concatenate([row.token_ids for row in rows], np.int64),
+            lengths=np.array([len(row.token_ids) for row in rows], dtype=np.int64),
+            response_starts=np.array(starts, dtype=np.int64),
+            action_mask=_concatenate([row.action_mask[start:] for row, start in responses], np.uint8),
+            rollout_logprobs=_concatenate([row.logprobs[start:] for row, start in responses], np.float32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def response_lengths(self) -> np.ndarray:
+        """int64 [R]"""
+        return self.lengths - self.response_starts
+
+    @cached_property
+    def token_offsets(self) -> np.ndarray:
+        """int64 [R + 1]: row r's tokens are token_ids[offsets[r]:offsets[r + 1]]."""
+        return _offsets(self.lengths)
+
+    @cached_property
+    def response_offsets(self) -> np.ndarray:
+        """int64 [R + 1]: row r's part of a flat response column is column[offsets[r]:offsets[r + 1]]."""
+        return _offsets(self.response_lengths)
+
+    def select(self, positions: Sequence[int]) -> Rows:
+        """The rows at `positions`, in that order, e.g. one micro-batch."""
+        return Rows(
+            token_ids=take_segments(self.token_ids, self.token_offsets, positions),
+            lengths=self.lengths[list(positions)],
+            response_starts=self.response_starts[list(positions)],
+            action_mask=take_segments(self.action_mask, self.response_offsets, positions),
+            rollout_logprobs=take_segments(self.rollout_logprobs, self.response_offsets, positions),
+        )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the ranks learn about their rows after the layout is frozen; None where the algorithm does not ask."""
+
+    advantages: np.ndarray | None = None  # float32 [sum responses], like the four below
+    returns: np.ndarray | None = None
+    old_logprobs: np.ndarray | None = None
+    ref_logprobs: np.ndarray | None = None
+    values: np.ndarray | None = None
+    loss_weights: np.ndarray | None = None  # float32 [R], the weight of each row's token sum in the loss
+    sequence_weights: np.ndarray | None = None  # float32 [R], the weight of each row in a sequence-level loss
+
+    def select(self, rows: Rows, positions: Sequence[int]) -> Columns:
+        """The columns of the rows at `positions`; `rows` is what the columns stand beside."""
+
+        def flat(column: np.ndarray | None) -> np.ndarray | None:
+            return None if column is None else take_segments(column, rows.response_offsets, positions)
+
+        def by_row(column: np.ndarray | None) -> np.ndarray | None:
+            return None if column is None else column[list(positions)]
+
+        return Columns(
+            advantages=flat(self.advantages),
+            returns=flat(self.returns),
+            old_logprobs=flat(self.old_logprobs),
+            ref_logprobs=flat(self.ref_logprobs),
+            values=flat(self.values),
+            loss_weights=by_row(self.loss_weights),
+            sequence_weights=by_row(self.sequence_weights),
+        )
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """One optimiser step of one rank. Each micro-batch lists positions in the rank's Rows; one may be empty: the rank
+    then computes on a dummy row of weight 0, because all ranks run equally many forward and backward passes."""
+
+    micro_batches: list[list[int]]
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """Everything one training rank gets: its rows once, and how to walk over them."""
+
+    rows: Rows
+    mini_batches: list[MiniBatch]
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """One iteration's B rows, dealt to the ranks.
+
+    Matrices [B, L] are response-aligned (column 0 is a row's first action token), in the order of the rows that the
+    batch was built from; L is the longest response.
+    """
+
+    rank_batches: list[RankBatch]
+    row_order: list[np.ndarray]  # per rank, int64: its rows' indices in the batch
+    mini_batch_rows: list[list[int]]  # per mini-batch: the indices of its rows over all ranks
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(len(order) for order in self.row_order)
+
+    @cached_property
+    def max_response_length(self) -> int:
+        return max((int(rank.rows.response_lengths.max(initial=0)) for rank in self.rank_batches), default=0)
+
+    def to_matrix(self, columns: Sequence[np.ndarray]) -> np.ndarray:
+        """One flat column a rank ([sum responses] each) -> [B, L] of the same dtype, 0 beyond each response."""
+        matrix = np.zeros((self.num_rows, self.max_response_length), dtype=columns[0].dtype)
+        for column, spans in zip(columns, self._spans, strict=True):
+            for row, start, end in spans:
+                matrix[row, : end - start] = column[start:end]
+        return matrix
+
+    def split_columns(self, matrix: np.ndarray) -> list[np.ndarray]:
+        """[B, L] -> one flat column a rank ([sum responses] each): the inverse of to_matrix."""
+        assert matrix.shape == (self.num_rows, self.max_response_length), (matrix.shape, self.num_rows)
+        columns = []
+        for rank, spans in zip(self.rank_batches, self._spans, strict=True):
+            column = np.empty(rank.rows.response_offsets[-1], dtype=matrix.dtype)
+            for row, start, end in spans:
+                column[start:end] = matrix[row, : end - start]
+            columns.append(column)
+        return columns
+
+    def split_rows(self, values: np.ndarray) -> list[np.ndarray]:
+        """[B], one value a row -> one array [R] a rank."""
+        assert values.shape == (self.num_rows,), values.shape
+        return [values[order] for order in self.row_order]
+
+    @cached_property
+    def _spans(self) -> list[list[tuple[int, int, int]]]:
+        """Per rank and row: (its row in the matrix, start and end of its response in a flat column).
+
+        Copying row by row is faster than one fancy index: an index of every cell is larger than the matrix itself.
+        """
+        spans = []
+        for rank, order in zip(self.rank_batches, self.row_order, strict=True):
+            offsets = rank.rows.response_offsets.tolist()
+            spans.append(list(zip(order.tolist(), offsets[:-1], offsets[1:], strict=True)))
+        return spans
+
+
+def take_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+    """The segments flat[offsets[p]:offsets[p + 1]] for each p in positions, end to end."""
+    if not len(positions):
+        return flat[:0]
+    return np.concatenate([flat[offsets[p] : offsets[p + 1]] for p in positions])
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+
+def _concatenate(parts: Sequence[Sequence[int] | Sequence[float]], dtype: type) -> np.ndarray:
+    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts]) if parts else np.zeros(0, dtype=dtype)
