@@ -8,11 +8,32 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Frequency = Annotated[int, Field(ge=-1)]
-KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "abs+", "k3+", "low_var_kl+"]
+KLKind = Literal[
+    "kl",
+    "abs",
+    "mse",
+    "low_var_kl",
+    "full",
+    "k1",
+    "k2",
+    "k3",
+    "k1+",
+    "abs+",
+    "k3+",
+    "low_var_kl+",
+]
 AggregationMode = Literal[
     "token-mean",
     "token-sum",

@@ -1,0 +1,149 @@
+"""The accepted keys as data, read off the schema, and what became of verl's keys (verl_keys.yaml)."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.registry import nearest
+
+COMMANDS: dict[str, type[BaseModel]] = {"main_ppo": Config, "main_sft": SftConfig}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One accepted key, e.g. `Key("trainer.seed", "integer", 0, "Seed of everything that is drawn.")`."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+
+
+@cache
+def accepted_keys(schema: type[BaseModel]) -> dict[str, Key]:
+    """Every leaf of the schema by its dotted name, in the order of the schema."""
+    return {key.name: key for key in _walk(schema(), "")}
+
+
+@cache
+def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
+    """Every section by its dotted name, with the names of the keys and sections directly in it."""
+    return {name: list(type(section).model_fields) for name, section in _walk_sections(schema(), "")}
+
+
+def _walk(section: BaseModel, prefix: str) -> Iterable[Key]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _walk(value, f"{prefix}{name}.")
+        else:
+            meaning = " ".join((field.description or "").split())
+            yield Key(
+                prefix + name,
+                describe_type(field.annotation, field.metadata),
+                value,
+                meaning,
+            )
+
+
+def _walk_sections(section: BaseModel, prefix: str) -> Iterable[tuple[str, BaseModel]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield prefix + name, value
+            yield from _walk_sections(value, f"{prefix}{name}.")
+
+
+def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """A type in words: `integer >= 1`, `a | b`, `text or list of text`."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return describe_type(args[0], args[1:])
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe_type(arg) for arg in args)
+    if origin is list:
+        return f"list of {describe_type(args[0])}"
+    if origin is tuple:
+        return f"list of {len(args)}: {describe_type(args[0])}"
+    words = {
+        int: "integer",
+        float: "number",
+        str: "text",
+        bool: "true | false",
+        type(None): "null",
+    }
+    return words[annotation] + _describe_bounds(metadata)
+
+
+def _describe_bounds(metadata: Iterable[Any]) -> str:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = []
+    for item in metadata:
+        for part in item.metadata if isinstance(item, FieldInfo) else [item]:
+            bounds += [f"{sign} {getattr(part, name)}" for name, sign in signs.items() if hasattr(part, name)]
+    return f" {' and '.join(bounds)}" if bounds else ""
+
+
+def nearest_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known keys most like `name`: those that end alike first (`lr` finds `actor_rollout_ref.actor.optim.lr`)."""
+    ends = {key: key.rsplit(".", 1)[-1] for key in known}
+    last = name.rsplit(".", 1)[-1]
+    same_end = [key for key, end in ends.items() if end == last]
+    if same_end:
+        return list(dict.fromkeys(nearest(name, same_end, count) + same_end))[:count]
+    like_end = [key for close in nearest(last, set(ends.values()), count) for key, end in ends.items() if end == close]
+    return list(dict.fromkeys(nearest(name, ends, count) + like_end))[:count]
+
+
+@cache
+def verl_keys() -> dict[str, dict[str, str]]:
+    """What became of verl's keys: command -> key (or `prefix.*`) -> `renamed to ...` and the like."""
+    text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
+    return {command: _verdicts(tables) for command, tables in yaml.safe_load(text).items()}
+
+
+def _verdicts(tables: dict[str, dict[str, Any]]) -> dict[str, str]:
+    renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
+    dropped = {key: f"dropped because {why}" for key, why in tables["dropped"].items()}
+    missing = {
+        key: f"not supported ({entry['why']}; instead: {entry['instead']})"
+        for key, entry in tables["not_supported"].items()
+    }
+    return renamed | dropped | missing
+
+
+def verl_verdict(name: str, schema: type[BaseModel]) -> str | None:
+    """What became of a key of verl's, from its own entry or that of the nearest section above; None = not verl's."""
+    command = next(command for command, known in COMMANDS.items() if known is schema)
+    verdicts = verl_keys()[command]
+    parts = name.split(".")
+    for candidate in [
+        name,
+        *(".".join(parts[:end]) + ".*" for end in range(len(parts), 0, -1)),
+    ]:
+        if candidate in verdicts:
+            return verdicts[candidate]
+    return None
+
+
+def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:
+    """The error line for a key that the schema does not have."""
+    shown = f"{name} (got {got!r})"
+    verdict = verl_verdict(name, schema)
+    if verdict is not None:
+        return f"{shown}: this key of verl's is {verdict}."
+    near = nearest_keys(name, accepted_keys(schema))
+    hint = f"Did you mean {' or '.join(near)}?" if near else "docs/config.md lists every key."
+    return f"{shown}: unknown key. {hint}"

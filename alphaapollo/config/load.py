@@ -1,0 +1,287 @@
+"""Command line + YAML -> one checked configuration.
+
+schema defaults -> shipped or own YAML -> presets (algorithm=dapo) -> key=value     composed by Hydra
+                                                             |
+                                   one strict conversion into the schema's classes (pydantic)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.keys import accepted_keys, sections, unknown_key_problem
+from alphaapollo.registry import nearest
+
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
+
+USAGE = """usage: python -m alphaapollo.trainer.{command} [options] [KEY=VALUE ...]
+
+  KEY=VALUE            set a key, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet]
+  GROUP=PRESET         take a preset: {presets}
+  --config-name NAME   the YAML to start from (default: {name})
+  --config-dir DIR     your own folder of YAML files, searched before the shipped one ({shipped})
+  --cfg                print the composed configuration and exit
+  --help               print this and exit
+
+Every key with its type, default and meaning: docs/config.md, or
+  python -m alphaapollo.config explain KEY...
+"""
+
+
+def shipped_configs() -> Path:
+    """The folder of the shipped YAML: inside the package when installed, at the root of a clone."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> SchemaT:
+    """Compose and convert. Raises ConfigError for anything the user wrote wrong; `--help` and `--cfg` print and exit 0.
+
+    config_name: the YAML to start from, unless argv names another with --config-name.
+    """
+    options = _parse_options(argv)
+    name = (options.config_name or config_name).removesuffix(".yaml")
+    shipped = shipped_configs()
+    folders = [shipped]
+    if options.config_dir is not None:
+        folders.insert(0, _own_folder(options.config_dir))
+    if options.help:
+        presets = ", ".join(_presets(folders)) or "none"
+        print(
+            USAGE.format(
+                command=f"main_{config_name}",
+                presets=presets,
+                name=config_name,
+                shipped=shipped,
+            ),
+            end="",
+        )
+        raise SystemExit(0)
+    overrides = _parse_overrides(options.overrides)
+    _check_override_keys(overrides, schema, folders)
+    config = convert(schema, _compose(schema, name, folders, overrides))
+    if options.cfg:
+        print(to_yaml(config), end="")
+        raise SystemExit(0)
+    return config
+
+
+def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
+    """One strict conversion of plain values; every problem found is named in one ConfigError."""
+    for key in accepted_keys(schema).values():
+        if key.type.startswith("text"):
+            _number_as_text(values, key.name.split("."))
+    try:
+        return schema.model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        problems = [_problem(schema, detail["type"], detail["loc"], values) for detail in error.errors()]
+        raise ConfigError(list(dict.fromkeys(problems))) from None
+
+
+def _number_as_text(values: Any, path: Sequence[str]) -> None:
+    """`trainer.experiment_name=7` means the text 7."""
+    for part in path[:-1]:
+        values = values.get(part) if isinstance(values, dict) else None
+    if isinstance(values, dict) and type(values.get(path[-1])) in (int, float):
+        values[path[-1]] = str(values[path[-1]])
+
+
+def to_yaml(config: BaseModel) -> str:
+    """The whole configuration as YAML that loads again."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def save_config(config: BaseModel, path: Path) -> None:
+    """Write the resolved configuration; the file is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+        file.write(to_yaml(config))
+    Path(file.name).replace(path)
+
+
+def load_saved(schema: type[SchemaT], path: Path) -> SchemaT:
+    """Read back what save_config wrote."""
+    return convert(schema, yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config-name")
+    parser.add_argument("--config-dir")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--cfg", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    try:
+        options, unknown = parser.parse_known_intermixed_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}. See --help.") from None
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]}. Options are --config-name, --config-dir, --cfg and --help.")
+    return options
+
+
+def _own_folder(folder: str) -> Path:
+    path = Path(folder).expanduser().resolve()
+    if not path.is_dir():
+        raise ConfigError(f"--config-dir {folder}: no such folder ({path}). Give a folder with YAML files.")
+    return path
+
+
+def _presets(folders: Sequence[Path]) -> list[str]:
+    return sorted({f"{file.parent.name}={file.stem}" for folder in folders for file in folder.glob("*/*.yaml")})
+
+
+def _parse_overrides(words: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    overrides = []
+    for word in words:
+        try:
+            override = parser.parse_override(word)
+        except HydraException as error:
+            why = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
+            raise ConfigError(
+                f"{word}: not of the form KEY=VALUE ({why}). Quote values with special characters twice: "
+                f"""'KEY="a value"'."""
+            ) from None
+        if override.is_sweep_override():
+            key, _, value = word.partition("=")
+            raise ConfigError(f"{word}: several values for one key. For a list write '{key}=[{value}]'.")
+        overrides.append(override)
+    return overrides
+
+
+def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel], folders: Sequence[Path]) -> None:
+    known = accepted_keys(schema).keys() | sections(schema).keys()
+    problems = []
+    for override in overrides:
+        name, got = override.key_or_group, override.value()
+        if _is_group(name, folders):
+            if isinstance(got, str) and f"{name}={got}" not in _presets(folders):
+                presets = [preset for preset in _presets(folders) if preset.startswith(f"{name}=")]
+                problems.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
+        elif name not in known:
+            problems.append(unknown_key_problem(name, schema, got))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _is_group(name: str, folders: Sequence[Path]) -> bool:
+    return any((folder / name).is_dir() for folder in folders)
+
+
+def _compose(
+    schema: type[BaseModel],
+    name: str,
+    folders: Sequence[Path],
+    overrides: Sequence[Override],
+) -> dict[str, Any]:
+    """The composed values, as plain containers. The schema's defaults lie below the YAML, so no key needs a `+`."""
+    if not any((folder / f"{name}.yaml").is_file() for folder in folders):
+        names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+        near = nearest(name, names)
+        hint = f" Did you mean {' or '.join(near)}?" if near else " For a folder of your own give --config-dir DIR."
+        where = ", ".join(map(str, folders))
+        raise ConfigError(f"--config-name {name}: no {name}.yaml in {where}.{hint} Known: {', '.join(names)}.")
+    store = ConfigStore.instance()
+    store.store(name="schema_defaults", node=schema().model_dump(mode="json"))
+    store.store(name="composed", node={"defaults": ["schema_defaults", name, "_self_"]})
+    search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in folders[1:]) + "]"
+    try:
+        with initialize_config_dir(str(folders[0]), version_base="1.3"):
+            chosen = compose("composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
+            words = [_as_hydra_wants(override, set(chosen), folders) for override in overrides]
+            values = OmegaConf.to_container(compose("composed", overrides=[search, *words]), resolve=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_in_one_line(error, name)) from None
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
+    """The override as text. A preset that the YAML does not choose itself comes after all of it (Hydra's `+`);
+    on keys a `+` means nothing here, since every key exists."""
+    assert override.input_line is not None
+    if override.is_delete():
+        return override.input_line
+    word = override.input_line.lstrip("+")
+    is_preset = _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list)
+    if is_preset:
+        return word if override.key_or_group in chosen else f"+{word}"
+    return f"++{word}" if override.is_add() else word
+
+
+def _in_one_line(error: Exception, name: str) -> str:
+    text = str(error).split("Config search path:")[0]
+    return f"{name}.yaml: " + " ".join(text.replace("In 'composed': ", "").split()).rstrip(".") + "."
+
+
+def _problem(
+    schema: type[BaseModel],
+    kind: str,
+    loc: tuple[int | str, ...],
+    values: dict[str, Any],
+) -> str:
+    """One line for one of pydantic's errors: key, what is expected, what was got, how to mend it."""
+    parts = [str(part) for part in loc]
+    if kind == "extra_forbidden":
+        return unknown_key_problem(".".join(parts), schema, _value_at(values, parts))
+    keys, groups = accepted_keys(schema), sections(schema)
+    while ".".join(parts) not in keys and ".".join(parts) not in groups:
+        parts.pop()  # pydantic's own additions: the branch of a union, the index in a list
+    name, got = ".".join(parts), _value_at(values, parts)
+    if name in groups:
+        return f"{name}: expected a section with the keys {', '.join(groups[name])}, got {got!r}."
+    expected = keys[name].type
+    return f"{name}: expected {expected}, got {got!r} ({_kind(got)}).{_hint(name, expected, got)}"
+
+
+def _value_at(values: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        values = values[part]
+    return values
+
+
+def _kind(value: Any) -> str:
+    kinds = {
+        bool: "true | false",
+        int: "integer",
+        float: "number",
+        str: "text",
+        list: "list",
+        dict: "section",
+    }
+    return kinds.get(type(value), "null")
+
+
+def _hint(name: str, expected: str, got: Any) -> str:
+    if expected.startswith("list of") and isinstance(got, str):
+        return f" Write {name}=[{got}]."
+    if isinstance(got, str) and _is_number(got) and expected.startswith(("integer", "number")):
+        return f" Write {got} without quotes."
+    if expected.startswith("integer") and isinstance(got, float) and got.is_integer():
+        return f" Write {int(got)}."
+    if expected.startswith("text") and isinstance(got, bool):
+        return f" Write '{name}=\"{str(got).lower()}\"' if the text is meant."
+    near = nearest(str(got).lower(), expected.split(" | ")) if " | " in expected else []
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("+-").replace(".", "", 1).isdigit()
