@@ -8,32 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Frequency = Annotated[int, Field(ge=-1)]
-KLKind = Literal[
-    "kl",
-    "abs",
-    "mse",
-    "low_var_kl",
-    "full",
-    "k1",
-    "k2",
-    "k3",
-    "k1+",
-    "abs+",
-    "k3+",
-    "low_var_kl+",
-]
+KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "abs+", "k3+", "low_var_kl+"]
 AggregationMode = Literal[
     "token-mean",
     "token-sum",
@@ -47,7 +26,7 @@ AggregationMode = Literal[
 class Section(BaseModel):
     """A part of the configuration; strict: no unknown keys, and immutable once checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -258,7 +237,7 @@ class KLController(Section):
 
 class FilterGroups(Section):
     enable: bool = False
-    """DAPO's dynamic sampling: drop groups whose metric is the same for all samples, and generate until the batch is full."""
+    """DAPO's dynamic sampling: drop groups whose samples all have the same metric; generate until the batch is full."""
     metric: str = "accuracy"
     """The reward component to look at, or `reward`."""
     max_num_gen_batches: PositiveInt = 10
@@ -339,7 +318,7 @@ class Trainer(Section):
     val_before_train: bool = True
     """Validate before the first iteration."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
-    """auto = go on from the newest whole checkpoint of this run; disable = start anew; resume_path = from resume_from_path."""
+    """auto = from the newest whole checkpoint of this run; disable = start anew; resume_path = from resume_from_path."""
     resume_from_path: str = ""
     """A checkpoint folder, for resume_mode=resume_path."""
     export_hf: bool = True
