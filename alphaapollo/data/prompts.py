@@ -1,0 +1,136 @@
+"""Data rows to prompts.
+
+Columns: `prompt` (required; another name with data.prompt_key), `data_source`, `reward_model: {ground_truth}`,
+`extra_info`, `env_kwargs`, `metadata` (a JSON string; lands in extra_info["metadata"]). The reward function is chosen by
+`data_source` alone, so `reward_model.style` and `ability` are free for the user's own bookkeeping.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
+from alphaapollo.types import Message, Prompt
+
+MAX_PROBLEMS_SHOWN = 5
+
+
+def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
+    """The prompts of parquet or jsonl files, in order; `Prompt.id` counts on over all files.
+
+    Raises:
+        ValueError: a file is missing, unreadable or empty, has no column `prompt_key` (lists those it has), or has bad
+            rows (names them and says what is wrong), or the files mix chats and texts.
+    """
+    prompts: list[Prompt] = []
+    for path in file_list(files):
+        rows = read_rows(path)
+        if prompt_key not in (columns := columns_of(rows)):
+            raise ValueError(
+                f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. Set data.prompt_key to the column "
+                "with the prompts."
+            )
+        chat = isinstance((prompts[0].content if prompts else _first(rows, prompt_key)), list)
+        problems = []
+        for index, row in enumerate(rows):
+            try:
+                prompts.append(_to_prompt(row, prompt_key, chat, len(prompts)))
+            except ValueError as error:
+                problems.append(f"row {index}: {error}")
+        raise_problems(path, problems, len(rows))
+    return prompts
+
+
+def raise_problems(path: str, problems: Sequence[str], num_rows: int) -> None:
+    """One ValueError for all bad rows of a file, if there are any; shows the first few."""
+    if problems:
+        shown = "\n  ".join(problems[:MAX_PROBLEMS_SHOWN])
+        more = f"\n  and {len(problems) - MAX_PROBLEMS_SHOWN} more" if len(problems) > MAX_PROBLEMS_SHOWN else ""
+        raise ValueError(f"{path}: {len(problems)} of {num_rows} rows are bad (rows count from 0):\n  {shown}{more}")
+
+
+def read_chat(value: list[Any], what: str) -> list[Message]:
+    """Check a chat from a data file: a list of {role, content} with some text in it. Keys without a value go."""
+    messages: list[Message] = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"{what} has a message that is not {{role, content}}: {_brief(message)}.")
+        if not isinstance(message.get("content"), str):
+            raise ValueError(f"{what} has a message whose content is not text: {_brief(message)}.")
+        messages.append({key: part for key, part in message.items() if part is not None})  # type: ignore[misc]
+    if not any(message["content"].strip() for message in messages):
+        raise ValueError(f"{what} is empty.")
+    return messages
+
+
+def _to_prompt(row: DataRow, prompt_key: str, chat: bool, prompt_id: int) -> Prompt:
+    reward_model, extra_info, env_kwargs = (_section(row, key) for key in ("reward_model", "extra_info", "env_kwargs"))
+    if row.get("metadata"):
+        extra_info = {**extra_info, "metadata": _metadata(row["metadata"])}
+    truths = (section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs))
+    data_source = row.get("data_source")
+    if not isinstance(data_source, str | None):
+        raise ValueError(f"data_source is not text: {_brief(data_source)}.")
+    return Prompt(
+        id=prompt_id,
+        data_source=data_source or "",
+        content=_content(row.get(prompt_key), prompt_key, chat),
+        ground_truth=_as_text(next((truth for truth in truths if truth is not None), None)),
+        extra_info=extra_info,
+        env_kwargs=env_kwargs,
+    )
+
+
+def _content(value: Any, prompt_key: str, chat: bool) -> list[Message] | str:
+    what = f"{prompt_key!r}"
+    if value is None:
+        raise ValueError(f"{what} is missing.")
+    if not isinstance(value, str | list):
+        raise ValueError(f"{what} is a {type(value).__name__}; it must be a chat [{{role, content}}] or a text.")
+    if isinstance(value, list) != chat:
+        kinds = ("a text", "a chat") if chat else ("a chat", "a text")
+        raise ValueError(f"{what} is {kinds[0]}, but the first prompt is {kinds[1]}: a run takes one kind.")
+    if isinstance(value, str):
+        if not value.strip():
+            raise ValueError(f"{what} is empty.")
+        return value
+    messages = read_chat(value, what)
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(f"{what} ends with an assistant message: leave it out, the model answers in its place.")
+    return messages
+
+
+def _first(rows: Sequence[DataRow], prompt_key: str) -> Any:
+    return next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
+
+
+def _section(row: DataRow, key: str) -> dict[str, Any]:
+    value = row.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{key!r} is a {type(value).__name__}; it must be a struct of named values: {_brief(value)}.")
+    return value
+
+
+def _metadata(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"'metadata' is not valid JSON ({error}).") from error
+
+
+def _as_text(truth: Any) -> str | None:
+    """Ground truths are text; lists and dicts (several accepted answers) become JSON."""
+    if truth is None or isinstance(truth, str):
+        return truth
+    return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,179 @@
+"""Chats to token ids, once; tokens to text for people and graders. The only home of the tokenizer.
+
+    prompt_ids(chat)  -> action (sampled) -> delta_ids(messages) -> action -> ...     append-context trajectory
+
+Each piece is tokenized on its own and never again: sampled tokens stay as they were sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from alphaapollo.types import Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Truncation = Literal["error", "left", "right", "drop"]
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text while a template is rendered
+
+
+class Renderer:
+    """The tokenizer and chat template of one model.
+
+    Raises:
+        ValueError: a chat is rendered and the tokenizer has no chat template, or the template refuses the chat.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+
+    def prompt_ids(self, content: list[Message] | str) -> list[int]:
+        """A chat with the generation prompt of the assistant's turn; a text as it is (with the tokenizer's BOS, if any)."""
+        return self.prompt_ids_batch([content])[0]
+
+    def prompt_ids_batch(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
+        """prompt_ids of many prompts at once, tokenized in parallel."""
+        texts = [self.text(content) if isinstance(content, list) else content for content in contents]
+        chats = {isinstance(content, list) for content in contents}
+        assert len(chats) <= 1, "chats and texts are rendered apart"
+        return self.encode(texts, add_special_tokens=False in chats)
+
+    def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+        """What the environment adds between two actions: the end of the assistant's turn, `messages`, the generation
+        prompt. `last_token` is the action's last token: if it already ended the turn, the end is not added again.
+        """
+        placeholder = Message(role="assistant", content=PLACEHOLDER)
+        text = self.text([Message(role="user", content="?"), placeholder, *messages])
+        ids = self.encode([text.rpartition(PLACEHOLDER)[2]])[0]
+        return ids[1:] if ids and ids[0] == last_token else ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens; for people, graders and environments, never to be encoded again."""
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def text(self, messages: list[Message], add_generation_prompt: bool = True) -> str:
+        """The chat as the template writes it, special tokens included."""
+        if not self.tokenizer.chat_template:
+            raise ValueError(
+                "the tokenizer has no chat template, but the prompts are chats. Use an instruct model, add a "
+                "chat_template to the tokenizer, or make the prompts plain texts."
+            )
+        import jinja2
+
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except jinja2.TemplateError as error:
+            roles = [message["role"] for message in messages]
+            raise ValueError(f"the chat template refuses a chat with the roles {roles}: {error}") from error
+        assert isinstance(rendered, str)
+        return rendered
+
+    def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
+        """Token ids of each text; a rendered chat has its special tokens already."""
+        return self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)["input_ids"]
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an assistant's turn: the tokenizer's EOS and, where it is a special token of its own,
+        the one that the chat template puts after the turn."""
+        ids = [self.tokenizer.eos_token_id]
+        if self.tokenizer.chat_template:
+            tail = self.delta_ids([])
+            ids += [token for token in tail[:1] if token in self.tokenizer.all_special_ids]
+        return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+    @property
+    def pad_token_id(self) -> int:
+        """The padding token, else EOS, else 0: padding is always masked."""
+        for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        return 0
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a hub id or a local folder.
+
+    Raises:
+        ValueError: no such folder, no tokenizer in it, or an unreadable one.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(
+            f"{path}: has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). Save one beside the model with "
+            "tokenizer.save_pretrained, or point actor_rollout_ref.model.tokenizer_path at one."
+        )
+    if not folder.is_dir() and (folder.is_absolute() or path.startswith(".") or path.count("/") > 1):
+        raise ValueError(f"{path}: no such folder; give a folder with a tokenizer, or a hub id.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
+        raise ValueError(f"{path}: its tokenizer cannot be loaded ({type(error).__name__}: {error}).") from error
+    if len(tokenizer) < 2:  # what from_pretrained makes of a folder with a config but without a vocabulary
+        raise ValueError(f"{path}: its tokenizer has {len(tokenizer)} tokens; the vocabulary file is missing.")
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLengths:
+    """What fit_prompts found."""
+
+    total: int  # prompts
+    too_long: int  # of them, over the limit: dropped, or cut when they are rendered
+    longest: int  # tokens
+
+
+def fit_prompts(
+    prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
+) -> tuple[list[Prompt], PromptLengths]:
+    """Hold the prompts against the limit, once, before training.
+
+    drop leaves long ones out; left and right keep them, to be cut by `cut_prompt` when rendered.
+
+    Raises:
+        ValueError: truncation is error and a prompt is too long, or nothing is left.
+    """
+    lengths = [len(ids) for ids in renderer.prompt_ids_batch([prompt.content for prompt in prompts])]
+    long = [i for i, length in enumerate(lengths) if length > max_prompt_length]
+    counts = PromptLengths(len(prompts), len(long), max(lengths, default=0))
+    if long and truncation == "error":
+        raise ValueError(
+            f"{len(long)} of {len(prompts)} prompts are longer than data.max_prompt_length={max_prompt_length}: the "
+            f"first is row {prompts[long[0]].id} with {lengths[long[0]]} tokens, the longest has {counts.longest}. "
+            "Raise the limit, or set data.truncation to drop, left or right."
+        )
+    if truncation != "drop":
+        return list(prompts), counts
+    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length]
+    if prompts and not kept:
+        raise ValueError(
+            f"all {len(prompts)} prompts are longer than data.max_prompt_length={max_prompt_length} (the shortest has "
+            f"{min(lengths)} tokens), so data.truncation=drop leaves none. Raise the limit."
+        )
+    return kept, counts
+
+
+def cut_prompt(token_ids: list[int], max_prompt_length: int, truncation: Truncation) -> list[int]:
+    """A rendered prompt within the limit: left cuts its start, right its end."""
+    if len(token_ids) <= max_prompt_length:
+        return token_ids
+    assert truncation in ("left", "right"), "fit_prompts stops or drops such a prompt"
+    return token_ids[-max_prompt_length:] if truncation == "left" else token_ids[:max_prompt_length]
