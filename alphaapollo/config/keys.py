@@ -138,12 +138,44 @@ def verl_verdict(name: str, schema: type[BaseModel]) -> str | None:
     return None
 
 
+def plain(value: Any) -> str:
+    """A value as one writes it on the command line: null, true, [console], ''."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(plain, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value) if value != "" else "''"
+
+
+def explain(name: str) -> str:
+    """One line on a key: accepted, renamed, dropped, not supported, or unknown with the nearest keys."""
+    name = name.lstrip("+~").split("=")[0]
+    found = {
+        command: accepted_keys(schema)[name] for command, schema in COMMANDS.items() if name in accepted_keys(schema)
+    }
+    if found:
+        first, *others = found
+        key = found[first]
+        defaults = plain(key.default) if first == "main_ppo" else f"{plain(key.default)} in {first}"
+        defaults += "".join(f", {plain(found[o].default)} in {o}" for o in others if found[o].default != key.default)
+        return f"{name}: accepted (default {defaults}, {key.meaning.rstrip('.')})"
+    for schema in COMMANDS.values():
+        if name in sections(schema):
+            return f"{name}: accepted (a section with {', '.join(sections(schema)[name])})"
+    for schema in COMMANDS.values():
+        verdict = verl_verdict(name, schema)
+        if verdict is not None:
+            return f"{name}: {verdict}"
+    near = nearest_keys(name, {key: None for schema in COMMANDS.values() for key in accepted_keys(schema)})
+    return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (nothing is like it)"
+
+
 def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:
     """The error line for a key that the schema does not have."""
-    shown = f"{name} (got {got!r})"
+    shown = f"{name} (got {plain(got)})"
     verdict = verl_verdict(name, schema)
     if verdict is not None:
-        return f"{shown}: this key of verl's is {verdict}."
+        return f"{shown}: a key of verl's, {verdict}."
     near = nearest_keys(name, accepted_keys(schema))
     hint = f"Did you mean {' or '.join(near)}?" if near else "docs/config.md lists every key."
     return f"{shown}: unknown key. {hint}"

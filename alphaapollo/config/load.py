@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, sections, unknown_key_problem
+from alphaapollo.config.keys import accepted_keys, plain, sections, unknown_key_problem
 from alphaapollo.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
@@ -247,9 +247,9 @@ def _problem(
         parts.pop()  # pydantic's own additions: the branch of a union, the index in a list
     name, got = ".".join(parts), _value_at(values, parts)
     if name in groups:
-        return f"{name}: expected a section with the keys {', '.join(groups[name])}, got {got!r}."
+        return f"{name}: expected a section with the keys {', '.join(groups[name])}, got {plain(got)}."
     expected = keys[name].type
-    return f"{name}: expected {expected}, got {got!r} ({_kind(got)}).{_hint(name, expected, got)}"
+    return f"{name}: expected {expected}, got {plain(got)} ({_kind(got)}).{_hint(name, expected, got)}"
 
 
 def _value_at(values: Any, parts: Sequence[str]) -> Any:

@@ -318,7 +318,7 @@ class Trainer(Section):
     val_before_train: bool = True
     """Validate before the first iteration."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
-    """auto = from the newest whole checkpoint of this run; disable = start anew; resume_path = from resume_from_path."""
+    """auto = from this run's newest whole checkpoint; disable = start anew; resume_path = from resume_from_path."""
     resume_from_path: str = ""
     """A checkpoint folder, for resume_mode=resume_path."""
     export_hf: bool = True

@@ -1,0 +1,221 @@
+"""Combinations of keys that cannot work. No registry, no heavy library, no worker.
+
+What depends on registered names (estimators, environments) is checked where those are at hand, in trainer/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.keys import plain
+from alphaapollo.config.notices import Device, notices, sft_notices
+from alphaapollo.config.schema import Actor, Config, Optimizer, SftConfig
+
+
+def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
+    """The device that `auto` means on a machine with so many GPUs."""
+    if device == "auto":
+        return "cuda" if num_gpus else "cpu"
+    return device
+
+
+def check(config: Config, num_gpus: int, num_cores: int) -> list[str]:
+    """Notices about keys without effect; raises ConfigError naming every impossible combination.
+
+    num_gpus, num_cores: of one node.
+    """
+    device = resolve_device(config.trainer.device, num_gpus)
+    problems = [
+        *_check_paths(config),
+        *_check_batch(config),
+        *_check_algorithm(config),
+        *_check_sampling(config),
+        *_check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
+        *_check_optimizer("critic.optim", config.critic.optim),
+        *_check_machine(config, device, num_gpus, num_cores),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return notices(config, device, num_cores)
+
+
+def check_sft(config: SftConfig, num_gpus: int) -> list[str]:
+    """As `check`, for main_sft."""
+    device = resolve_device(config.trainer.device, num_gpus)
+    problems = [
+        *_check_required("model.path", config.model.path),
+        *_check_model("model.path", config.model.path),
+        *_check_required("data.train_files", config.data.train_files),
+        *_check_files("data.train_files", config.data.train_files),
+        *_check_files("data.val_files", config.data.val_files),
+        *_check_optimizer("optim", config.optim),
+        *_check_resume(config.trainer.resume_mode, config.trainer.resume_from_path),
+    ]
+    if device == "cuda" and not num_gpus:
+        problems.append("trainer.device: got cuda, but this machine has no GPU. Set trainer.device=auto or cpu.")
+    if problems:
+        raise ConfigError(problems)
+    return sft_notices(config, device)
+
+
+def _check_required(key: str, value: str | list[str]) -> Iterator[str]:
+    if not value:
+        yield f"{key}: required, got nothing. Give {key}=..."
+
+
+def _check_files(key: str, files: str | list[str]) -> Iterator[str]:
+    for file in [files] if isinstance(files, str) else files:
+        if file and not Path(file).expanduser().is_file():
+            yield f"{key}: no such file: {file} (looked in {Path.cwd()}). Give the path of a parquet or jsonl file."
+
+
+def _check_model(key: str, path: str) -> Iterator[str]:
+    folder = Path(path).expanduser()
+    looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            yield f"{key}: {path} holds no config.json. Give the folder of a Hugging Face model, or a hub id."
+    elif path and looks_local:
+        yield f"{key}: no such folder: {path} (looked in {Path.cwd()}). Give the folder of a Hugging Face model."
+
+
+def _check_resume(mode: str, path: str) -> Iterator[str]:
+    if mode == "resume_path" and not path:
+        yield "trainer.resume_from_path: required with trainer.resume_mode=resume_path. Give a checkpoint folder."
+    elif mode == "resume_path" and not Path(path).expanduser().is_dir():
+        yield f"trainer.resume_from_path: no such folder: {path}. Give a checkpoint folder."
+
+
+def _check_paths(config: Config) -> Iterator[str]:
+    model = "actor_rollout_ref.model.path"
+    yield from _check_required(model, config.actor_rollout_ref.model.path)
+    yield from _check_model(model, config.actor_rollout_ref.model.path)
+    yield from _check_model("critic.model.path", config.critic.model.path)
+    yield from _check_required("data.train_files", config.data.train_files)
+    yield from _check_files("data.train_files", config.data.train_files)
+    yield from _check_files("data.val_files", config.data.val_files)
+    yield from _check_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
+    python_files = {
+        "custom_reward_function.path": config.custom_reward_function.path,
+        "algorithm.custom_module": config.algorithm.custom_module,
+    }
+    for key, path in python_files.items():
+        if path and not Path(path).expanduser().is_file():
+            yield f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file."
+
+
+def _check_batch(config: Config) -> Iterator[str]:
+    ours, theirs = config.env.rollout.n, config.actor_rollout_ref.rollout.n
+    if ours > 1 and theirs > 1 and ours != theirs:
+        yield f"env.rollout.n={ours}, actor_rollout_ref.rollout.n={theirs}: two group sizes. Set only env.rollout.n."
+        return
+    trajectories = config.data.train_batch_size * config.group_size
+    mini_batches = {
+        "actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
+    }
+    for key, size in mini_batches.items():
+        if size is not None and size < trajectories and trajectories % size:
+            divisors = [d for d in range(1, trajectories + 1) if trajectories % d == 0]
+            below = max(d for d in divisors if d < size)
+            above = min(d for d in divisors if d > size)
+            yield (
+                f"{key}={size}: an iteration has {trajectories} trajectories ({config.data.train_batch_size} prompts x "
+                f"{config.group_size}), which mini-batches of {size} do not divide. Set {below} or {above}."
+            )
+    if config.algorithm.filter_groups.enable and config.group_size == 1:
+        yield "algorithm.filter_groups.enable=true: groups of one have no spread to filter by. Set env.rollout.n=8."
+
+
+def _check_algorithm(config: Config) -> Iterator[str]:
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    if actor.use_kl_loss and algorithm.use_kl_in_reward:
+        yield (
+            "actor_rollout_ref.actor.use_kl_loss and algorithm.use_kl_in_reward are both true: the KL would count "
+            "twice. Keep one."
+        )
+    if actor.use_kl_loss and actor.kl_loss_coef == 0:
+        yield _zero_kl("actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.use_kl_loss")
+    if algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef == 0:
+        yield _zero_kl("algorithm.kl_ctrl.kl_coef", "algorithm.use_kl_in_reward")
+    yield from _check_clip(actor)
+    if actor.ulysses_sequence_parallel_size > 1:
+        yield (
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: sequence "
+            "parallelism is not supported yet. Set 1; long rows fit with gradient checkpointing."
+        )
+
+
+def _zero_kl(coefficient: str, switch: str) -> str:
+    return f"{coefficient}=0: the reference model would run for nothing. Raise it, or set {switch}=false."
+
+
+def _check_clip(actor: Actor) -> Iterator[str]:
+    if actor.clip_ratio_c is not None and actor.clip_ratio_c <= 1:
+        key = "actor_rollout_ref.actor.clip_ratio_c"
+        yield f"{key}={actor.clip_ratio_c}: the dual clip must be above 1. Set 3.0, or null to switch it off."
+
+
+def _check_sampling(config: Config) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    for prefix, top_p, top_k in (
+        ("actor_rollout_ref.rollout", rollout.top_p, rollout.top_k),
+        ("actor_rollout_ref.rollout.val_kwargs", rollout.val_kwargs.top_p, rollout.val_kwargs.top_k),
+    ):
+        if top_p == 0:
+            yield f"{prefix}.top_p=0: nothing is left to sample. Set 1.0 for all tokens."
+        if top_k < -1 or top_k == 0:
+            yield f"{prefix}.top_k={top_k}: expected -1 (all tokens) or a count above 0. Set -1."
+
+
+def _check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:
+    if 1.0 in optim.betas:
+        yield f"{prefix}.betas={plain(optim.betas)}: AdamW needs decay rates below 1. Set [0.9,0.999]."
+
+
+def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    ranks = trainer.n_gpus_per_node * trainer.nnodes
+    if trainer.controller == "local" and ranks > 1:
+        yield (
+            f"trainer.controller=local: trains in one process, but trainer.n_gpus_per_node x trainer.nnodes is {ranks}. "
+            "Set both to 1, or trainer.controller=ray."
+        )
+    parallel = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    size = rollout.tensor_model_parallel_size
+    if size > 1 and rollout.name != "vllm":
+        yield f"{parallel}={size}: only the vllm engine splits a model. Set 1, or actor_rollout_ref.rollout.name=vllm."
+    if device == "cpu":
+        if size > num_cores:
+            yield f"{parallel}={size}: every part needs a core, and there are {num_cores}. Set {num_cores} or less."
+        return
+    if not num_gpus:
+        yield "trainer.device: got cuda, but this machine has no GPU. Set trainer.device=auto or cpu."
+        return
+    if trainer.n_gpus_per_node > num_gpus:
+        yield f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
+    if size > num_gpus:
+        yield f"{parallel}={size}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
+    yield from _check_engines(config, ranks, num_gpus * trainer.nnodes)
+
+
+def _check_engines(config: Config, ranks: int, all_gpus: int) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    size = rollout.tensor_model_parallel_size
+    if rollout.num_engines is None and ranks % size:
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: does not divide the {ranks} training ranks. "
+            "Set a divisor, or actor_rollout_ref.rollout.num_engines."
+        )
+        return
+    engines = ranks // size if rollout.num_engines is None else rollout.num_engines
+    free = ranks if rollout.colocate else all_gpus - ranks
+    if engines * size > free:
+        where = "on the training side" if rollout.colocate else "beside the training GPUs"
+        yield (
+            f"actor_rollout_ref.rollout.num_engines={engines}: with tensor_model_parallel_size={size} that is "
+            f"{engines * size} GPUs, but {where} there are {free}. Lower either, or change trainer.n_gpus_per_node."
+        )

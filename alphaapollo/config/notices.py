@@ -1,0 +1,116 @@
+"""Keys that do nothing in this run, because a switch is off or the device lacks what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from pydantic import BaseModel
+
+from alphaapollo.config.keys import accepted_keys, plain
+from alphaapollo.config.schema import Config, Optimizer, SftConfig
+
+Device = Literal["cpu", "cuda"]
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+GPU_ONLY = (
+    f"{ACTOR}.fsdp_config.param_offload",
+    f"{ACTOR}.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+    "critic.fsdp_config.param_offload",
+    "critic.fsdp_config.optimizer_offload",
+    f"{ROLLOUT}.gpu_memory_utilization",
+    f"{ROLLOUT}.free_cache_engine",
+    f"{ROLLOUT}.colocate",
+)
+CPU_ONLY = (f"{ROLLOUT}.kv_cache_gib", f"{ROLLOUT}.block_size", "trainer.cpu_threads")
+SFT_GPU_ONLY = ("fsdp_config.param_offload", "fsdp_config.optimizer_offload")
+SFT_CPU_ONLY = ("trainer.cpu_threads",)
+
+
+def notices(config: Config, device: Device, num_cores: int) -> list[str]:
+    """One line for each key that the user set and that changes nothing, and for what will surprise."""
+    trainer, validation = config.trainer, config.actor_rollout_ref.rollout.val_kwargs
+    lines = _void_lines(config, [*_void_by_switch(config), *_void_by_device(device, GPU_ONLY, CPU_ONLY)])
+    if device == "cpu" and trainer.n_gpus_per_node > num_cores:
+        lines.append(f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} on {num_cores} cores: the ranks will wait.")
+    if validation.temperature == 0 and validation.n > 1:
+        lines.append(f"{ROLLOUT}.val_kwargs.n={validation.n} at temperature 0: the samples will be equal.")
+    return lines
+
+
+def sft_notices(config: SftConfig, device: Device) -> list[str]:
+    """As `notices`, for main_sft."""
+    void = [*_void_by_device(device, SFT_GPU_ONLY, SFT_CPU_ONLY), *_void_schedule("optim", config.optim)]
+    return _void_lines(config, void)
+
+
+def _void_lines(config: BaseModel, void: Iterable[tuple[str, str]]) -> list[str]:
+    keys = accepted_keys(type(config))
+    lines = []
+    for key, because in void:
+        value: object = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value != keys[key].default:
+            lines.append(f"{key}={plain(value)} has no effect: {because}.")
+    return lines
+
+
+def _void_by_device(device: Device, gpu_only: Iterable[str], cpu_only: Iterable[str]) -> Iterator[tuple[str, str]]:
+    if device == "cpu":
+        yield from ((key, "it needs a GPU") for key in gpu_only)
+    else:
+        yield from ((key, "it is for machines without GPUs") for key in cpu_only)
+
+
+def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:
+    actor, algorithm, trainer = config.actor_rollout_ref.actor, config.algorithm, config.trainer
+    switches: list[tuple[bool, str, list[str]]] = [
+        (actor.use_kl_loss, f"{ACTOR}.use_kl_loss is false", [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"]),
+        (
+            actor.use_invalid_action_penalty,
+            f"{ACTOR}.use_invalid_action_penalty is false",
+            [f"{ACTOR}.invalid_action_penalty_coef"],
+        ),
+        (
+            actor.loss_agg_mode == "seq-mean-token-sum-norm",
+            f"{ACTOR}.loss_agg_mode is {actor.loss_agg_mode}",
+            [f"{ACTOR}.loss_scale_factor"],
+        ),
+        (
+            algorithm.use_kl_in_reward,
+            "algorithm.use_kl_in_reward is false",
+            ["algorithm.kl_penalty", "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.kl_coef"],
+        ),
+        (
+            algorithm.kl_ctrl.type == "adaptive",
+            "algorithm.kl_ctrl.type is fixed",
+            ["algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"],
+        ),
+        (
+            algorithm.filter_groups.enable,
+            "algorithm.filter_groups.enable is false",
+            ["algorithm.filter_groups.metric", "algorithm.filter_groups.max_num_gen_batches"],
+        ),
+        (bool(config.data.val_files), "data.val_files is empty", ["trainer.test_freq"]),
+        (trainer.total_training_steps is None, "trainer.total_training_steps is given", ["trainer.total_epochs"]),
+        (
+            trainer.resume_mode == "resume_path",
+            f"trainer.resume_mode is {trainer.resume_mode}",
+            ["trainer.resume_from_path"],
+        ),
+        (trainer.save_freq != -1, "trainer.save_freq is -1", ["trainer.max_ckpt_to_keep"]),
+    ]
+    yield from ((key, because) for is_on, because, keys in switches if not is_on for key in keys)
+    yield from _void_schedule(f"{ACTOR}.optim", actor.optim)
+    yield from _void_schedule("critic.optim", config.critic.optim)
+
+
+def _void_schedule(prefix: str, optim: Optimizer) -> Iterator[tuple[str, str]]:
+    if optim.lr_warmup_steps >= 0:
+        yield f"{prefix}.lr_warmup_steps_ratio", f"{prefix}.lr_warmup_steps is given"
+    if optim.warmup_style == "constant":
+        yield f"{prefix}.min_lr_ratio", f"{prefix}.warmup_style is constant"
