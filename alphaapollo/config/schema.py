@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Frequency = Annotated[int, Field(ge=-1)]
-KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "abs+", "k3+", "low_var_kl+"]
+KLKind = Literal[
+    "kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "kl+", "abs+", "mse+", "low_var_kl+", "k1+", "k2+", "k3+"
+]
 AggregationMode = Literal[
     "token-mean",
     "token-sum",
@@ -99,6 +101,20 @@ class RefFsdp(Section):
 class PolicyLoss(Section):
     loss_mode: str = "ppo"
     """The policy loss, by name in the registry."""
+    cispo_mask_low: PositiveFloat | None = None
+    """cispo, unified form: drop tokens with A < 0 and a ratio below 1 - this; null = none."""
+    cispo_mask_high: PositiveFloat | None = None
+    """cispo, unified form: drop tokens with A > 0 and a ratio above 1 + this; null = none."""
+    clip_cov_ratio: Ratio = 2e-4
+    """clip_cov: share of the tokens whose loss is dropped."""
+    clip_cov_lb: float = 1.0
+    """clip_cov: they are drawn from covariances above this ..."""
+    clip_cov_ub: float = 5.0
+    """clip_cov: ... and below this."""
+    kl_cov_ratio: Ratio = 2e-4
+    """kl_cov: share of the tokens, those of the largest covariance, that get a KL penalty."""
+    ppo_kl_coef: NonNegativeFloat = 1.0
+    """kl_cov: its coefficient."""
 
 
 class Actor(Section):
@@ -112,14 +128,18 @@ class Actor(Section):
     """Deal the trajectories into mini-batches at random (a function of trainer.seed and the step)."""
     grad_clip: PositiveFloat = 1.0
     """Largest gradient norm."""
-    clip_ratio: PositiveFloat = 0.2
-    """PPO's clip range, both sides."""
+    clip_ratio: PositiveFloat | None = None
+    """Clip range, both sides; null = the loss's own (ppo 0.2)."""
     clip_ratio_low: PositiveFloat | None = None
     """Lower clip range; null = clip_ratio."""
     clip_ratio_high: PositiveFloat | None = None
     """Upper clip range (DAPO's clip-higher: 0.28); null = clip_ratio."""
     clip_ratio_c: float | None = None
     """Dual clip: bound of the ratio where the advantage is negative (usually 3.0, must be > 1); null = off."""
+    tau_pos: PositiveFloat = 1.0
+    """sapo: temperature of the gate where the advantage is positive."""
+    tau_neg: PositiveFloat = 1.05
+    """sapo: temperature of the gate where it is not."""
     policy_loss: PolicyLoss = PolicyLoss()
     loss_agg_mode: AggregationMode = "token-mean"
     """How token losses become one number; see docs/algorithms."""
@@ -225,14 +245,16 @@ class Critic(Section):
 
 
 class KLController(Section):
-    type: Literal["fixed", "adaptive"] = "fixed"
-    """fixed, or adaptive (arXiv 1909.08593) on the per-sequence KL."""
+    type: Literal["fixed", "adaptive", "doubling", "dual"] = "fixed"
+    """How kl_coef moves with the per-sequence KL: not, adaptive (arXiv 1909.08593), PPO's doubling, or dual ascent."""
     kl_coef: NonNegativeFloat = 0.001
     """The (initial) coefficient of the KL in the reward."""
     target_kl: PositiveFloat = 6.0
-    """Adaptive: the per-sequence KL in nats to steer to."""
+    """The per-sequence KL in nats to steer to (not for fixed)."""
     horizon: PositiveFloat = 10000.0
     """Adaptive: how slowly to steer, in trajectories."""
+    dual_step_size: PositiveFloat = 0.01
+    """Dual: how much the coefficient grows a nat above target_kl."""
 
 
 class FilterGroups(Section):
@@ -255,6 +277,24 @@ class Algorithm(Section):
     """gae: whiten the advantages over the action tokens of the batch."""
     norm_adv_by_std_in_grpo: bool = True
     """grpo: divide by the group's standard deviation; false = Dr. GRPO's advantage."""
+    adv_ddof: Literal[0, 1] = 1
+    """Standard deviations of the estimators divide by N - this."""
+    adv_eps: NonNegativeFloat | None = None
+    """Added to those deviations; null = the estimator's own (grpo 1e-6)."""
+    adv_singleton: Literal["zero", "raw"] = "zero"
+    """Advantage of a group that has one sample left: zero, or its raw reward."""
+    reinforce_pp_level: Literal["sequence", "token"] = "sequence"
+    """reinforce_plus_plus_baseline: batch statistics over samples, or over tokens (long answers weigh more)."""
+    gpg_std_norm: bool = False
+    """gpg: divide by the group's standard deviation."""
+    gdpo_rewards: list[str] = []
+    """gdpo: the named rewards to sum; empty = all that the reward function gives."""
+    gdpo_weights: list[float] = []
+    """gdpo: their weights, one each in the order of gdpo_rewards; empty = 1."""
+    passk_std_norm: bool = False
+    """grpo_passk: divide by the group's standard deviation."""
+    passk_k: PositiveInt = 4
+    """grpo_passk_analytic: the k of pass@k; at most the group size."""
     use_kl_in_reward: bool = False
     """Subtract the KL to the reference model from the token rewards."""
     kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"] = "kl"

@@ -1,0 +1,9 @@
+"""The mathematics of the project: pure functions on response-aligned matrices `[B, L]` with a 0/1 action mask.
+
+advantages/        token rewards, scores, values -> advantages        picked by algorithm.adv_estimator
+policy_losses/     log-probs, advantages -> loss per token or row     picked by policy_loss.loss_mode
+aggregation        loss per token -> one number, with global weights
+kl                 estimators of the KL, and who steers its coefficient
+correction         weights for the gap between rollout engine and trainer
+value_loss, entropy, reward_shaping, group_filter, preference
+"""

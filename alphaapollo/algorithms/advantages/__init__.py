@@ -1,0 +1,41 @@
+"""Advantage estimators: one small module each, registered on import."""
+
+from alphaapollo.algorithms.advantages import (
+    gae,
+    gdpo,
+    gpg,
+    grpo,
+    magistral,
+    opo,
+    passk,
+    reinforce_pp,
+    remax,
+    rloo,
+)
+from alphaapollo.algorithms.advantages.base import (
+    AdvantageInputs,
+    Advantages,
+    Estimator,
+    estimator_names,
+    get_estimator,
+    register_estimator,
+)
+
+__all__ = [
+    "AdvantageInputs",
+    "Advantages",
+    "Estimator",
+    "estimator_names",
+    "gae",
+    "gdpo",
+    "get_estimator",
+    "gpg",
+    "grpo",
+    "magistral",
+    "opo",
+    "passk",
+    "register_estimator",
+    "reinforce_pp",
+    "remax",
+    "rloo",
+]

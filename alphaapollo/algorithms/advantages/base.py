@@ -1,0 +1,161 @@
+"""What an advantage estimator is, and where it is registered.
+
+@register_estimator("mine", group=True)
+def mine(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    return from_scores(inputs, lambda scores, groups: deviations(scores, groups))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.groups import Groups
+from alphaapollo.config.schema import Algorithm
+from alphaapollo.registry import Registry
+
+NEEDS = ("values", "greedy_rewards", "components")
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """A batch as estimators see it, response-aligned: B rows, L = longest response. Any float dtype (we use float64).
+
+    Rows of one trajectory (one a turn, in memory context) share a trajectory id; group statistics count trajectories.
+    """
+
+    token_rewards: Tensor  # [B, L] rewards token by token, KL and penalties included
+    mask: Tensor  # [B, L] 1 on action tokens
+    scores: Tensor  # [B] the whole trajectory's reward, the same on each of its rows
+    group_ids: Tensor  # [B] int64, the prompt
+    trajectory_ids: Tensor  # [B] int64
+    values: Tensor | None = None  # [B, L] the critic's
+    greedy_rewards: Tensor | None = None  # [B] score of the prompt's greedy rollout
+    components: dict[str, Tensor] | None = None  # name -> [B] the parts of the score
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """Both [B, L], zero off the mask. `returns` are the critic's targets; without a critic they are only looked at."""
+
+    advantages: Tensor
+    returns: Tensor
+
+
+EstimatorFn = Callable[[AdvantageInputs, Algorithm], Advantages]
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A registered estimator. Call it: inputs and result are checked."""
+
+    name: str
+    fn: EstimatorFn
+    needs: tuple[str, ...]  # of NEEDS: what the trainer must compute for it
+    group: bool  # compares the samples of a prompt: needs a group size of at least 2
+
+    def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+        self._check_inputs(inputs)
+        result = self.fn(inputs, config)
+        for what, matrix in (("advantages", result.advantages), ("returns", result.returns)):
+            self._check_matrix(what, matrix, inputs.mask)
+        return result
+
+    def _check_inputs(self, inputs: AdvantageInputs) -> None:
+        missing = [need for need in self.needs if getattr(inputs, need) is None]
+        if missing:
+            raise ValueError(f"advantage estimator {self.name!r} needs {', '.join(missing)}, which the batch lacks.")
+        bad = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
+        if bad.any():
+            ids = inputs.trajectory_ids[bad].unique().tolist()
+            raise ValueError(
+                f"rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}); a reward must be a finite "
+                "number, and failed trajectories are left out before the advantages."
+            )
+
+    def _check_matrix(self, what: str, matrix: Tensor, mask: Tensor) -> None:
+        if matrix.shape != mask.shape:
+            raise ValueError(
+                f"advantage estimator {self.name!r} returned {what} of shape {tuple(matrix.shape)}; "
+                f"it must be that of the mask, {tuple(mask.shape)}."
+            )
+        if not matrix.isfinite().all():
+            raise ValueError(f"advantage estimator {self.name!r} returned {what} that are not finite.")
+        if matrix[~mask.bool()].any():
+            raise ValueError(f"advantage estimator {self.name!r} returned {what} off the action mask; multiply by it.")
+
+
+_estimators: Registry[Estimator] = Registry("advantage estimator")
+
+
+def register_estimator(
+    name: str, *, needs: tuple[str, ...] = (), group: bool = False
+) -> Callable[[EstimatorFn], EstimatorFn]:
+    """Decorator: register `fn(inputs, config.algorithm) -> Advantages` under algorithm.adv_estimator=name."""
+    unknown = set(needs) - set(NEEDS)
+    if unknown:
+        raise ValueError(f"estimator {name!r} needs {sorted(unknown)}; only {', '.join(NEEDS)} can be asked for.")
+
+    def add(fn: EstimatorFn) -> EstimatorFn:
+        _estimators.register(name)(Estimator(name, fn, needs, group))
+        return fn
+
+    return add
+
+
+def get_estimator(name: str) -> Estimator:
+    """The estimator of that name. Raises ValueError with the known and the nearest names."""
+    return _estimators.get(name)
+
+
+def estimator_names() -> list[str]:
+    return _estimators.names()
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """The rows of a batch seen as N trajectories."""
+
+    rows: Groups  # which trajectory each row belongs to; index [B]
+    groups: Groups  # which group each trajectory belongs to; index [N]
+    scores: Tensor  # [N]
+    lengths: Tensor  # [N] action tokens over all rows
+    mask: Tensor  # [B, L]
+
+    @classmethod
+    def of(cls, inputs: AdvantageInputs) -> Trajectories:
+        rows = Groups.of(inputs.trajectory_ids)
+        lengths = rows.sum(inputs.mask.bool().sum(dim=1).to(inputs.scores.dtype))
+        scores = rows.max(inputs.scores)
+        assert rows.equal(inputs.scores).all(), "rows of one trajectory must share its score"
+        return cls(rows, Groups.of(_first_of(rows, inputs.group_ids)), scores, lengths, inputs.mask)
+
+    def per_trajectory(self, values: Tensor) -> Tensor:
+        """[B], the same on all rows of a trajectory -> [N]."""
+        return _first_of(self.rows, values)
+
+    def on_tokens(self, values: Tensor) -> Tensor:
+        """One number a trajectory on each of its action tokens, zero elsewhere. [N] -> [B, L]."""
+        return values[self.rows.index].unsqueeze(1) * self.mask.to(values.dtype)
+
+
+def _first_of(rows: Groups, values: Tensor) -> Tensor:
+    """One entry of each trajectory. [B] -> [N]."""
+    first = torch.empty(len(rows.sizes), dtype=values.dtype, device=values.device)
+    first[rows.index] = values
+    return first
+
+
+def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor]) -> Advantages:
+    """Advantages of an estimator that sees one score a trajectory: fn(scores [N], groups) -> [N]."""
+    trajectories = Trajectories.of(inputs)
+    advantages = trajectories.on_tokens(fn(trajectories.scores, trajectories.groups))
+    return Advantages(advantages, advantages)
+
+
+def epsilon(config: Algorithm, default: float) -> float:
+    """What is added to a standard deviation: algorithm.adv_eps, or the estimator's own."""
+    return default if config.adv_eps is None else config.adv_eps

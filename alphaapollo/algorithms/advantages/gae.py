@@ -1,0 +1,39 @@
+"""Generalised advantage estimation: PPO with a critic."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, epsilon, register_estimator
+from alphaapollo.algorithms.masked import fold_to_actions, masked, whiten
+from alphaapollo.config.schema import Algorithm
+
+
+def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, with k running over action tokens only:
+    the next value is that of the next action token (arXiv 1506.02438, Eq. 16). All [B, L].
+
+    Returns (advantages, A + V), zero off the mask.
+    """
+    is_action = mask.bool()
+    rewards, values = masked(token_rewards, mask), masked(values, mask)
+    next_value = next_advantage = values.new_zeros(values.shape[0])
+    columns = []
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = torch.where(is_action[:, t], delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(is_action[:, t], values[:, t], next_value)
+        columns.append(next_advantage)
+    advantages = masked(torch.stack(columns[::-1], dim=1), mask)
+    return advantages, advantages + values
+
+
+@register_estimator("gae", needs=("values",))
+def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    assert inputs.values is not None
+    token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)
+    advantages, returns = gae(token_rewards, inputs.values, inputs.mask, config.gamma, config.lam)
+    if config.whiten_advantages:
+        advantages = whiten(advantages, inputs.mask, config.adv_ddof, epsilon(config, 1e-8))
+    return Advantages(advantages, returns)

@@ -1,0 +1,50 @@
+"""GPG: group policy gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import (
+    AdvantageInputs,
+    Advantages,
+    epsilon,
+    from_scores,
+    register_estimator,
+)
+from alphaapollo.algorithms.groups import Groups, Singleton, deviations, normalised
+from alphaapollo.config.schema import Algorithm
+
+
+def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
+    """alpha = B / (B - M), M = samples in groups of zero spread, which give no gradient (arXiv 2504.02546, Eq. 7);
+    1 if no group has any. Returns a scalar."""
+    dead = groups.equal(scores)[groups.index].sum()
+    num_samples = scores.numel()
+    alive = num_samples - dead if dead < num_samples else num_samples
+    return scores.new_tensor(num_samples) / alive
+
+
+def gpg(
+    scores: Tensor,
+    groups: Groups,
+    std_norm: bool = False,
+    ddof: int = 1,
+    eps: float = 0.0,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """alpha (R - mean) / F with F = 1, or the group's std (arXiv 2504.02546, Eq. 5-7). [N] -> [N]."""
+    if std_norm:
+        away = normalised(scores, groups, ddof=ddof, eps=eps, singleton=singleton)
+    else:
+        away = deviations(scores, groups, singleton=singleton)
+    return gpg_alpha(scores, groups) * away
+
+
+@register_estimator("gpg", group=True)
+def _gpg(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    return from_scores(
+        inputs,
+        lambda scores, groups: gpg(
+            scores, groups, config.gpg_std_norm, config.adv_ddof, epsilon(config, 0.0), config.adv_singleton
+        ),
+    )

@@ -1,0 +1,32 @@
+"""GRPO and Dr. GRPO: the samples of a prompt are each other's baseline."""
+
+from __future__ import annotations
+
+from alphaapollo.algorithms.advantages.base import (
+    AdvantageInputs,
+    Advantages,
+    epsilon,
+    from_scores,
+    register_estimator,
+)
+from alphaapollo.algorithms.groups import deviations, normalised
+from alphaapollo.config.schema import Algorithm
+
+
+@register_estimator("grpo", group=True)
+def _grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """(R - mean) / (std + eps) within the group (arXiv 2402.03300, section 4.1.2)."""
+    if not config.norm_adv_by_std_in_grpo:
+        return _dr_grpo(inputs, config)
+    return from_scores(
+        inputs,
+        lambda scores, groups: normalised(
+            scores, groups, ddof=config.adv_ddof, eps=epsilon(config, 1e-6), singleton=config.adv_singleton
+        ),
+    )
+
+
+@register_estimator("dr_grpo", group=True)
+def _dr_grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """R - mean within the group (arXiv 2503.20783); goes with loss_agg_mode=seq-mean-token-sum-norm."""
+    return from_scores(inputs, lambda scores, groups: deviations(scores, groups, singleton=config.adv_singleton))

@@ -1,0 +1,52 @@
+"""Magistral's GRPO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import (
+    AdvantageInputs,
+    Advantages,
+    epsilon,
+    from_scores,
+    register_estimator,
+)
+from alphaapollo.algorithms.groups import Groups, Singleton, deviations
+from alphaapollo.algorithms.masked import standardised
+from alphaapollo.config.schema import Algorithm
+
+
+def magistral(
+    scores: Tensor,
+    groups: Groups,
+    mini_batches: Sequence[Tensor] | None = None,
+    ddof: int = 1,
+    eps: float = 0.0,
+    singleton: Singleton = "zero",
+) -> Tensor:
+    """A = R - group mean, then (A - mean) / std over the *sequences* of each mini-batch (arXiv 2506.10910, section
+    2.1). [N] -> [N]. mini_batches: positions of their samples; None = one of all.
+
+    The mean is subtracted again: that matters where a mini-batch splits a group.
+    """
+    away = deviations(scores, groups, singleton=singleton)
+    if mini_batches is None:
+        return standardised(away, ddof, eps, eps_inside=False)
+    advantages = torch.zeros_like(away)
+    for positions in mini_batches:
+        advantages[positions] = standardised(away[positions], ddof, eps, eps_inside=False)
+    return advantages
+
+
+@register_estimator("magistral", group=True)
+def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """One normalisation over the iteration's batch, which holds whole groups."""
+    return from_scores(
+        inputs,
+        lambda scores, groups: magistral(
+            scores, groups, ddof=config.adv_ddof, eps=epsilon(config, 0.0), singleton=config.adv_singleton
+        ),
+    )

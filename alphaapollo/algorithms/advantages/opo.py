@@ -1,0 +1,26 @@
+"""OPO: on-policy RL with the optimal baseline."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
+from alphaapollo.algorithms.groups import Groups, Singleton, deviations
+from alphaapollo.config.schema import Algorithm
+
+
+def opo(scores: Tensor, lengths: Tensor, groups: Groups, singleton: Singleton = "zero") -> Tensor:
+    """R - b with b = sum_j l_j R_j / sum_j l_j in the group, l = response length (arXiv 2505.23585). [N] each -> [N].
+
+    A group without any action token has b = 0: nothing of it is trained on.
+    """
+    baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
+    return deviations(scores, groups, baseline, singleton)
+
+
+@register_estimator("opo", group=True)
+def _opo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    trajectories = Trajectories.of(inputs)
+    away = opo(trajectories.scores, trajectories.lengths, trajectories.groups, config.adv_singleton)
+    advantages = trajectories.on_tokens(away)
+    return Advantages(advantages, advantages)

@@ -1,0 +1,82 @@
+"""Pass@k training: reward the group for its best samples, in two published forms."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import (
+    AdvantageInputs,
+    Advantages,
+    epsilon,
+    from_scores,
+    register_estimator,
+)
+from alphaapollo.algorithms.groups import Groups
+from alphaapollo.config.schema import Algorithm
+
+
+def passk_leave_one_out(
+    scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
+) -> Tensor:
+    """max_j R_j - max_{j != i} R_j: only a unique best sample gains (arXiv 2503.19595). [N] -> [N]; 0 in a group of one.
+
+    std_norm divides by the group's std + eps, which the paper's formula does not.
+    """
+    best = groups.max(scores)
+    is_best = scores == best[groups.index]
+    unique = groups.sum(is_best.to(scores.dtype)) == 1
+    second = groups.max(torch.where(is_best, torch.full_like(scores, -math.inf), scores))
+    gain = torch.where(unique & (groups.sizes > 1), best - second, torch.zeros_like(best))
+    if std_norm:
+        gain = gain / (groups.std(scores, ddof) + eps)
+    return torch.where(is_best, gain[groups.index], torch.zeros_like(scores))
+
+
+def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
+    """The closed form for binary rewards (arXiv 2508.10751): R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)),
+    A+ = (1 - R)/s, A- = (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s; 0 where s = 0. correct 0/1 [N] -> [N] float64.
+
+    A group that lost samples and has fewer than k left gets 0. Raises ValueError where no group has k samples, or a
+    reward is neither 0 nor 1.
+    """
+    if not ((correct == 0) | (correct == 1)).all():
+        raise ValueError("pass@k advantages in closed form need rewards of 0 or 1; this reward has other values.")
+    largest = int(groups.sizes.max())
+    if largest < k:
+        raise ValueError(
+            f"pass@{k} needs groups of at least {k} samples, got {largest}; raise env.rollout.n or lower k."
+        )
+    wrong = groups.sum(1 - correct)
+    pairs = [_passk_pair(int(size), int(num_wrong), k) for size, num_wrong in zip(groups.sizes, wrong, strict=True)]
+    table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.index]
+    return torch.where(correct > 0, table[:, 0], table[:, 1])
+
+
+def _passk_pair(size: int, num_wrong: int, k: int) -> tuple[float, float]:
+    """Advantages of a right and of a wrong sample of one group."""
+    if size < k:
+        return 0.0, 0.0
+    all_fail = math.comb(num_wrong, k) / math.comb(size, k)
+    std = math.sqrt(all_fail * (1.0 - all_fail))
+    if std == 0.0:
+        return 0.0, 0.0
+    all_fail_given_one = math.comb(num_wrong - 1, k - 1) / math.comb(size - 1, k - 1)
+    return all_fail / std, (all_fail - all_fail_given_one) / std
+
+
+@register_estimator("grpo_passk", group=True)
+def _grpo_passk(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    return from_scores(
+        inputs,
+        lambda scores, groups: passk_leave_one_out(
+            scores, groups, config.passk_std_norm, config.adv_ddof, epsilon(config, 1e-6)
+        ),
+    )
+
+
+@register_estimator("grpo_passk_analytic", group=True)
+def _grpo_passk_analytic(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    return from_scores(inputs, lambda scores, groups: passk_analytic(scores, groups, config.passk_k).to(scores.dtype))

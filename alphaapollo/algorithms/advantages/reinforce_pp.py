@@ -1,0 +1,47 @@
+"""REINFORCE++ and its form with a group baseline (arXiv 2501.03262, version 9)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import (
+    AdvantageInputs,
+    Advantages,
+    Trajectories,
+    epsilon,
+    register_estimator,
+)
+from alphaapollo.algorithms.groups import Groups, Singleton, deviations
+from alphaapollo.algorithms.masked import fold_to_actions, reward_to_go, standardised, whiten
+from alphaapollo.config.schema import Algorithm
+
+
+def reinforce_pp_baseline(
+    scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8, singleton: Singleton = "zero"
+) -> Tensor:
+    """A' = R - group mean (Eq. 6), then standardised over all samples of the batch (Eq. 7). [N] -> [N]."""
+    return standardised(deviations(scores, groups, singleton=singleton), ddof, eps)
+
+
+@register_estimator("reinforce_plus_plus")
+def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """Reward to go, whitened over the action tokens of the batch (Eq. 4-5); wants its KL in the reward (k1)."""
+    token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)
+    returns = reward_to_go(token_rewards, inputs.mask, config.gamma)
+    return Advantages(whiten(returns, inputs.mask, config.adv_ddof, epsilon(config, 1e-8)), returns)
+
+
+@register_estimator("reinforce_plus_plus_baseline", group=True)
+def _reinforce_plus_plus_baseline(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """Eq. 6-7. algorithm.reinforce_pp_level: statistics over samples (paper, App. B.2) or tokens (authors' code)."""
+    trajectories = Trajectories.of(inputs)
+    eps = epsilon(config, 1e-8)
+    if config.reinforce_pp_level == "sequence":
+        whitened = reinforce_pp_baseline(
+            trajectories.scores, trajectories.groups, config.adv_ddof, eps, config.adv_singleton
+        )
+        advantages = trajectories.on_tokens(whitened)
+    else:
+        away = deviations(trajectories.scores, trajectories.groups, singleton=config.adv_singleton)
+        advantages = whiten(trajectories.on_tokens(away), inputs.mask, config.adv_ddof, eps)
+    return Advantages(advantages, advantages)

@@ -1,0 +1,25 @@
+"""ReMax: the greedy rollout is the baseline."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
+from alphaapollo.algorithms.masked import fold_to_actions, masked, reward_to_go
+from alphaapollo.config.schema import Algorithm
+
+
+def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
+    """A_t = sum_{t' >= t} R_t' - R(greedy) (arXiv 2310.10505, Algorithm 1). Matrices [B, L], baselines [B].
+
+    Returns (advantages, rewards to go), zero off the mask.
+    """
+    returns = reward_to_go(token_rewards, mask, gamma)
+    return masked(returns - baselines.unsqueeze(1), mask), returns
+
+
+@register_estimator("remax", needs=("greedy_rewards",))
+def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    assert inputs.greedy_rewards is not None
+    token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)
+    return Advantages(*remax(token_rewards, inputs.greedy_rewards, inputs.mask, config.gamma))

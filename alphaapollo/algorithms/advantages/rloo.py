@@ -1,0 +1,21 @@
+"""REINFORCE Leave-One-Out."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
+from alphaapollo.algorithms.groups import Groups, Singleton, deviations, keep_singletons
+from alphaapollo.config.schema import Algorithm
+
+
+def rloo(scores: Tensor, groups: Groups, singleton: Singleton = "zero") -> Tensor:
+    """R_i minus the mean of the other k-1 rewards = k/(k-1) (R_i - mean) (arXiv 2402.14740, section 2.2). [N] -> [N]."""
+    factor = groups.sizes / (groups.sizes - 1).clamp(min=1)
+    advantages = factor.to(scores.dtype)[groups.index] * deviations(scores, groups)
+    return keep_singletons(advantages, scores, groups, singleton)
+
+
+@register_estimator("rloo", group=True)
+def _rloo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    return from_scores(inputs, lambda scores, groups: rloo(scores, groups, config.adv_singleton))

@@ -1,0 +1,88 @@
+"""From a loss per token to one number. Every mode is linear, with one weight a row:
+
+    L = sum_i w_i sum_t m_it l_it
+
+The weights come from the lengths of *all* rows of a mini-batch, over all ranks, computed once on the driver. So
+neither micro-batches, nor ranks, nor packing can change a loss.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.masked import masked
+from alphaapollo.config.schema import AggregationMode
+
+Count = Literal["nonempty", "all"]
+
+
+def row_weights(
+    lengths: Tensor,
+    group_ids: Tensor,
+    mode: AggregationMode,
+    horizon: float,
+    count: Count = "nonempty",
+) -> Tensor:
+    """The weight of each row's tokens. lengths, group_ids [B] -> [B], in float64; an empty row weighs 0.
+
+    | mode | weight | paper |
+    |---|---|---|
+    | token-mean | 1 / sum_j n_j | what is commonly run as DAPO (arXiv 2503.14476) |
+    | token-sum | 1 | |
+    | seq-mean-token-sum | 1 / N | |
+    | seq-mean-token-mean | 1 / (n_i N) | GRPO (arXiv 2402.03300), GSPO, SAPO |
+    | seq-mean-token-sum-norm | 1 / (N horizon) | Dr. GRPO (arXiv 2503.20783) |
+    | group-mean-token-mean | 1 / (G sum_{j in g} n_j) | literal DAPO Eq. 8, CISPO Eq. 4, Magistral |
+
+    n_i: action tokens of row i. N, G: rows and groups with action tokens, or all of them with `count="all"`.
+    horizon: the constant of seq-mean-token-sum-norm, read by no other mode.
+    """
+    n = lengths.to(torch.float64)
+    num_rows = num_sequences(lengths, count)
+    match mode:
+        case "token-mean":
+            weights = (1.0 / n.sum().clamp(min=1)).expand_as(n)
+        case "token-sum":
+            weights = torch.ones_like(n)
+        case "seq-mean-token-sum":
+            weights = torch.full_like(n, 1.0 / num_rows)
+        case "seq-mean-token-mean":
+            weights = 1.0 / (n.clamp(min=1) * num_rows)
+        case "seq-mean-token-sum-norm":
+            weights = torch.full_like(n, 1.0 / (num_rows * horizon))
+        case "group-mean-token-mean":
+            weights = _group_weights(n, Groups.of(group_ids), count)
+        case _:
+            raise ValueError(f"unknown aggregation mode {mode!r}; see loss_agg_mode in docs/config.md.")
+    return torch.where(n > 0, weights, torch.zeros_like(n))
+
+
+def _group_weights(n: Tensor, groups: Groups, count: Count) -> Tensor:
+    tokens = groups.sum(n)
+    num_groups = num_sequences(tokens, count)
+    return 1.0 / (tokens.clamp(min=1) * num_groups)[groups.index]
+
+
+def num_sequences(lengths: Tensor, count: Count = "nonempty") -> int:
+    """Rows in a mean over rows: those with an action token, or all. At least 1."""
+    return max(1, lengths.numel() if count == "all" else int((lengths > 0).sum()))
+
+
+def sequence_weights(lengths: Tensor, count: Count = "nonempty") -> Tensor:
+    """Weights of a loss that has one number a row (sequence level): 1 / N, 0 for an empty row. [B] -> [B] float64."""
+    weight = torch.full(lengths.shape, 1.0 / num_sequences(lengths, count), dtype=torch.float64, device=lengths.device)
+    return torch.where(lengths > 0, weight, torch.zeros_like(weight))
+
+
+def aggregate(loss: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+    """sum_i w_i sum_t m_it l_it. loss, mask [B, L], weights [B] -> scalar; 0 (with a gradient) if all is masked."""
+    return (masked(loss, mask).sum(dim=1) * weights.to(loss.dtype)).sum()
+
+
+def aggregate_sequences(loss: Tensor, weights: Tensor) -> Tensor:
+    """sum_i w_i l_i for a sequence-level loss. loss, weights [B] -> scalar."""
+    return (masked(loss, weights > 0) * weights.to(loss.dtype)).sum()

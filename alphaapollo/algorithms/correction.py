@@ -1,0 +1,74 @@
+"""Weights for the gap between the engine that sampled and the trainer that learns: rho = pi_old / pi_rollout.
+
+They are constants (no gradient) that multiply the policy term only, never KL or entropy. Where old log-probs *are*
+the engine's (bypass mode), PPO's own ratio already corrects: never apply both.
+
+    truncated, token       min(rho, high) per token: TIS
+    masked, token          rho [low <= rho <= high]: IcePop (arXiv 2510.18855), bounds (0.5, 5)
+    masked, sequence       product over the row, zeroed outside: MIS
+    masked, geometric      geometric mean over the row, zeroed outside
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut, log_ratio
+from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
+
+Level = Literal["token", "sequence", "geometric"]
+Method = Literal["tis", "mask"]
+
+
+def mismatch_weights(
+    train_logp: Tensor,
+    rollout_logp: Tensor,
+    mask: Tensor,
+    *,
+    method: Method = "tis",
+    level: Level = "token",
+    low: float | None = None,
+    high: float | None = 2.0,
+    batch_normalise: bool = False,
+    limit: float | None = MAX_LOG_RATIO,
+) -> Tensor:
+    """Weights on action tokens, zero off the mask. [B, L] each -> [B, L].
+
+    tis truncates rho to [low, high], mask zeroes it outside. `batch_normalise` divides by the mean weight, over
+    tokens at token level and over non-empty rows otherwise.
+    """
+    rho = importance_ratio(train_logp.detach(), rollout_logp.detach(), mask, level, limit)
+    if method == "tis":
+        weights = rho.clamp(min=low, max=high) if (low is not None or high is not None) else rho
+    else:
+        inside = torch.ones_like(rho, dtype=torch.bool)
+        if low is not None:
+            inside &= rho >= low
+        if high is not None:
+            inside &= rho <= high
+        weights = masked(rho, inside)
+    weights = masked(weights, mask)
+    return weights / _mean_weight(weights, mask, level) if batch_normalise else weights
+
+
+def importance_ratio(
+    train_logp: Tensor, rollout_logp: Tensor, mask: Tensor, level: Level, limit: float | None
+) -> Tensor:
+    """rho per token, or of the whole row (product, or geometric mean) on each of its tokens. [B, L] -> [B, L]."""
+    d = log_ratio(train_logp, rollout_logp, mask, limit=None)
+    if level == "sequence":
+        d = d.sum(dim=1, keepdim=True).expand_as(d)
+    elif level == "geometric":
+        d = row_mean(d, mask).unsqueeze(1).expand_as(d)
+    return cut(d, limit).exp()
+
+
+def _mean_weight(weights: Tensor, mask: Tensor, level: Level) -> Tensor:
+    if level == "token":
+        mean = masked_mean(weights, mask)
+    else:
+        mean = row_mean(weights, mask).sum() / (mask.sum(dim=1) > 0).sum().clamp(min=1)
+    return torch.where(mean > 0, mean, torch.ones_like(mean))

@@ -1,0 +1,159 @@
+"""KL divergence to a reference policy: its estimators, and who steers its coefficient.
+
+From log-probs of the sampled tokens, by the expectation over samples of the policy itself (d = log pi - log ref):
+
+    kind                value             E[value]      E[gradient]
+    k1 = kl             d                 KL(pi||ref)   0
+    abs                 |d|
+    k2 = mse            d^2 / 2                         grad KL(pi||ref)
+    k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi): the other KL
+    X+                  X                 as X          grad KL(pi||ref): the gradient of k2
+
+So a KL in the loss wants k2 or k3+. `full` needs both distributions: see kl_full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut
+from alphaapollo.config.schema import KLController as KLControllerConfig
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    return log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    return 0.5 * log_ratio**2
+
+
+def k3(log_ratio: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+    """e^-d + d - 1 with d cut to +-limit: only the exponent is guarded, never the value."""
+    log_ratio = cut(log_ratio, limit)
+    return torch.expm1(-log_ratio) + log_ratio
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": k1,
+    "kl": k1,
+    "abs": torch.abs,
+    "k2": k2,
+    "mse": k2,
+    "k3": k3,
+    "low_var_kl": k3,
+}
+
+
+def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
+    """Estimate of KL(pi||ref) at each sampled token. [B, L] each -> [B, L], unmasked.
+
+    `kind`: a key of ESTIMATORS; with a trailing + it has that estimator's value and k2's gradient.
+    Raises ValueError for `full`, which sampled log-probs cannot give, and for unknown kinds.
+    """
+    name = kind.removesuffix("+")
+    if name == "full":
+        raise ValueError(f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: use kl_full.")
+    if name not in ESTIMATORS:
+        raise ValueError(f"unknown KL kind {kind!r}. Known: full, {', '.join(ESTIMATORS)}; all but full also with a +.")
+    log_ratio = logp - ref_logp
+    value = ESTIMATORS[name](log_ratio)
+    return straight_through(value, k2(log_ratio)) if kind.endswith("+") else value
+
+
+def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """The value of one tensor with the gradient of another."""
+    return gradient_of - gradient_of.detach() + value.detach()
+
+
+def kl_full(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """KL(pi||ref) = sum_v pi_v (log pi_v - log ref_v) over the vocabulary. [..., V] each -> [...].
+
+    Works on any chunk of positions. Gradient: pi_v (log pi_v/ref_v - KL).
+    """
+    logp = torch.log_softmax(logits, dim=-1)
+    ref_logp = torch.log_softmax(ref_logits, dim=-1)
+    return (logp.exp() * (logp - ref_logp)).sum(dim=-1)
+
+
+class KLController(Protocol):
+    """Steers the coefficient of the KL in the reward. `coef` is its only state: save and restore that number.
+
+    `kl` is always the *per-sequence sum* in nats, meaned over sequences: a target of 6 means 6 a response, not a token.
+    """
+
+    coef: float
+
+    def update(self, kl: float, num_sequences: int) -> None:
+        """Learn of the KL that this iteration's trajectories had."""
+
+
+@dataclass(slots=True)
+class FixedKL:
+    """A constant coefficient."""
+
+    coef: float
+
+    def update(self, kl: float, num_sequences: int) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class AdaptiveKL:
+    """Proportional control in log space (arXiv 1909.08593, section 2.2): e = clip(KL / target - 1, -0.2, 0.2),
+    coef <- coef (1 + e n / horizon)."""
+
+    coef: float
+    target: float
+    horizon: float
+
+    def update(self, kl: float, num_sequences: int) -> None:
+        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+        self.coef *= 1.0 + error * num_sequences / self.horizon
+
+
+@dataclass(slots=True)
+class DoublingKL:
+    """PPO's rule (arXiv 1707.06347, section 4): halve below target / 1.5, double above 1.5 target (both strictly)."""
+
+    coef: float
+    target: float
+
+    def update(self, kl: float, num_sequences: int) -> None:
+        if kl < self.target / 1.5:
+            self.coef /= 2.0
+        elif kl > self.target * 1.5:
+            self.coef *= 2.0
+
+
+@dataclass(slots=True)
+class DualKL:
+    """Dual ascent on the multiplier of the constraint KL <= target, projected: coef <- max(0, coef + step (KL - target)).
+
+    Without the projection a negative multiplier would reward divergence.
+    """
+
+    coef: float
+    target: float
+    step_size: float
+
+    def update(self, kl: float, num_sequences: int) -> None:
+        self.coef = max(0.0, self.coef + self.step_size * (kl - self.target))
+
+
+def make_kl_controller(config: KLControllerConfig) -> KLController:
+    """The controller of `algorithm.kl_ctrl`."""
+    match config.type:
+        case "fixed":
+            return FixedKL(config.kl_coef)
+        case "adaptive":
+            return AdaptiveKL(config.kl_coef, config.target_kl, config.horizon)
+        case "doubling":
+            return DoublingKL(config.kl_coef, config.target_kl)
+        case "dual":
+            return DualKL(config.kl_coef, config.target_kl, config.dual_step_size)

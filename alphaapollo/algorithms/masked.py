@@ -1,0 +1,75 @@
+"""Statistics and recursions over the action tokens of `[B, L]` matrices. What lies off the mask never enters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def masked(values: Tensor, mask: Tensor) -> Tensor:
+    """`values` with exact zeros off the mask, whatever stands there (NaN included), in value and in gradient."""
+    return torch.where(mask.bool(), values, torch.zeros_like(values))
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over all action tokens; 0 where there are none. Returns a scalar."""
+    return masked(values, mask).sum() / mask.bool().sum().clamp(min=1)
+
+
+def row_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over each row's action tokens; 0 for an empty row. [B, L] -> [B]."""
+    return masked(values, mask).sum(dim=1) / mask.bool().sum(dim=1).clamp(min=1)
+
+
+def standardised(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) -> Tensor:
+    """(x - mean) / sqrt(var + eps) of a vector; exactly 0 if all are equal. `eps_inside=False`: / (std + eps)."""
+    if values.numel() < 2 or values.max() == values.min():
+        return torch.zeros_like(values)
+    away = values - values.mean()
+    var = (away**2).sum() / (values.numel() - ddof)
+    return away / ((var + eps).sqrt() if eps_inside else var.sqrt() + eps)
+
+
+def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_inside: bool = True) -> Tensor:
+    """`standardised` over all action tokens, zero off the mask. [B, L] -> [B, L]."""
+    is_action = mask.bool()
+    whitened = torch.zeros_like(values)
+    whitened[is_action] = standardised(values[is_action], ddof, eps, eps_inside)
+    return whitened
+
+
+def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
+    """G_k = R_k + gamma G_{k+1}, with k running over action tokens only; zero off the mask. [B, L] -> [B, L]."""
+    is_action = mask.bool()
+    rewards = masked(token_rewards, mask)
+    running = rewards.new_zeros(rewards.shape[0])
+    columns = []
+    for t in reversed(range(rewards.shape[1])):
+        running = torch.where(is_action[:, t], rewards[:, t] + gamma * running, running)
+        columns.append(running)
+    return masked(torch.stack(columns[::-1], dim=1), mask)
+
+
+def last_action(mask: Tensor) -> Tensor:
+    """Position of each row's last action token; -1 for an empty row. [B, L] -> [B] int64."""
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (positions * mask.bool()).amax(dim=1) - 1
+
+
+def put_on_last_action(amounts: Tensor, mask: Tensor) -> Tensor:
+    """One amount a row on its last action token, zero elsewhere; lost in an empty row. [B] -> [B, L]."""
+    last = last_action(mask)
+    spread = torch.zeros(mask.shape, dtype=amounts.dtype, device=amounts.device)
+    rows = torch.nonzero(last >= 0).squeeze(1)
+    spread[rows, last[rows]] = amounts[rows]
+    return spread
+
+
+def fold_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
+    """Move rewards that stand off the mask (on an observation token) to the row's last action token.
+
+    A return must survive the mask: dropping such a reward would make a solved episode look worthless.
+    """
+    kept = masked(token_rewards, mask)
+    stray = (token_rewards - kept).sum(dim=1)
+    return kept + put_on_last_action(stray, mask)

@@ -1,0 +1,103 @@
+"""Clip-Cov and KL-Cov: hold entropy by holding the few tokens where log-prob and advantage move together
+(arXiv 2505.22617).
+
+The covariance is taken over the tokens of one call, as in the authors' code: over a micro-batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.log_ratio import log_ratio
+from alphaapollo.algorithms.masked import masked, masked_mean
+from alphaapollo.algorithms.policy_losses.base import (
+    PolicyLossInputs,
+    PolicyLossOutput,
+    clip_range,
+    old_policy_kl,
+    register_policy_loss,
+    token_sum,
+)
+from alphaapollo.algorithms.policy_losses.ppo import is_clipped, ppo_clip
+from alphaapollo.config.schema import Actor
+
+
+def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(A - mean A)(log pi - mean log pi) over action tokens, a constant; zero off the mask. [B, L] -> [B, L]."""
+    logp = logp.detach()
+    return masked((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
+
+
+def clip_cov_candidates(
+    covariance: Tensor, clipped: Tensor, mask: Tensor, ratio: float, low: float, high: float
+) -> tuple[Tensor, int]:
+    """Tokens with low < cov < high that PPO has not clipped already, and how many of them are drawn uniformly:
+    ratio of all action tokens, at least one. All [B, L] -> bool [B, L], count."""
+    candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
+    return candidates, min(_share(ratio, mask), int(candidates.sum()))
+
+
+def draw(candidates: Tensor, count: int, seed: int) -> Tensor:
+    """`count` of the true entries, uniformly, without replacement. bool [B, L] -> bool [B, L]."""
+    places = candidates.flatten().nonzero().squeeze(1)
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:count]
+    drawn = torch.zeros_like(candidates).flatten()
+    drawn[places[order.to(places.device)]] = True
+    return drawn.view_as(candidates)
+
+
+def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
+    """The `ratio` share of action tokens (at least one) with the largest covariance. [B, L] -> bool [B, L]."""
+    places = mask.bool().flatten().nonzero().squeeze(1)
+    order = covariance.flatten()[places].argsort(descending=True, stable=True)[: _share(ratio, mask)]
+    top = torch.zeros_like(mask, dtype=torch.bool).flatten()
+    top[places[order]] = True
+    return top.view_as(mask)
+
+
+def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float) -> Tensor:
+    """-r A everywhere, unclipped, plus coef |log pi - log old| on the selected tokens. All [B, L]."""
+    return -log_ratio.exp() * advantages + torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
+
+
+def _share(ratio: float, mask: Tensor) -> int:
+    return max(1, int(ratio * int(mask.bool().sum())))
+
+
+@register_policy_loss("clip_cov")
+def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """PPO's clip, and no loss on a few drawn candidates; they stay in the denominator."""
+    low, high = clip_range(config, 0.2, 0.2)
+    options = config.policy_loss
+    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
+    clipped = is_clipped(ratio, inputs.advantages, low, high)
+    candidates, count = clip_cov_candidates(
+        token_covariance(inputs.logp, inputs.advantages, inputs.mask),
+        clipped,
+        inputs.mask,
+        options.clip_cov_ratio,
+        options.clip_cov_lb,
+        options.clip_cov_ub,
+    )
+    drawn = draw(candidates, count, inputs.seed)
+    return PolicyLossOutput(
+        masked(ppo_clip(ratio, inputs.advantages, low, high), ~drawn),
+        {
+            "clip_fraction": token_sum(clipped, inputs.mask),
+            "clip_cov_fraction": token_sum(drawn, inputs.mask),
+            "old_policy_kl": old_policy_kl(inputs),
+        },
+    )
+
+
+@register_policy_loss("kl_cov")
+def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    options = config.policy_loss
+    covariance = token_covariance(inputs.logp, inputs.advantages, inputs.mask)
+    selected = top_covariance(covariance, inputs.mask, options.kl_cov_ratio)
+    d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+    return PolicyLossOutput(
+        kl_cov(d, inputs.advantages, selected, options.ppo_kl_coef),
+        {"kl_cov_fraction": token_sum(selected, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
+    )

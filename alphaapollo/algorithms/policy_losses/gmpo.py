@@ -1,0 +1,51 @@
+"""GMPO: the geometric mean of token ratios, each clipped in log space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, log_ratio
+from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.algorithms.policy_losses.base import (
+    PolicyLossInputs,
+    PolicyLossOutput,
+    clip_range,
+    old_policy_kl,
+    register_policy_loss,
+    row_sum,
+)
+from alphaapollo.config.schema import Actor
+
+
+def gmpo_ratio(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    low: float,
+    high: float,
+    limit: float | None = MAX_LOG_RATIO,
+) -> tuple[Tensor, Tensor]:
+    """g_i = exp(1/|o_i| sum_t c_it), c = min(d, high) if A_i >= 0, max(d, -low) if A_i < 0 (arXiv 2507.20673).
+
+    The radius is in log space, the clip is before the mean. logp, old_logp, mask [B, L], advantages [B] -> [B], and a
+    bool [B, L]: where the clip decided. 1 for an empty row.
+    """
+    d = log_ratio(logp, old_logp, mask, limit)
+    rising = (advantages >= 0).unsqueeze(1)
+    clipped = torch.where(rising, d.clamp(max=high), d.clamp(min=-low))
+    return row_mean(clipped, mask).exp(), clipped != d
+
+
+@register_policy_loss("gmpo", level="sequence")
+def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """-A_i g_i per sequence; clip_ratio* are log-space radii (the paper's: 0.4). A is the mean over the row."""
+    low, high = clip_range(config, 0.4, 0.4)
+    advantages = row_mean(inputs.advantages, inputs.mask)
+    ratio, clipped = gmpo_ratio(inputs.logp, inputs.old_logp, advantages, inputs.mask, low, high)
+    share = row_mean(masked(clipped.to(ratio.dtype), inputs.mask), inputs.mask)
+    return PolicyLossOutput(
+        -advantages * ratio,
+        {"clip_fraction": row_sum(share, inputs.mask), "old_policy_kl": old_policy_kl(inputs, per_row=True)},
+    )

@@ -1,0 +1,80 @@
+"""GSPO: the importance ratio of the whole sequence, in its two forms, and the bandit form of RLOO."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut, log_ratio
+from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.algorithms.policy_losses.base import (
+    PolicyLossInputs,
+    PolicyLossOutput,
+    clip_range,
+    old_policy_kl,
+    register_policy_loss,
+    row_sum,
+    token_sum,
+)
+from alphaapollo.algorithms.policy_losses.ppo import is_clipped, ppo_clip
+from alphaapollo.config.schema import Actor
+
+PAPER_CLIP = (3e-4, 4e-4)
+"""The bounds of arXiv 2507.18071, section 5.1. A mean of log-ratios moves far less than one token's."""
+
+
+def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+    """s_i = exp(1/|o_i| sum_t (log pi - log old)) (arXiv 2507.18071, Eq. 7); 1 for an empty row. [B, L] -> [B]."""
+    return cut(row_mean(log_ratio(logp, old_logp, mask, limit=None), mask), limit).exp()
+
+
+def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+    """prod_t pi/old: the ratio of the completion as one action; 1 for an empty row. [B, L] -> [B]."""
+    return cut(log_ratio(logp, old_logp, mask, limit=None).sum(dim=1), limit).exp()
+
+
+def gspo_token_ratio(
+    logp: Tensor, old_logp: Tensor, mask: Tensor, logp_sg: Tensor | None = None, limit: float | None = MAX_LOG_RATIO
+) -> Tensor:
+    """s_it = sg[s_i] pi / sg[pi]: the sequence's ratio in value, each token's own gradient (Eq. 14). [B, L] -> [B, L].
+
+    logp_sg: the stop-gradient copy of logp, by default its own.
+    """
+    held = logp.detach() if logp_sg is None else logp_sg
+    sequence = geometric_ratio(held, old_logp, mask, limit)
+    return sequence.unsqueeze(1) * masked(logp - held, mask).exp()
+
+
+@register_policy_loss("gspo", level="sequence")
+def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """-min(s A, clip(s) A) per sequence (Eq. 5). A is the mean of the row's advantages: they should be equal."""
+    low, high = clip_range(config, *PAPER_CLIP)
+    return _clipped_rows(geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask), inputs, low, high)
+
+
+@register_policy_loss("gspo_token")
+def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """GSPO with an advantage per token (Eq. 13): equals gspo where the advantage is constant in a row and the
+    aggregation is seq-mean-token-mean."""
+    low, high = clip_range(config, *PAPER_CLIP)
+    ratio = gspo_token_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+    clipped = is_clipped(ratio, inputs.advantages, low, high)
+    return PolicyLossOutput(
+        ppo_clip(ratio, inputs.advantages, low, high),
+        {"clip_fraction": token_sum(clipped, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
+    )
+
+
+@register_policy_loss("sequence_ppo", level="sequence")
+def _sequence_ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """PPO's clip on the whole completion's ratio: RLOO with the completion as one action (arXiv 2402.14740)."""
+    low, high = clip_range(config, 0.2, 0.2)
+    return _clipped_rows(product_ratio(inputs.logp, inputs.old_logp, inputs.mask), inputs, low, high)
+
+
+def _clipped_rows(ratio: Tensor, inputs: PolicyLossInputs, low: float, high: float) -> PolicyLossOutput:
+    advantages = row_mean(inputs.advantages, inputs.mask)
+    clipped = is_clipped(ratio, advantages, low, high)
+    return PolicyLossOutput(
+        ppo_clip(ratio, advantages, low, high),
+        {"clip_fraction": row_sum(clipped, inputs.mask), "old_policy_kl": old_policy_kl(inputs, per_row=True)},
+    )

@@ -1,0 +1,48 @@
+"""PPO's clipped surrogate, with asymmetric bounds (DAPO's clip-higher) and the dual clip."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.log_ratio import log_ratio
+from alphaapollo.algorithms.policy_losses.base import (
+    PolicyLossInputs,
+    PolicyLossOutput,
+    clip_range,
+    old_policy_kl,
+    register_policy_loss,
+    token_sum,
+)
+from alphaapollo.config.schema import Actor
+
+
+def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None) -> Tensor:
+    """-min(r A, clip(r, 1 - low, 1 + high) A) (arXiv 1707.06347, Eq. 7). Any equal shapes.
+
+    dual_clip c > 1: where A < 0 the loss is at most -c A (arXiv 1912.09729, Eq. 5).
+    """
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - low, 1.0 + high) * advantages)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Where the clip decided: outside the range, on the side that A pushes to. Bool, any equal shapes."""
+    return ((advantages > 0) & (ratio > 1.0 + high)) | ((advantages < 0) & (ratio < 1.0 - low))
+
+
+@register_policy_loss("ppo")
+def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    low, high = clip_range(config, 0.2, 0.2)
+    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
+    loss = ppo_clip(ratio, inputs.advantages, low, high, config.clip_ratio_c)
+    metrics = {
+        "clip_fraction": token_sum(is_clipped(ratio, inputs.advantages, low, high), inputs.mask),
+        "old_policy_kl": old_policy_kl(inputs),
+    }
+    if config.clip_ratio_c is not None:
+        dual = (inputs.advantages < 0) & (ratio > config.clip_ratio_c)
+        metrics["dual_clip_fraction"] = token_sum(dual, inputs.mask)
+    return PolicyLossOutput(loss, metrics)

@@ -1,0 +1,24 @@
+"""Plain policy gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alphaapollo.algorithms.policy_losses.base import (
+    PolicyLossInputs,
+    PolicyLossOutput,
+    old_policy_kl,
+    register_policy_loss,
+)
+from alphaapollo.config.schema import Actor
+
+
+def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
+    """-A log pi: REINFORCE, and GPG's J (arXiv 2504.02546, Eq. 5; its alpha stands in the advantage). Equal shapes."""
+    return -advantages * logp
+
+
+@register_policy_loss("gpg")
+@register_policy_loss("reinforce")
+def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages), {"old_policy_kl": old_policy_kl(inputs)})

@@ -1,0 +1,31 @@
+"""SAPO: a soft gate in place of the hard clip."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.log_ratio import log_ratio
+from alphaapollo.algorithms.policy_losses.base import (
+    PolicyLossInputs,
+    PolicyLossOutput,
+    old_policy_kl,
+    register_policy_loss,
+)
+from alphaapollo.config.schema import Actor
+
+
+def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
+    """-(4/tau) sigmoid(tau (r - 1)) A, tau = tau_pos where A > 0, else tau_neg (arXiv 2511.20347, Eq. 5-6).
+
+    Gradient -4 p (1 - p) r A with p the sigmoid: weight 1 at r = 1, fading on both sides. Any equal shapes.
+    """
+    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
+    return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
+
+
+@register_policy_loss("sapo")
+def _sapo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
+    loss = sapo(ratio, inputs.advantages, config.tau_pos, config.tau_neg)
+    return PolicyLossOutput(loss, {"old_policy_kl": old_policy_kl(inputs)})

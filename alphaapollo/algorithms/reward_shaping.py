@@ -1,0 +1,68 @@
+"""What happens to rewards between the graders and the advantage estimators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.kl import kl_penalty
+from alphaapollo.algorithms.masked import masked, put_on_last_action
+
+
+def place_outcome_reward(scores: Tensor, mask: Tensor) -> Tensor:
+    """Token rewards with each row's outcome on its last *action* token. scores [B], mask [B, L] -> [B, L].
+
+    Not on the last attended token: that may be a tool's answer, and a reward there is lost behind the mask.
+    """
+    return put_on_last_action(scores, mask)
+
+
+@dataclass(frozen=True, slots=True)
+class KLShapedRewards:
+    """Token rewards after the KL was taken off, and the KL in both units."""
+
+    token_rewards: Tensor  # [B, L]
+    kl: Tensor  # [B, L], zero off the mask
+    per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; what KL controllers are steered by
+    per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
+
+
+def kl_in_reward(
+    token_rewards: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, coef: float, kind: str = "kl"
+) -> KLShapedRewards:
+    """R_t = r_t - coef KL_t on action tokens (arXiv 1909.08593, Eq. 2; arXiv 2203.02155). All matrices [B, L]."""
+    kl = masked(kl_penalty(old_logp, ref_logp, kind), mask)
+    lengths = mask.sum(dim=1)
+    num_rows = (lengths > 0).sum().clamp(min=1)
+    sums = kl.sum(dim=1)
+    return KLShapedRewards(
+        token_rewards=token_rewards - coef * kl,
+        kl=kl,
+        per_sequence=sums.sum() / num_rows,
+        per_token=(sums / lengths.clamp(min=1)).sum() / num_rows,
+    )
+
+
+def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:
+    """DAPO's penalty for nearly too long responses (arXiv 2503.14476, Eq. 13). lengths [B] -> [B].
+
+    0 up to max_length - cache, falling linearly to -factor at max_length and staying there; max_length includes the
+    cache (paper: 20480 = 16384 + 4096).
+    """
+    over = (lengths - (max_length - cache)) / cache
+    return -factor * over.clamp(0.0, 1.0)
+
+
+def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
+    """Loss mask without truncated rows (arXiv 2503.14476, section 3.4). mask [B, L], truncated [B] -> [B, L].
+
+    Their rewards stay in the statistics of their group.
+    """
+    return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
+
+
+def condition_reward(rewards: Tensor, on: Tensor, threshold: float) -> Tensor:
+    """Pay a reward only where another one is reached: r [on >= threshold] (arXiv 2601.05242, section 3). [B] -> [B]."""
+    return torch.where(on >= threshold, rewards, torch.zeros_like(rewards))

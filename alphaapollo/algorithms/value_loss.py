@@ -1,0 +1,23 @@
+"""The critic's loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def value_loss(
+    vpreds: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) per token; clip=None: 0.5 (V - R)^2. [B, L] each.
+
+    Returns the loss, zero off the mask, and a bool matrix: where clipping decided (the gradient is 0 there).
+    Value clipping is a convention of the OpenAI baselines code, not of the PPO paper.
+    """
+    is_action = mask.bool()
+    plain = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2
+    if clip is None:
+        return 0.5 * plain, torch.zeros_like(is_action)
+    near = vpreds.clamp(old_values - clip, old_values + clip)
+    clipped = torch.where(is_action, near - returns, torch.zeros_like(vpreds)) ** 2
+    return 0.5 * torch.maximum(plain, clipped), clipped > plain
