@@ -1,7 +1,7 @@
 """Data rows to prompts.
 
 Columns: `prompt` (required; another name with data.prompt_key), `data_source`, `reward_model: {ground_truth}`,
-`extra_info`, `env_kwargs`, `metadata` (a JSON string; lands in extra_info["metadata"]). The reward function is chosen by
+`extra_info`, `env_kwargs`, `metadata` (a JSON string; read into extra_info). The reward function is chosen by
 `data_source` alone, so `reward_model.style` and `ability` are free for the user's own bookkeeping.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.types import Message, Prompt
@@ -59,7 +59,7 @@ def read_chat(value: list[Any], what: str) -> list[Message]:
             raise ValueError(f"{what} has a message that is not {{role, content}}: {_brief(message)}.")
         if not isinstance(message.get("content"), str):
             raise ValueError(f"{what} has a message whose content is not text: {_brief(message)}.")
-        messages.append({key: part for key, part in message.items() if part is not None})  # type: ignore[misc]
+        messages.append(cast(Message, {key: part for key, part in message.items() if part is not None}))
     if not any(message["content"].strip() for message in messages):
         raise ValueError(f"{what} is empty.")
     return messages

@@ -42,7 +42,7 @@ class Renderer:
         self.tokenizer = tokenizer
 
     def prompt_ids(self, content: list[Message] | str) -> list[int]:
-        """A chat with the generation prompt of the assistant's turn; a text as it is (with the tokenizer's BOS, if any)."""
+        """A chat with the assistant's generation prompt; a text as it is (after BOS, if the tokenizer adds one)."""
         return self.prompt_ids_batch([content])[0]
 
     def prompt_ids_batch(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:

@@ -1,0 +1,106 @@
+"""What a reward function is, which one grades a data source, and what its answer means.
+
+A reward function takes `(prompt, completion)` and returns
+  * a number: the reward, or
+  * a dict of named numbers: `reward` is the total if it is there, else the total is their sum; the other names are
+    components, shown in metrics and used by filters (`accuracy`), or
+  * a `Score`, which can also say that an answer could not be read.
+Whatever else it returns or raises is a failure with a reason, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from numbers import Real
+
+from alphaapollo.types import Outcome, Prompt, Score
+
+RewardResult = float | Mapping[str, float] | Score
+RewardFunction = Callable[[Prompt, str], RewardResult]
+
+
+@dataclass(frozen=True)
+class Grader:
+    """A built-in reward function: `grade` in a module that is imported only where it grades."""
+
+    name: str
+    module: str
+    patterns: tuple[str, ...]  # of data sources, lower case; the first grader that matches takes it
+
+
+GRADERS = (
+    Grader("gsm8k", "alphaapollo.rewards.gsm8k", ("*gsm8k*",)),
+    Grader("exact", "alphaapollo.rewards.exact", ("exact", "exact/*")),
+    Grader("math", "alphaapollo.rewards.maths", ("*math*", "*aime*", "*amc*", "*olympiad*", "*minerva*")),
+)
+
+
+def find_grader(data_source: str) -> Grader:
+    """The built-in grader of a data source, e.g. `openai/gsm8k`, `DigitalLearningGmbH/MATH-lighteval`, `exact`.
+
+    Raises:
+        ValueError: none; lists the known ones.
+    """
+    for grader in GRADERS:
+        if any(fnmatchcase(data_source.lower(), pattern) for pattern in grader.patterns):
+            return grader
+    known = "; ".join(f"{grader.name}: {', '.join(grader.patterns)}" for grader in GRADERS)
+    got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
+    raise ValueError(
+        f"no reward function for {got}. Known patterns: {known}. Write a data_source that matches one, or give your "
+        "own function with custom_reward_function.path and .name."
+    )
+
+
+def get_reward(data_source: str) -> RewardFunction:
+    """The built-in reward function of a data source; imports what it needs (ValueError: no grader takes it)."""
+    grade: RewardFunction = importlib.import_module(find_grader(data_source).module).grade
+    return grade
+
+
+def check_data_sources(data_sources: Iterable[str]) -> None:
+    """Start-up check: every data source has a built-in grader (ValueError: names the first that has none)."""
+    for data_source in sorted(set(data_sources)):
+        find_grader(data_source)
+
+
+def to_score(result: object) -> Score:
+    """What a reward function returned, as a Score.
+
+    Raises:
+        ValueError: NaN or infinite. TypeError: not a number, dict of numbers or Score.
+    """
+    if isinstance(result, Score):
+        components = {name: _number(value, f"component {name!r}") for name, value in result.components.items()}
+        return Score(_number(result.reward, "the reward"), components, result.outcome, result.reason)
+    if not isinstance(result, Mapping):
+        return Score(_number(result, "the reward"))
+    if not result:
+        raise ValueError("the reward function returned an empty dict")
+    parts = {str(name): _number(value, f"component {name!r}") for name, value in result.items()}
+    if "reward" in parts:
+        return Score(parts.pop("reward"), parts)
+    return Score(math.fsum(parts.values()), parts)
+
+
+def _number(value: object, what: str) -> float:
+    if hasattr(value, "item") and getattr(value, "size", getattr(value, "numel", lambda: 1)) == 1:
+        value = value.item()
+    if not isinstance(value, Real):
+        length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
+        raise TypeError(
+            f"{what} is a {type(value).__name__}{length}; a reward function returns one number, or a dict of named "
+            "numbers, for one completion"
+        )
+    if not math.isfinite(value):
+        raise ValueError(f"{what} is {value}")
+    return float(value)
+
+
+def failure(reason: str) -> Score:
+    """A grader's failure: no reward, to be masked."""
+    return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)

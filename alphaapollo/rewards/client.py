@@ -1,0 +1,51 @@
+"""From a prompt and a completion to a Score, through graders that cannot hurt the run."""
+
+from __future__ import annotations
+
+from alphaapollo.rewards.base import failure
+from alphaapollo.rewards.isolation import GraderError, GraderPool
+from alphaapollo.rewards.protocol import decode_reply, encode_request
+from alphaapollo.types import Prompt, Score
+
+ATTEMPTS = 2  # a failure is tried once more
+
+
+class RewardClient:
+    """The reward of the run: the user's function, or without one the built-in grader of each prompt's data source.
+
+    Args:
+        custom_path: Python file with the user's function; empty = none.
+        custom_name: its name.
+        timeout: seconds it may take for one completion.
+        num_workers: processes that grade.
+    """
+
+    def __init__(self, custom_path: str, custom_name: str, timeout: float, num_workers: int):
+        custom = (custom_path, custom_name) if custom_path else ()
+        self._pool = GraderPool(custom, timeout, num_workers)
+
+    async def start(self) -> None:
+        """Start the graders (ValueError: the user's function cannot be imported)."""
+        try:
+            await self._pool.start()
+        except GraderError as error:
+            raise ValueError(str(error)) from error
+
+    async def score(self, prompt: Prompt, text: str) -> Score:
+        """What the reward function says; where it fails twice, a Score with outcome GRADER_FAILED and reward NaN.
+
+        Never raises for what a reward function does.
+        """
+        request = encode_request(prompt, text)
+        for _ in range(ATTEMPTS):
+            try:
+                score = decode_reply(await self._pool.run(request))
+            except GraderError as error:
+                score = failure(str(error))
+            if not score.outcome.failed:
+                break
+        return score
+
+    async def close(self) -> None:
+        """Kill the graders."""
+        await self._pool.close()

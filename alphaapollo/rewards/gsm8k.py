@@ -1,0 +1,48 @@
+r"""Word problems whose answer is one number.
+
+The number is the last one of the marked answer (`<answer>`, `\boxed`, `####`: see extract.marked_answer), or of the
+whole text where none is marked. Numbers are compared as exact fractions: `1,200`, `$1200.00` and `2400/2` are equal.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from alphaapollo.rewards.extract import marked_answer
+from alphaapollo.types import Outcome, Prompt, Score
+
+LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+MAX_DIGITS = 200  # a model that repeats itself; Python refuses to read numbers of thousands of digits
+UNSIGNED = r"(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+# A minus sign belongs to the number unless it subtracts (5-3, x-3); a currency sign may stand between.
+NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSIGNED}))?")
+
+
+def grade(prompt: Prompt, completion: str) -> Score:
+    """1 if the completion's number equals the ground truth's, else 0; wrong format where there is no number."""
+    if prompt.ground_truth is None or (truth := read_number(prompt.ground_truth)) is None:
+        raise ValueError(f"the ground truth {prompt.ground_truth!r} has no number")
+    answer = read_number(completion)
+    if answer is None:
+        return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number in the answer")
+    accuracy = float(answer == truth)
+    return Score(accuracy, {"accuracy": accuracy})
+
+
+def read_number(text: str) -> Fraction | None:
+    """The final number of a text."""
+    marked = marked_answer(text)
+    answer = LATEX_FRACTION.sub(r"\1/\2", text if marked is None else marked)
+    numbers = NUMBER.findall(answer)
+    return _to_fraction(*numbers[-1]) if numbers else None
+
+
+def _to_fraction(sign: str, numerator: str, denominator: str) -> Fraction | None:
+    if len(numerator) + len(denominator) > MAX_DIGITS:
+        return None
+    value = Fraction(numerator.replace(",", ""))
+    divisor = Fraction(denominator.replace(",", "") or 1)
+    if divisor == 0:
+        return None
+    return -value / divisor if sign else value / divisor

@@ -1,0 +1,62 @@
+"""How a grader's process is started, and the frames that go over its pipes.
+
+A frame is a 4-byte big-endian length and that many bytes. Requests are pickled (prompt, completion); replies are JSON,
+one for each request, in order (a process that grades untrusted text is not trusted to unpickle from). Two notices stand
+apart from replies, and the first frame is READY or why the process cannot start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from alphaapollo.types import Outcome, Prompt, Score
+
+READY = b"ready"  # started, or done with importing: the clock of the request at work starts now
+IMPORTING = b"importing"  # a built-in grader's libraries, on its first use: this is not grading time
+HEADER = struct.Struct(">I")
+
+
+def worker_command(*custom: str) -> list[str]:
+    """The command of a grader's process that dies with this one; `custom` is the path and name of a user's function."""
+    return [sys.executable, "-P", "-m", "alphaapollo.rewards.worker", str(os.getpid()), *custom]
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment, in which the process finds this package, wherever it is imported from."""
+    package_root = str(Path(__file__).resolve().parents[2])
+    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def to_frame(data: bytes) -> bytes:
+    return HEADER.pack(len(data)) + data
+
+
+def read_frame(pipe: BinaryIO) -> bytes | None:
+    """The next frame; None at the end."""
+    header = pipe.read(HEADER.size)
+    return pipe.read(*HEADER.unpack(header)) if header else None
+
+
+def encode_request(prompt: Prompt, completion: str) -> bytes:
+    return pickle.dumps((prompt, completion), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def decode_request(data: bytes) -> tuple[Prompt, str]:
+    prompt, completion = pickle.loads(data)
+    return prompt, completion
+
+
+def encode_reply(score: Score) -> bytes:
+    return json.dumps([score.reward, score.components, score.outcome, score.reason]).encode()
+
+
+def decode_reply(data: bytes) -> Score:
+    reward, components, outcome, reason = json.loads(data)
+    return Score(reward, components, Outcome(outcome), reason)

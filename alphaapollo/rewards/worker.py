@@ -1,0 +1,82 @@
+"""The process that graders run in: python -m alphaapollo.rewards.worker PARENT_PID [PATH NAME]  (see protocol.py)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+from alphaapollo.rewards.base import RewardFunction, failure, get_reward, to_score
+from alphaapollo.rewards.custom import describe, load_reward_function
+from alphaapollo.rewards.protocol import (
+    IMPORTING,
+    READY,
+    decode_request,
+    encode_reply,
+    read_frame,
+    to_frame,
+)
+from alphaapollo.types import Prompt, Score
+
+PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """Grades until the parent closes the pipe or dies."""
+
+    def __init__(self, custom: list[str]):
+        self._requests, self._replies = _take_pipes()
+        self._custom = custom
+        self._functions: dict[str, RewardFunction] = {}  # by data source
+
+    def run(self) -> None:
+        try:
+            custom = load_reward_function(*self._custom) if self._custom else None
+        except ValueError as error:
+            self._write(str(error).encode())
+            return
+        self._write(READY)
+        while (request := read_frame(self._requests)) is not None:
+            prompt, completion = decode_request(request)
+            self._write(encode_reply(self._grade(custom, prompt, completion)))
+
+    def _grade(self, custom: RewardFunction | None, prompt: Prompt, completion: str) -> Score:
+        try:
+            return to_score((custom or self._built_in(prompt.data_source))(prompt, completion))
+        except Exception as error:  # noqa: BLE001 whatever a reward function raises is a failure with a reason
+            return failure(f"the reward function failed: {describe(error)}")
+
+    def _built_in(self, data_source: str) -> RewardFunction:
+        if data_source not in self._functions:
+            self._write(IMPORTING)
+            self._functions[data_source] = get_reward(data_source)
+            self._write(READY)
+        return self._functions[data_source]
+
+    def _write(self, data: bytes) -> None:
+        self._replies.write(to_frame(data))
+        self._replies.flush()
+
+
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Our ends of the pipes; what a grader itself reads comes from nowhere, and what it prints goes to stderr."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return requests, replies
+
+
+def _die_with(parent: int) -> None:
+    """The kernel kills us when our parent dies, whatever a grader is doing; on other systems a closed pipe must do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(0)
+
+
+if __name__ == "__main__":
+    _die_with(int(sys.argv[1]))
+    Worker(sys.argv[2:]).run()
