@@ -1,0 +1,176 @@
+"""What one sees of a run: a live view in a terminal, one line an iteration everywhere else.
+
+The loop calls start, phase, step and notice; nothing that goes wrong with the display reaches it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Console as Terminal
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from alphaapollo.observability.curve import draw
+
+CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first of them that a run has is drawn
+FIGURES = {  # label -> metric and how it is shown; those that a run has are shown
+    "reward": ("reward/mean", "{:.3f}"),
+    "accuracy": ("reward/accuracy", "{:.3f}"),
+    "loss": ("train/loss", "{:.4f}"),
+    "val": ("val/accuracy", "{:.3f}"),
+    "val greedy": ("val/accuracy_greedy", "{:.3f}"),
+    "val loss": ("val/loss", "{:.4f}"),
+    "length": ("response/length_mean", "{:,.1f}"),
+    "tokens/s": ("rollout/tokens_per_second", "{:,.0f}"),
+    "seconds": ("timing/step", "{:.2f}"),
+}
+RECENT_STEPS = 20  # the time that is left is judged by these
+CURVE_HEIGHT, CURVE_WIDTH = 6, 76
+
+
+@dataclass
+class View:
+    """All that is shown."""
+
+    total_steps: int = 0
+    done: int = 0
+    phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # of the iteration at hand: done, total
+    figures: dict[str, float] = field(default_factory=dict)  # the last value of every metric
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+
+    @property
+    def curve_name(self) -> str:
+        """The metric that is drawn."""
+        return next((name for name in CURVES if name in self.figures), "")
+
+    def seconds_left(self) -> float | None:
+        """Judged by the last iterations; None before the first."""
+        if not self.durations:
+            return None
+        return sum(self.durations) / len(self.durations) * (self.total_steps - self.done)
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note the metrics of an iteration."""
+        self.done = step
+        self.figures |= metrics
+        value = metrics.get(self.curve_name, math.nan)
+        if math.isfinite(value):
+            self.curve.append((step, value))
+
+
+class Console:
+    """The display of one run."""
+
+    def __init__(self, terminal: Terminal | None = None):
+        self._terminal = terminal or Terminal(highlight=False)
+        self._view = View()
+        self._live: Live | None = None
+        self._start = time.monotonic()
+        self._last: float | None = None  # when the last iteration ended
+
+    def start(self, total_steps: int, done: int) -> None:
+        """Open the display. done: iterations that an earlier process has made."""
+        self._view = View(total_steps, done)
+        self._start, self._last = time.monotonic(), None
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+            self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=4)
+            self._live.start()
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Progress of a phase of the iteration at hand."""
+        self._view.phases[name] = (done, total)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An iteration has ended."""
+        now = time.monotonic()
+        if self._last is not None and step > self._view.done:  # the first one includes the start of the workers
+            self._view.durations.append((now - self._last) / (step - self._view.done))
+        self._last = now
+        self._view.take(step, metrics)
+        self._view.phases.clear()
+        if self._live is None:
+            self._print(plain_line(self._view, metrics))
+
+    def notice(self, text: str) -> None:
+        """Say something that stays: above the live view, or on a line of its own."""
+        self._print(Text.assemble(("note ", "yellow"), text))
+
+    def close(self) -> None:
+        """Leave the last view standing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: Text | str) -> None:
+        self._terminal.print(text, soft_wrap=True)
+
+    def _render(self) -> Group:
+        return render(self._view, time.monotonic() - self._start, self._terminal.width)
+
+
+def render(view: View, elapsed: float, width: int) -> Group:
+    """The live view: bars, the curve, the last figures."""
+    parts: list[Table | Text] = [_bars(view, elapsed)]
+    if len(view.curve) > 1:
+        curve = draw({view.curve_name: view.curve}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
+        parts += [Text(f"\n{view.curve_name}", "bold"), curve]
+    if view.figures:
+        parts.append(Text("\n").append_text(figures_line(view.figures)))
+    return Group(*parts)
+
+
+def _bars(view: View, elapsed: float) -> Table:
+    table = Table.grid(padding=(0, 2), expand=False)
+    table.add_column(min_width=8)
+    table.add_column(width=30)
+    table.add_column()
+    left = view.seconds_left()
+    times = f"{clock(elapsed)} gone" + (
+        f", {clock(left)} left" if left is not None and view.done < view.total_steps else ""
+    )
+    table.add_row(
+        Text("run", "bold"),
+        ProgressBar(total=max(view.total_steps, 1), completed=view.done),
+        Text(f"{view.done}/{view.total_steps} steps").append(f"   {times}", "dim"),
+    )
+    shown = {"generate": (0, 0), "update": (0, 0)} | view.phases
+    for name, (done, total) in shown.items():
+        running = total > 0 and done < total
+        bar = ProgressBar(total=max(total, 1), completed=done, pulse=running and total == 1)
+        state = f"{done}/{total}" if total > 1 else "" if not total else "running" if running else "done"
+        table.add_row(Text(name, "bold" if running else "dim"), bar, Text(state, "dim"))
+    return table
+
+
+def figures_line(figures: Mapping[str, float]) -> Text:
+    """The figures that there are: `reward 0.531   tokens/s 7,400`."""
+    text = Text()
+    for label, (name, shape) in FIGURES.items():
+        if name in figures:
+            text.append(f"{label} ", "dim").append(shape.format(figures[name])).append("   ")
+    text.rstrip()
+    return text
+
+
+def plain_line(view: View, metrics: Mapping[str, float]) -> str:
+    """One iteration on one line: `step  12/80   reward 0.531   ...   1:32 left`."""
+    head = f"step {view.done:>{len(str(view.total_steps))}}/{view.total_steps}"
+    left = view.seconds_left()
+    tail = [f"{clock(left)} left"] if left is not None and view.done < view.total_steps else []
+    return "   ".join([head, *filter(None, [figures_line(metrics).plain]), *tail])
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `12:30`, `1:05:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,139 @@
+"""Every trajectory on disk: rollouts/step_000012.jsonl, and rollouts/val_000012.jsonl for validation.
+
+    loop -- write(step, groups) --> queue --> thread: one JSON line a trajectory --> .part file --> renamed when whole
+
+One line, e.g. (shortened):
+
+    {"step": 12, "prompt_id": 17, "sample": 0, "data_source": "openai/gsm8k", "prompt": [{"role": ...}],
+     "ground_truth": "14", "text": "7 + 7 = 14", "reward": 1.0, "components": {"accuracy": 1.0}, "outcome": "scored",
+     "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
+     "turns": [{"text": "7 + 7 = 14", "stop_reason": "stop", "weight_version": 11, "reward": 0.0, "valid": true, ...}],
+     "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0}]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.observability.metrics import finite
+from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
+
+QUEUED_STEPS = 4  # more than that, and the loop waits for the disk
+
+
+class RolloutLog:
+    """Writes in a thread of its own, so that the loop does not wait; what goes wrong raises from the next call."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
+        self._writing: deque[Future[None]] = deque()
+
+    def write(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        """Take the trajectories of a training iteration; they must not change any more. OSError: an earlier write."""
+        self._submit(f"step_{step:06d}.jsonl", step, groups)
+
+    def write_validation(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        """Take the trajectories of a validation."""
+        self._submit(f"val_{step:06d}.jsonl", step, groups)
+
+    def close(self) -> None:
+        """Return when everything taken so far is on disk."""
+        self._settle(until=0)
+        self._thread.shutdown()
+
+    def _submit(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        self._settle(until=QUEUED_STEPS)
+        self._writing.append(self._thread.submit(self._write_file, name, step, groups))
+
+    def _settle(self, until: int) -> None:
+        """Take off what is written, and wait where more than `until` are not."""
+        while self._writing and (len(self._writing) > until or self._writing[0].done()):
+            try:
+                self._writing.popleft().result()
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"could not write the rollouts: {error.strerror}. Make room or mend the folder; the same command "
+                    "goes on from the last checkpoint",
+                    error.filename or str(self._folder),
+                ) from error
+
+    def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        part = self._folder / f".{name}.part"
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(trajectory_lines(step, groups))
+        part.replace(self._folder / name)
+
+
+def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
+    """One JSON line a trajectory."""
+    for group in groups:
+        for trajectory in group.trajectories:
+            record = trajectory_record(step, group.prompt, trajectory)
+            try:
+                line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=_plain)
+            except ValueError:  # nan or inf somewhere, which JSON does not have
+                line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=_plain)
+            yield line + "\n"
+
+
+def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
+    """One trajectory as plain data."""
+    score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
+    return {
+        "step": step,
+        "prompt_id": prompt.id,
+        "sample": trajectory.sample,
+        "data_source": prompt.data_source,
+        "prompt": prompt.content,
+        "ground_truth": prompt.ground_truth,
+        "text": "\n\n".join(turn.text for turn in trajectory.turns),
+        "reward": finite(score.reward),
+        "components": score.components,
+        "outcome": score.outcome,
+        "reason": score.reason,
+        "end": trajectory.end,
+        "stop_reason": last.stop_reason if last else None,
+        "weight_version": last.weight_version if last else None,
+        "seconds": round(trajectory.seconds, 4),
+        "turns": [_turn_record(turn) for turn in trajectory.turns],
+        "rows": [_row_record(row) for row in trajectory.rows],
+    }
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    return {
+        "text": turn.text,
+        "num_context_tokens": len(turn.context_ids),
+        "num_tokens": len(turn.completion.token_ids),
+        "num_cached_tokens": turn.completion.num_cached_tokens,
+        "stop_reason": turn.completion.stop_reason,
+        "weight_version": turn.completion.weight_version,
+        "reward": turn.reward,
+        "valid": turn.valid,
+        "info": turn.info,
+    }
+
+
+def _row_record(row: Row) -> dict[str, Any]:
+    return {"ids": row.token_ids, "mask": row.action_mask, "logprobs": row.logprobs, "first_turn": row.first_turn}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+def _plain(value: Any) -> Any:
+    """What an environment's `info` may hold besides JSON's own types: arrays and numbers of numpy, else its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,41 @@
+"""Where the time of an iteration goes."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Timer:
+    """Seconds by phase since it was made; phases of one name add up, and do not nest.
+
+    >>> timer = Timer()
+    >>> with timer("generate"):
+    ...     pass
+    >>> sorted(timer.metrics())
+    ['timing/generate', 'timing/other', 'timing/step', 'timing_share/generate', 'timing_share/other']
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._start = clock()
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Count the block's time under the phase, also when it raises."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += self._clock() - begin
+
+    def metrics(self) -> dict[str, float]:
+        """timing/PHASE in seconds, timing/step (all since the start), timing/other (outside any phase), and each
+        phase's share of the step as timing_share/PHASE."""
+        step = self._clock() - self._start
+        seconds = {**self.seconds, "other": step - sum(self.seconds.values())}
+        metrics = {f"timing/{phase}": spent for phase, spent in seconds.items()} | {"timing/step": step}
+        return metrics | {f"timing_share/{phase}": spent / step if step else 0.0 for phase, spent in seconds.items()}

@@ -1,0 +1,149 @@
+"""Where the metrics of a run go: metrics.jsonl always, tensorboard and wandb where asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.observability.metrics import as_record
+
+
+class Tracker(Protocol):
+    """Takes the metrics of one iteration after the other."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_tracker(config: Config | SftConfig, folder: Path, resumed_step: int) -> Tracker:
+    """All trackers of a run as one.
+
+    resumed_step: the iteration of the checkpoint that the run goes on from, 0 for a new run; what was logged after it
+    is removed. Raises ValueError where a package that `trainer.logger` asks for is not installed.
+    """
+    names = config.trainer.logger
+    check_trackers(names)
+    trackers: list[Tracker] = [JsonlTracker(folder / "metrics.jsonl", resumed_step)]
+    if "tensorboard" in names:
+        trackers.append(TensorboardTracker(folder / "tensorboard", resumed_step))
+    if "wandb" in names:
+        values = config.model_dump(mode="json")
+        trackers.append(WandbTracker(config.trainer.project_name, config.trainer.experiment_name, folder, values))
+    return AllTrackers(trackers)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise ValueError where the package behind a tracker is missing; cheap, so that it can run before anything."""
+    for name in names:
+        if name != "console" and importlib.util.find_spec(name) is None:
+            raise ValueError(
+                f"trainer.logger has {name}, but the package {name} is not installed. "
+                f"Install alphaapollo[{name}], or leave it out."
+            )
+
+
+class AllTrackers:
+    """Several trackers behind one."""
+
+    def __init__(self, trackers: Sequence[Tracker]):
+        self._trackers = trackers
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+
+
+class JsonlTracker:
+    """metrics.jsonl: one flat JSON object an iteration, on the disk when `log` returns.
+
+    A line is a finite float or null a name: `{"step": 3, "reward/mean": 0.5, "kl/mean": null}`.
+    """
+
+    def __init__(self, path: Path, resumed_step: int):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _cut_after(path, resumed_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._file.write(json.dumps(as_record(step, metrics), allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Keep the lines up to `step` (none of them for a new run), and not the half of a line that a kill has left."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not step or not line.endswith("\n") or json.loads(line)["step"] > step:
+            break
+        kept.append(line)
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+class TensorboardTracker:
+    """Event files for `tensorboard --logdir`."""
+
+    def __init__(self, folder: Path, resumed_step: int):
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+        if resumed_step:  # tells tensorboard to drop what an earlier process logged after the checkpoint
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(step=resumed_step + 1, session_log=start))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    """Weights & Biases; each start is a wandb run of its own, in one group. WANDB_MODE=offline needs no account."""
+
+    def __init__(self, project: str, experiment: str, folder: Path, config: Mapping[str, Any]):
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=project, name=experiment, group=experiment, dir=str(folder), config=dict(config)
+            )
+        except wandb.errors.UsageError as error:
+            raise ValueError(
+                f"trainer.logger has wandb, which says: {error}. Log in with `wandb login`, set WANDB_MODE=offline to "
+                "write to the run's folder, or leave it out."
+            ) from None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
