@@ -14,56 +14,51 @@ So a KL in the loss wants k2 or k3+. `full` needs both distributions: see kl_ful
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
 from alphaapollo.config.schema import KLController as KLControllerConfig
 
+ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
+"""Every name of an estimator on sampled tokens, and the formula it stands for."""
 
-def k1(log_ratio: Tensor) -> Tensor:
-    return log_ratio
+
+def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+    """Estimate of KL(pi||ref) at each sampled token. [B, L] each -> [B, L], unmasked.
+
+    `kind`: a key of ESTIMATORS; with a trailing + it has that estimator's value and k2's gradient. `limit`: see k3.
+    Raises ValueError for `full`, which sampled log-probs cannot give, and for unknown kinds.
+    """
+    if kind.removesuffix("+") == "full":
+        raise ValueError(f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: use kl_full.")
+    log_ratio = logp - ref_logp
+    value = estimate(log_ratio, kind.removesuffix("+"), limit)
+    return straight_through(value, 0.5 * log_ratio**2) if kind.endswith("+") else value
 
 
-def k2(log_ratio: Tensor) -> Tensor:
-    return 0.5 * log_ratio**2
+def estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+    """The estimator's value, and its own gradient. Any shape."""
+    match ESTIMATORS.get(name):
+        case "k1":
+            return log_ratio
+        case "abs":
+            return log_ratio.abs()
+        case "k2":
+            return 0.5 * log_ratio**2
+        case "k3":
+            return k3(log_ratio, limit)
+    raise ValueError(f"unknown KL kind {name!r}. Known: full, {', '.join(ESTIMATORS)}; all but full also with a +.")
 
 
 def k3(log_ratio: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """e^-d + d - 1 with d cut to +-limit: only the exponent is guarded, never the value."""
-    log_ratio = cut(log_ratio, limit)
+    """e^-d + d - 1, with d held above -limit where the exponential would overflow; the value is never cut."""
+    if limit is not None:
+        log_ratio = log_ratio.clamp(min=-limit)
     return torch.expm1(-log_ratio) + log_ratio
-
-
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "k1": k1,
-    "kl": k1,
-    "abs": torch.abs,
-    "k2": k2,
-    "mse": k2,
-    "k3": k3,
-    "low_var_kl": k3,
-}
-
-
-def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
-    """Estimate of KL(pi||ref) at each sampled token. [B, L] each -> [B, L], unmasked.
-
-    `kind`: a key of ESTIMATORS; with a trailing + it has that estimator's value and k2's gradient.
-    Raises ValueError for `full`, which sampled log-probs cannot give, and for unknown kinds.
-    """
-    name = kind.removesuffix("+")
-    if name == "full":
-        raise ValueError(f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: use kl_full.")
-    if name not in ESTIMATORS:
-        raise ValueError(f"unknown KL kind {kind!r}. Known: full, {', '.join(ESTIMATORS)}; all but full also with a +.")
-    log_ratio = logp - ref_logp
-    value = ESTIMATORS[name](log_ratio)
-    return straight_through(value, k2(log_ratio)) if kind.endswith("+") else value
 
 
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
@@ -133,7 +128,7 @@ class DoublingKL:
 
 @dataclass(slots=True)
 class DualKL:
-    """Dual ascent on the multiplier of the constraint KL <= target, projected: coef <- max(0, coef + step (KL - target)).
+    """Dual ascent on the multiplier of KL <= target, projected: coef <- max(0, coef + step (KL - target)).
 
     Without the projection a negative multiplier would reward divergence.
     """

@@ -66,10 +66,14 @@ def put_on_last_action(amounts: Tensor, mask: Tensor) -> Tensor:
 
 
 def fold_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move rewards that stand off the mask (on an observation token) to the row's last action token.
+    """Move rewards off the mask (on an observation token) to the last action token before them, or to the row's first
+    one if there is none; lost in an empty row. [B, L] -> [B, L].
 
     A return must survive the mask: dropping such a reward would make a solved episode look worthless.
     """
-    kept = masked(token_rewards, mask)
-    stray = (token_rewards - kept).sum(dim=1)
-    return kept + put_on_last_action(stray, mask)
+    is_action = mask.bool()
+    positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    before = torch.where(is_action, positions, -1).cummax(dim=1).values
+    first = is_action.to(torch.int64).argmax(dim=1, keepdim=True).expand_as(mask)
+    folded = torch.zeros_like(token_rewards).scatter_add_(1, torch.where(before >= 0, before, first), token_rewards)
+    return masked(folded, mask)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.kl import kl_penalty
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
 from alphaapollo.algorithms.masked import masked, put_on_last_action
 
 
@@ -30,10 +31,16 @@ class KLShapedRewards:
 
 
 def kl_in_reward(
-    token_rewards: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, coef: float, kind: str = "kl"
+    token_rewards: Tensor,
+    old_logp: Tensor,
+    ref_logp: Tensor,
+    mask: Tensor,
+    coef: float,
+    kind: str = "kl",
+    limit: float | None = MAX_LOG_RATIO,
 ) -> KLShapedRewards:
     """R_t = r_t - coef KL_t on action tokens (arXiv 1909.08593, Eq. 2; arXiv 2203.02155). All matrices [B, L]."""
-    kl = masked(kl_penalty(old_logp, ref_logp, kind), mask)
+    kl = masked(kl_penalty(old_logp, ref_logp, kind, limit), mask)
     lengths = mask.sum(dim=1)
     num_rows = (lengths > 0).sum().clamp(min=1)
     sums = kl.sum(dim=1)

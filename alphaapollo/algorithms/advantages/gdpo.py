@@ -62,13 +62,13 @@ def _named_rewards(
     weights = weights or [1.0] * len(names)
     if len(weights) != len(names):
         raise ValueError(
-            f"algorithm.gdpo_weights has {len(weights)} entries for the {len(names)} rewards {', '.join(names)}; give one "
-            "each, and name the rewards in algorithm.gdpo_rewards."
+            f"algorithm.gdpo_weights has {len(weights)} entries for the {len(names)} rewards {', '.join(names)}; give "
+            "one each, and name the rewards in algorithm.gdpo_rewards."
         )
     unscored = [name for name in names if not components[name].isfinite().all()]
     if unscored:
         raise ValueError(
-            f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories; the reward function "
-            "must give it for all."
+            f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories; the reward "
+            "function must give it for all."
         )
     return names, weights

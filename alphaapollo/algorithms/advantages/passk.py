@@ -21,9 +21,9 @@ from alphaapollo.config.schema import Algorithm
 def passk_leave_one_out(
     scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
-    """max_j R_j - max_{j != i} R_j: only a unique best sample gains (arXiv 2503.19595). [N] -> [N]; 0 in a group of one.
+    """max_j R_j - max_{j != i} R_j: only a unique best sample gains (arXiv 2503.19595). [N] -> [N].
 
-    std_norm divides by the group's std + eps, which the paper's formula does not.
+    0 in a group of one. std_norm divides by the group's std + eps, which the paper's formula does not.
     """
     best = groups.max(scores)
     is_best = scores == best[groups.index]

@@ -20,7 +20,7 @@ def reinforce_pp_baseline(
     scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8, singleton: Singleton = "zero"
 ) -> Tensor:
     """A' = R - group mean (Eq. 6), then standardised over all samples of the batch (Eq. 7). [N] -> [N]."""
-    return standardised(deviations(scores, groups, singleton=singleton), ddof, eps)
+    return standardised(deviations(scores, groups, singleton=singleton), ddof, eps, eps_inside=False)
 
 
 @register_estimator("reinforce_plus_plus")

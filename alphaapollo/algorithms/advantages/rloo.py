@@ -10,9 +10,10 @@ from alphaapollo.config.schema import Algorithm
 
 
 def rloo(scores: Tensor, groups: Groups, singleton: Singleton = "zero") -> Tensor:
-    """R_i minus the mean of the other k-1 rewards = k/(k-1) (R_i - mean) (arXiv 2402.14740, section 2.2). [N] -> [N]."""
-    factor = groups.sizes / (groups.sizes - 1).clamp(min=1)
-    advantages = factor.to(scores.dtype)[groups.index] * deviations(scores, groups)
+    """R_i minus the mean of the other k-1 rewards = k/(k-1) (R_i - mean) (arXiv 2402.14740). [N] -> [N]."""
+    sizes = groups.sizes.to(scores.dtype)
+    factor = sizes / (sizes - 1).clamp(min=1)
+    advantages = factor[groups.index] * deviations(scores, groups)
     return keep_singletons(advantages, scores, groups, singleton)
 
 

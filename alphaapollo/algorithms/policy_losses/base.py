@@ -25,7 +25,7 @@ Level = Literal["token", "sequence"]
 
 @dataclass(frozen=True)
 class PolicyLossInputs:
-    """A micro-batch as losses see it, response-aligned: B rows, L = longest response. Only `logp` carries a gradient."""
+    """A micro-batch as losses see it, response-aligned: B rows, L = longest response. Only `logp` has a gradient."""
 
     logp: Tensor  # [B, L] of the policy being trained
     old_logp: Tensor  # [B, L] of the policy that the batch is scored with: the ratio's denominator

@@ -20,7 +20,7 @@ def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> T
 
     Gradient -4 p (1 - p) r A with p the sigmoid: weight 1 at r = 1, fading on both sides. Any equal shapes.
     """
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
+    tau = torch.where(advantages > 0, ratio.new_tensor(tau_pos), ratio.new_tensor(tau_neg))
     return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
 
 

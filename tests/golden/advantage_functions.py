@@ -1,0 +1,232 @@
+"""Advantages and rewards under the names and parameters of the vectors files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms import reward_shaping
+from alphaapollo.algorithms.advantages.gae import gae as gae_advantages
+from alphaapollo.algorithms.advantages.gdpo import gdpo_sum
+from alphaapollo.algorithms.advantages.gpg import gpg as gpg_advantages
+from alphaapollo.algorithms.advantages.gpg import gpg_alpha
+from alphaapollo.algorithms.advantages.magistral import magistral as magistral_advantages
+from alphaapollo.algorithms.advantages.opo import opo as opo_advantages
+from alphaapollo.algorithms.advantages.passk import passk_analytic as passk_analytic_advantages
+from alphaapollo.algorithms.advantages.passk import passk_leave_one_out as passk_leave_one_out_advantages
+from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline as sequence_baseline
+from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
+from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
+from alphaapollo.algorithms.group_filter import keep_group
+from alphaapollo.algorithms.groups import deviations, normalised
+from alphaapollo.algorithms.masked import reward_to_go, standardised, whiten
+from tests.golden.common import Function, Results, choose, groups_of, off_mask_rewards, on_tokens
+
+Index = Sequence[Any]
+SINGLETONS = ("zero", "raw")
+LEVELS = ("sequence", "token")
+
+
+def spread(seq_adv: Tensor, mask: Tensor) -> Results:
+    return {"seq_adv": seq_adv, "advantages": on_tokens(seq_adv, mask)}
+
+
+def gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    offmask: str = "drop",
+    whiten_adv: bool = False,
+    whiten_ddof: int = 1,
+    whiten_eps: float = 1e-8,
+) -> Results:
+    rewards = off_mask_rewards(token_rewards, mask, offmask)
+    advantages, returns = gae_advantages(rewards, values, mask, gamma, lam)
+    if whiten_adv:
+        advantages = whiten(advantages, mask, whiten_ddof, whiten_eps)
+    return {"advantages": advantages, "returns": returns}
+
+
+def grpo(
+    scores: Tensor,
+    index: Index,
+    mask: Tensor,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    std_norm: bool = True,
+    singleton: str = "zero",
+) -> Results:
+    choose("singleton", singleton, SINGLETONS)
+    if not std_norm:
+        return dr_grpo(scores, index, mask, singleton)
+    return spread(normalised(scores, groups_of(index), ddof=ddof, eps=eps, singleton=singleton), mask)
+
+
+def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: str = "zero") -> Results:
+    choose("singleton", singleton, SINGLETONS)
+    return spread(deviations(scores, groups_of(index), singleton=singleton), mask)
+
+
+def rloo(scores: Tensor, index: Index, mask: Tensor, singleton: str = "zero") -> Results:
+    choose("singleton", singleton, SINGLETONS)
+    return spread(rloo_advantages(scores, groups_of(index), singleton), mask)
+
+
+def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0, offmask: str = "drop") -> Results:
+    advantages, returns = remax_advantages(off_mask_rewards(token_rewards, mask, offmask), baselines, mask, gamma)
+    return {"advantages": advantages, "returns": returns}
+
+
+def reinforce_pp(
+    token_rewards: Tensor,
+    mask: Tensor,
+    gamma: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-8,
+    eps_inside: bool = True,
+    offmask: str = "drop",
+) -> Results:
+    returns = reward_to_go(off_mask_rewards(token_rewards, mask, offmask), mask, gamma)
+    return {"advantages": whiten(returns, mask, ddof, eps, eps_inside), "returns": returns}
+
+
+def reinforce_pp_baseline(
+    scores: Tensor,
+    index: Index,
+    mask: Tensor,
+    level: str = "sequence",
+    ddof: int = 1,
+    eps: float = 1e-8,
+    singleton: str = "zero",
+) -> Results:
+    choose("level", level, LEVELS)
+    choose("singleton", singleton, SINGLETONS)
+    groups = groups_of(index)
+    if level == "sequence":
+        return spread(sequence_baseline(scores, groups, ddof, eps, singleton), mask)
+    return {"advantages": whiten(on_tokens(deviations(scores, groups, singleton=singleton), mask), mask, ddof, eps)}
+
+
+def magistral(
+    scores: Tensor,
+    index: Index,
+    mask: Tensor,
+    minibatch: Sequence[Sequence[int]] | None = None,
+    ddof: int = 1,
+    eps: float = 0.0,
+    singleton: str = "zero",
+) -> Results:
+    choose("singleton", singleton, SINGLETONS)
+    batches = None if minibatch is None else [torch.tensor(rows, dtype=torch.int64) for rows in minibatch]
+    return spread(magistral_advantages(scores, groups_of(index), batches, ddof, eps, singleton), mask)
+
+
+def opo(scores: Tensor, index: Index, mask: Tensor, singleton: str = "zero") -> Results:
+    choose("singleton", singleton, SINGLETONS)
+    return spread(opo_advantages(scores, mask.sum(dim=1), groups_of(index), singleton), mask)
+
+
+def gpg(
+    scores: Tensor,
+    index: Index,
+    mask: Tensor,
+    f_norm: str = "one",
+    ddof: int = 1,
+    eps: float = 0.0,
+    singleton: str = "zero",
+) -> Results:
+    choose("f_norm", f_norm, ("one", "std"))
+    choose("singleton", singleton, SINGLETONS)
+    groups = groups_of(index)
+    advantages = gpg_advantages(scores, groups, f_norm == "std", ddof, eps, singleton)
+    return {**spread(advantages, mask), "alpha": gpg_alpha(scores, groups)}
+
+
+def gdpo(
+    score_matrix: Tensor,
+    index: Index,
+    mask: Tensor,
+    weights: Sequence[float] | None = None,
+    level: str = "sequence",
+    ddof: int = 1,
+    eps: float = 1e-4,
+    bn_eps: float = 1e-4,
+    singleton: str = "zero",
+) -> Results:
+    choose("level", level, LEVELS)
+    choose("singleton", singleton, SINGLETONS)
+    chosen = score_matrix.new_tensor([1.0] * score_matrix.shape[1] if weights is None else list(weights))
+    summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps, singleton)
+    if level == "sequence":
+        return {"pre_bn": summed, **spread(standardised(summed, ddof, bn_eps, eps_inside=False), mask)}
+    return {"pre_bn": summed, "advantages": whiten(on_tokens(summed, mask), mask, ddof, bn_eps)}
+
+
+def passk_leave_one_out(
+    scores: Tensor, index: Index, mask: Tensor, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
+) -> Results:
+    return spread(passk_leave_one_out_advantages(scores, groups_of(index), std_norm, ddof, eps), mask)
+
+
+def passk_analytic(correct: Tensor, index: Index, mask: Tensor, k: int) -> Results:
+    return spread(passk_analytic_advantages(correct, groups_of(index), k), mask)
+
+
+def dynamic_sampling_keep(scores: Tensor, index: Index, tol: float = 0.0) -> Results:
+    members: dict[Any, list[float]] = {}
+    for name, score in zip(index, scores.tolist(), strict=True):
+        members.setdefault(name, []).append(score)
+    return {"value": [keep_group(members[name], tol) for name in index]}
+
+
+def place_outcome_reward(scores: Tensor, mask: Tensor) -> Results:
+    return {"value": reward_shaping.place_outcome_reward(scores, mask)}
+
+
+def soft_overlong_punishment(lengths: Tensor, max_len: int, cache: int, factor: float = 1.0) -> Results:
+    return {"value": reward_shaping.soft_overlong_punishment(lengths, max_len, cache, factor)}
+
+
+def overlong_filter(mask: Tensor, truncated: Tensor) -> Results:
+    return {"value": reward_shaping.overlong_filter(mask, truncated)}
+
+
+def kl_in_reward(
+    token_scores: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, beta: float, kind: str = "kl"
+) -> Results:
+    shaped = reward_shaping.kl_in_reward(token_scores, old_logp, ref_logp, mask, beta, kind, limit=None)
+    return {
+        "rewards": shaped.token_rewards,
+        "kl_seq_sum_mean": shaped.per_sequence,
+        "kl_token_mean_mean": shaped.per_token,
+    }
+
+
+FUNCTIONS: dict[str, Function] = {
+    function.__name__: function
+    for function in (
+        gae,
+        grpo,
+        dr_grpo,
+        rloo,
+        remax,
+        reinforce_pp,
+        reinforce_pp_baseline,
+        magistral,
+        opo,
+        gpg,
+        gdpo,
+        passk_leave_one_out,
+        passk_analytic,
+        dynamic_sampling_keep,
+        place_outcome_reward,
+        soft_overlong_punishment,
+        overlong_filter,
+        kl_in_reward,
+    )
+}

@@ -1,0 +1,88 @@
+"""What the files of golden functions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.aggregation import aggregate as weighted_sum
+from alphaapollo.algorithms.aggregation import num_sequences, row_weights
+from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.masked import fold_to_actions, masked
+
+Results = dict[str, Any]
+Function = Callable[..., Results]
+MODES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-mean-token-mean",
+)
+
+
+class UnsupportedError(Exception):
+    """A vectors file asks for a function, parameter or choice that is not known here."""
+
+
+def choose(what: str, value: Any, known: Sequence[Any]) -> None:
+    if value not in known:
+        raise UnsupportedError(f"{what}={value!r}; known: {', '.join(map(str, known))}")
+
+
+def group_ids(index: Sequence[Any]) -> Tensor:
+    """Group names of any kind as integers."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(index))}
+    return torch.tensor([numbers[name] for name in index])
+
+
+def groups_of(index: Sequence[Any]) -> Groups:
+    return Groups.of(group_ids(index))
+
+
+def on_tokens(values: Tensor, mask: Tensor) -> Tensor:
+    return masked(values.unsqueeze(1).expand_as(mask), mask)
+
+
+def off_mask_rewards(token_rewards: Tensor, mask: Tensor, offmask: str) -> Tensor:
+    choose("offmask", offmask, ("drop", "fold"))
+    return fold_to_actions(token_rewards, mask) if offmask == "fold" else masked(token_rewards, mask)
+
+
+def token_weights(
+    mask: Tensor,
+    mode: str,
+    index: Sequence[Any] | None = None,
+    horizon: float | None = None,
+    count: str = "nonempty",
+    global_tokens: float | None = None,
+    global_seqs: float | None = None,
+    global_groups: float | None = None,
+    dp_size: int = 1,
+) -> Tensor:
+    """Row weights, rescaled from this rank's counts to global ones, so that the *mean* over ranks is the loss. [B]"""
+    choose("mode", mode, MODES)
+    choose("count", count, ("nonempty", "all"))
+    lengths = mask.sum(dim=1)
+    ids = torch.zeros(len(mask), dtype=torch.int64) if index is None else group_ids(index)
+    weights = row_weights(lengths, ids, mode, mask.shape[1] if horizon is None else horizon, count) * dp_size
+    if mode == "token-mean" and global_tokens is not None:
+        return weights * float(lengths.sum().clamp(min=1)) / global_tokens
+    if mode.startswith("seq-mean") and global_seqs is not None:
+        return weights * num_sequences(lengths, count) / global_seqs
+    if mode.startswith("group-mean") and global_groups is not None:
+        return weights * num_sequences(Groups.of(ids).sum(lengths), count) / global_groups
+    return weights
+
+
+def aggregated(loss: Tensor, mask: Tensor, mode: str, agg_kw: dict[str, Any] | None) -> Tensor:
+    return weighted_sum(loss, mask, token_weights(mask, mode, **(agg_kw or {})))
+
+
+def sequential(step: Callable[[float], float], kls: Sequence[float]) -> Results:
+    """The coefficient after each of a series of KL measurements."""
+    return {"value": [step(kl) for kl in kls]}
