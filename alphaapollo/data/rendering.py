@@ -133,17 +133,17 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLengths:
-    """What fit_prompts found."""
+class Lengths:
+    """How long the prompts (or examples) of a run are."""
 
     total: int  # prompts
-    too_long: int  # of them, over the limit: dropped, or cut when they are rendered
+    too_long: int  # of them, over the limit: dropped, or cut
     longest: int  # tokens
 
 
 def fit_prompts(
     prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
-) -> tuple[list[Prompt], PromptLengths]:
+) -> tuple[list[Prompt], Lengths]:
     """Hold the prompts against the limit, once, before training.
 
     drop leaves long ones out; left and right keep them, to be cut by `cut_prompt` when rendered.
@@ -152,28 +152,36 @@ def fit_prompts(
         ValueError: truncation is error and a prompt is too long, or nothing is left.
     """
     lengths = [len(ids) for ids in renderer.prompt_ids_batch([prompt.content for prompt in prompts])]
-    long = [i for i, length in enumerate(lengths) if length > max_prompt_length]
-    counts = PromptLengths(len(prompts), len(long), max(lengths, default=0))
-    if long and truncation == "error":
-        raise ValueError(
-            f"{len(long)} of {len(prompts)} prompts are longer than data.max_prompt_length={max_prompt_length}: the "
-            f"first is row {prompts[long[0]].id} with {lengths[long[0]]} tokens, the longest has {counts.longest}. "
-            "Raise the limit, or set data.truncation to drop, left or right."
-        )
+    rows = [prompt.id for prompt in prompts]
+    counts = measure(lengths, rows, "prompts", "data.max_prompt_length", max_prompt_length, truncation)
     if truncation != "drop":
         return list(prompts), counts
-    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length]
-    if prompts and not kept:
+    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], counts
+
+
+def measure(
+    lengths: Sequence[int], rows: Sequence[int], what: str, key: str, limit: int, truncation: Truncation
+) -> Lengths:
+    """Count what is over the limit of a config key (ValueError: truncation=error and some are, or drop and all are)."""
+    long = [index for index, length in enumerate(lengths) if length > limit]
+    counts = Lengths(len(lengths), len(long), max(lengths, default=0))
+    if long and truncation == "error":
         raise ValueError(
-            f"all {len(prompts)} prompts are longer than data.max_prompt_length={max_prompt_length} (the shortest has "
-            f"{min(lengths)} tokens), so data.truncation=drop leaves none. Raise the limit."
+            f"{len(long)} of {len(lengths)} {what} are longer than {key}={limit}: the first is row {rows[long[0]]} "
+            f"with {lengths[long[0]]} tokens, the longest has {counts.longest}. Raise {key}, or set data.truncation to "
+            "drop, left or right."
         )
-    return kept, counts
+    if long and truncation == "drop" and len(long) == len(lengths):
+        raise ValueError(
+            f"all {len(lengths)} {what} are longer than {key}={limit} (the shortest has {min(lengths)} tokens), so "
+            f"data.truncation=drop leaves none. Raise {key}."
+        )
+    return counts
 
 
-def cut_prompt(token_ids: list[int], max_prompt_length: int, truncation: Truncation) -> list[int]:
-    """A rendered prompt within the limit: left cuts its start, right its end."""
-    if len(token_ids) <= max_prompt_length:
+def cut_prompt(token_ids: list[int], max_length: int, truncation: Truncation) -> list[int]:
+    """A rendered prompt (or an example) within the limit: left cuts its start, right its end."""
+    if len(token_ids) <= max_length:
         return token_ids
-    assert truncation in ("left", "right"), "fit_prompts stops or drops such a prompt"
-    return token_ids[-max_prompt_length:] if truncation == "left" else token_ids[:max_prompt_length]
+    assert truncation in ("left", "right"), "measure stops at such a prompt, or it is dropped"
+    return token_ids[-max_length:] if truncation == "left" else token_ids[:max_length]

@@ -1,0 +1,165 @@
+"""Examples for supervised training: data rows to token rows whose action mask covers what the model would have sampled.
+
+A file has either chats (`messages`: every assistant message is trained on) or a prompt (chat or text) and a response
+column. The pieces of a chat are cut where the chat template begins and ends each assistant turn, and tokenized one by
+one, just as prompts and samples are at rollout: the mask is exact, the turn's end token is trained on, and what the
+template puts after it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from alphaapollo.config.schema import SftData
+from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
+from alphaapollo.data.prompts import raise_problems, read_chat
+from alphaapollo.data.rendering import Lengths, Renderer, Truncation, cut_prompt, measure
+from alphaapollo.types import Message, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of an example's text that is tokenized on its own."""
+
+    text: str
+    trained: bool
+    rendered: bool = True  # by the chat template; else plain text, which gets the tokenizer's BOS and EOS
+
+
+def load_examples(files: str | Sequence[str], renderer: Renderer, data: SftData) -> tuple[list[Row], Lengths]:
+    """The examples of parquet or jsonl files, in order, cut or dropped as data.truncation says.
+
+    A row's action mask is its loss mask and its log-probs are 0: packing treats it as any other row.
+
+    Raises:
+        ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
+            (names them); the chat template rewrites earlier turns; an example is too long and truncation is error.
+    """
+    examples: list[list[Piece]] = []
+    for path in file_list(files):
+        rows = read_rows(path)
+        _check_columns(path, columns_of(rows), data)
+        problems = []
+        for index, row in enumerate(rows):
+            try:
+                examples.append(_pieces(row, renderer, data))
+            except ValueError as error:
+                problems.append(f"row {index}: {error}")
+        raise_problems(path, problems, len(rows))
+    rows_of_tokens = _tokenize(examples, renderer)
+    lengths = [len(row.token_ids) for row in rows_of_tokens]
+    counts = measure(lengths, range(len(lengths)), "examples", "data.max_length", data.max_length, data.truncation)
+    fitted = [_fit(row, data.max_length, data.truncation) for row in rows_of_tokens]
+    return [row for row in fitted if row is not None], counts
+
+
+def chat_pieces(messages: list[Message], renderer: Renderer) -> list[Piece]:
+    """A chat in pieces: what comes before an assistant's turn, the turn, and so on up to the last one.
+
+    Raises:
+        ValueError: no assistant message, an empty one, or a template that renders earlier turns differently once
+            later ones are there (it drops old thoughts, say), so that no mask could be exact.
+    """
+    pieces: list[Piece] = []
+    done = ""
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if not turns:
+        raise ValueError("the chat has no assistant message to train on.")
+    for turn in turns:
+        if not messages[turn]["content"].strip():
+            raise ValueError(f"the assistant's message {turn} is empty.")
+        before = renderer.text(messages[:turn])
+        after = renderer.text(messages[: turn + 1], add_generation_prompt=False)
+        if not before.startswith(done) or not after.startswith(before):
+            raise ValueError(
+                f"the chat template rewrites what stands before or around message {turn} (it drops old thoughts, say), "
+                "so the trained tokens would not be those that the model sees when it answers. Make one row per "
+                "assistant turn, or use a template that keeps its history."
+            )
+        pieces += [Piece(before[len(done) :], False), Piece(after[len(before) :], True)]
+        done = after
+    return pieces
+
+
+def _check_columns(path: str, columns: list[str], data: SftData) -> None:
+    if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= set(columns):
+        raise ValueError(
+            f"{path}: needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}; it has "
+            f"{', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key."
+        )
+
+
+def _pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[Piece]:
+    messages = row.get(data.messages_key)
+    if messages is not None:
+        if not isinstance(messages, list):
+            raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a chat.")
+        return chat_pieces(read_chat(messages, repr(data.messages_key)), renderer)
+    response = _text(row, data.response_key)
+    prompt = row.get(data.prompt_key)
+    if not isinstance(prompt, list):
+        return [Piece(_text(row, data.prompt_key), False, False), Piece(response, True, False)]
+    chat = read_chat(prompt, repr(data.prompt_key))
+    *context, answer = chat_pieces([*chat, Message(role="assistant", content=response)], renderer)
+    return [Piece("".join(piece.text for piece in context), False), answer]
+
+
+def _text(row: DataRow, key: str) -> str:
+    value = row.get(key)
+    if value is None or value == "" or (isinstance(value, str) and value.isspace()):
+        raise ValueError(f"{key!r} is empty.")
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} is a {type(value).__name__}; it must be text.")
+    return value
+
+
+def _tokenize(examples: list[list[Piece]], renderer: Renderer) -> list[Row]:
+    """All pieces of all examples at once, because tokenizers then use all cores."""
+    pieces = [piece for example in examples for piece in example]
+    tokens: dict[bool, Iterator[list[int]]] = {}
+    for starts_text in (False, True):
+        texts = [piece.text for piece in pieces if _starts_text(piece) == starts_text]
+        tokens[starts_text] = iter(renderer.encode(texts, add_special_tokens=starts_text) if texts else [])
+    rows = []
+    for example in examples:
+        row = Row([], [], [], [])
+        for piece in example:
+            _extend(row, piece, next(tokens[_starts_text(piece)]), renderer)
+        del row.token_ids[row.turn_ends[-1] + 1 :], row.action_mask[row.turn_ends[-1] + 1 :]
+        row.logprobs = [0.0] * len(row.token_ids)
+        rows.append(row)
+    return rows
+
+
+def _starts_text(piece: Piece) -> bool:
+    return not piece.rendered and not piece.trained
+
+
+def _extend(row: Row, piece: Piece, token_ids: list[int], renderer: Renderer) -> None:
+    """Add a piece to a row. Of a rendered turn, the tokens up to its end token are trained on."""
+    eos = renderer.tokenizer.eos_token_id
+    if piece.trained and not piece.rendered and eos is not None:
+        token_ids = [*token_ids, eos]
+    num_trained = 0
+    if piece.trained:
+        ends = [index for index, token in enumerate(token_ids) if token in renderer.eos_token_ids]
+        num_trained = ends[-1] + 1 if ends else len(token_ids)
+        row.turn_ends.append(len(row.token_ids) + num_trained - 1)
+    row.token_ids += token_ids
+    row.action_mask += [1] * num_trained + [0] * (len(token_ids) - num_trained)
+
+
+def _fit(row: Row, max_length: int, truncation: Truncation) -> Row | None:
+    """The row within the limit; None if it is dropped, or if nothing of it is left to train on."""
+    if len(row.token_ids) <= max_length:
+        return row
+    if truncation == "drop":
+        return None
+    mask = cut_prompt(row.action_mask, max_length, truncation)
+    mask[0] = 0  # a first token has nothing to be predicted from
+    if 1 not in mask:
+        return None
+    shift = len(row.token_ids) - max_length if truncation == "left" else 0
+    ends = [end - shift for end in row.turn_ends if 0 < end - shift < max_length]
+    return Row(cut_prompt(row.token_ids, max_length, truncation), mask, [0.0] * max_length, ends)
