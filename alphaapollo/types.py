@@ -170,13 +170,13 @@ class TrajectoryGroup:
 class GroupRequest:
     """What the driver asks of a rollout worker: n episodes of one prompt.
 
-    Every random draw below it is a function of (seed, step, prompt.id, sample, turn) and of nothing else.
+    Every random draw below it is a function of (seed, draw, prompt.id, sample, turn) and of nothing else.
     """
 
     prompt: Prompt
     num_samples: int
     sampling: Sampling  # max_tokens = the whole response budget; its seed is the run's
-    step: int
+    draw: int  # position in the stream of training prompts: tells apart two visits to one prompt
     validate: bool = False
 
 

@@ -1,0 +1,1 @@
+"""Where processes are placed and called: the only room that knows Ray."""

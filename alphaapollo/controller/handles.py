@@ -1,0 +1,165 @@
+"""Typed handles to the worker groups: every remote call of the project is one of these methods.
+
+    PolicyGroup   actor and reference model, one worker a training rank
+    CriticGroup   critic, likewise
+    EngineGroup   rollout workers, one a vLLM engine
+
+They are the same over Ray actors and in one process (see ranks.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alphaapollo.controller.ranks import Ranks
+from alphaapollo.data.batch import Columns, RankBatch
+from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
+
+if TYPE_CHECKING:  # the driver never imports the workers: they bring torch models and vLLM
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.policy import PolicyWorker
+
+
+class PolicyGroup:
+    """The policy and, where asked for, its reference. A column is one flat float32 array [sum responses] a rank."""
+
+    def __init__(self, ranks: Ranks[PolicyWorker]):
+        self.ranks = ranks
+
+    async def load_batch(self, batches: Sequence[RankBatch]) -> None:
+        """Send each rank its rows, once an iteration."""
+        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), batches)
+
+    async def compute_log_probs(self) -> list[np.ndarray]:
+        """Log-probs of the loaded rows under the present weights."""
+        return await self.ranks.call(lambda worker: worker.compute_log_probs())
+
+    async def compute_ref_log_probs(self) -> list[np.ndarray]:
+        """Log-probs of the loaded rows under the reference."""
+        return await self.ranks.call(lambda worker: worker.compute_ref_log_probs())
+
+    async def update(self, columns: Sequence[Columns]) -> dict[str, float]:
+        """The optimiser steps of one iteration; metrics over all ranks."""
+        return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
+
+    async def send_weights(self, version: int) -> WeightUpdate:
+        """Publish the weights (a collective of all ranks); what was sent, by its digest."""
+        updates = await self.ranks.call(lambda worker: worker.send_weights(version))
+        update = updates[0]
+        assert update is not None, "rank 0 sends"
+        return update
+
+    async def probe(self, token_ids: list[int]) -> list[float]:
+        """Log-prob of each token after the first, at temperature 1."""
+        return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
+
+    async def save(self, folder: str) -> None:
+        await self.ranks.call(lambda worker: worker.save(folder))
+
+    async def load(self, folder: str) -> None:
+        await self.ranks.call(lambda worker: worker.load(folder))
+
+    async def export(self, folder: str) -> None:
+        """Write a Hugging Face folder."""
+        await self.ranks.call(lambda worker: worker.export(folder))
+
+    async def memory(self) -> dict[str, float]:
+        """Largest over the ranks."""
+        return largest(await self.ranks.call(lambda worker: worker.memory()))
+
+    async def close(self) -> None:
+        await self.ranks.close()
+
+
+class CriticGroup:
+    """The critic; columns as in PolicyGroup."""
+
+    def __init__(self, ranks: Ranks[CriticWorker]):
+        self.ranks = ranks
+
+    async def load_batch(self, batches: Sequence[RankBatch]) -> None:
+        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), batches)
+
+    async def compute_values(self) -> list[np.ndarray]:
+        """Values of the loaded rows' response tokens under the present weights."""
+        return await self.ranks.call(lambda worker: worker.compute_values())
+
+    async def update(self, columns: Sequence[Columns]) -> dict[str, float]:
+        return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
+
+    async def save(self, folder: str) -> None:
+        await self.ranks.call(lambda worker: worker.save(folder))
+
+    async def load(self, folder: str) -> None:
+        await self.ranks.call(lambda worker: worker.load(folder))
+
+    async def memory(self) -> dict[str, float]:
+        return largest(await self.ranks.call(lambda worker: worker.memory()))
+
+    async def close(self) -> None:
+        await self.ranks.close()
+
+
+class EngineGroup:
+    """The rollout workers. A group stays whole on one engine, where its samples share their prompt's prefill."""
+
+    def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
+        self.ranks = ranks
+        self.samples_in_flight = samples_in_flight  # an engine, at most: more would only queue inside it
+
+    async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
+        """Run the requests; yields (index of the request, its group) as they end, each to the least loaded engine."""
+        load = [0] * self.ranks.size
+        room = asyncio.Condition()
+
+        async def run(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
+            async with room:
+                await room.wait_for(lambda: min(load) == 0 or min(load) + request.num_samples <= self.samples_in_flight)
+                rank = load.index(min(load))
+                load[rank] += request.num_samples
+            try:
+                return index, await self.ranks.call_one(rank, lambda worker: worker.generate(request))
+            finally:
+                async with room:
+                    load[rank] -= request.num_samples
+                    room.notify_all()
+
+        tasks = [asyncio.ensure_future(run(index, request)) for index, request in enumerate(requests)]
+        try:
+            for done in asyncio.as_completed(tasks):
+                yield await done
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def score(self, token_ids: list[int]) -> list[list[float]]:
+        """Log-prob of each token after the first, from each engine."""
+        return await self.ranks.call(lambda worker: worker.score(token_ids))
+
+    async def receive_weights(self, update: WeightUpdate) -> list[WeightReceipt]:
+        return await self.ranks.call(lambda worker: worker.receive_weights(update))
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory to the trainer (nothing on a CPU)."""
+        await self.ranks.call(lambda worker: worker.sleep())
+
+    async def wake(self) -> None:
+        await self.ranks.call(lambda worker: worker.wake())
+
+    async def memory(self) -> dict[str, float]:
+        return largest(await self.ranks.call(lambda worker: worker.memory()))
+
+    async def close(self) -> None:
+        """Shut the engines down first: an engine's core is a process of its own."""
+        await self.ranks.call(lambda worker: worker.close())
+        await self.ranks.close()
+
+
+def largest(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The largest of each figure over the ranks."""
+    return {name: max(own[name] for own in figures) for name in figures[0]}

@@ -1,0 +1,43 @@
+"""The crew in one process, without Ray: for tests and debugging. Same handles, same worker classes, same numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
+from alphaapollo.controller.launch import Roles, free_port, started
+from alphaapollo.controller.placement import Layout
+from alphaapollo.controller.ranks import LocalRanks
+
+
+class LocalCrew:
+    """One training rank and one engine in this process (vLLM's engine core stays a process of its own)."""
+
+    policy: PolicyGroup
+    critic: CriticGroup | None
+
+    def __init__(self, policy: PolicyGroup, critic: CriticGroup | None, engines: EngineGroup, cleanup: list[str]):
+        self.policy, self.critic, self.engines = policy, critic, engines
+        self.cleanup = cleanup
+
+    async def close(self) -> None:
+        await asyncio.wait_for(self.engines.close(), timeout=20)
+        await self.policy.close()
+        if self.critic:
+            await self.critic.close()
+        for folder in self.cleanup:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def launch_local(layout: Layout, roles: Roles) -> LocalCrew:
+    """Build the workers one after the other. Needs one rank and one engine: the checks see to it."""
+    from alphaapollo.workers.base import RankPlacement
+
+    assert layout.num_ranks == 1 and layout.num_engines == 1
+
+    placement = RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", layout.device, layout.threads)
+    policy = PolicyGroup(LocalRanks(roles.policy(placement, None)))
+    critic = CriticGroup(LocalRanks(roles.critic(placement))) if roles.critic else None
+    engine = await started(roles.engine(0))
+    return LocalCrew(policy, critic, EngineGroup(LocalRanks(engine), roles.samples_in_flight), roles.cleanup)

@@ -1,0 +1,72 @@
+"""How many processes of each role, and where: decided once from the configuration and the machine, before any starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from alphaapollo.config.check import resolve_device
+from alphaapollo.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one node has: this machine, or the largest node of the cluster that RAY_ADDRESS names."""
+
+    num_cores: int
+    num_gpus: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything runs. A training rank is a GPU, or a process on a machine without them."""
+
+    device: str  # cpu | cuda
+    num_nodes: int
+    ranks_per_node: int
+    num_engines: int
+    tensor_parallel: int  # GPUs or processes an engine
+    colocate: bool  # engines use the training ranks' GPUs
+    threads: int  # torch threads of a training rank on a CPU
+    critic: bool
+
+    @property
+    def num_ranks(self) -> int:
+        """The data-parallel degree."""
+        return self.num_nodes * self.ranks_per_node
+
+    def role_lines(self) -> dict[str, str]:
+        """role -> where it runs, for the plan."""
+        unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
+        where = f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2"
+        tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        shared = " on the training GPUs" if self.device == "cuda" and self.colocate else ""
+        roles = {"actor and reference": where}
+        if self.critic:
+            roles["critic"] = where
+        roles["rollout engines"] = f"{self.num_engines} x {self.device}{tensor_parallel}{shared}"
+        return roles
+
+
+def detect_machine() -> Machine:
+    """This machine's cores (that we may use) and GPUs."""
+    import torch
+
+    return Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+
+
+def make_layout(config: Config, machine: Machine, critic: bool) -> Layout:
+    """Resolve the automatic choices of a checked configuration (config.check)."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    device = resolve_device(trainer.device, machine.num_gpus)
+    engines_on_gpus = max(1, trainer.n_gpus_per_node * trainer.nnodes // rollout.tensor_model_parallel_size)
+    return Layout(
+        device=device,
+        num_nodes=trainer.nnodes,
+        ranks_per_node=trainer.n_gpus_per_node,
+        num_engines=rollout.num_engines or (1 if device == "cpu" else engines_on_gpus),
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        colocate=rollout.colocate,
+        threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
+        critic=critic,
+    )

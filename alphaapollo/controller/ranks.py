@@ -1,0 +1,67 @@
+"""A worker object on each of several ranks, and how to call them.
+
+    Ranks[W]            the interface: call a function of the worker on every rank, or on one
+      LocalRanks        one rank, in this process (controller=local)
+      RayRanks          each rank a Ray actor (ray_ranks.py)
+
+A call is written where it is made: `await ranks.call(lambda worker: worker.update(step))`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+W = TypeVar("W")
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class Ranks(Protocol[W]):
+    """The workers of one role, rank 0 first."""
+
+    size: int
+
+    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> list[R]:
+        """`function(worker)` on every rank at once; the results in rank order."""
+        ...
+
+    async def call_each(self, function: Callable[[W, A], Awaitable[R] | R], items: Sequence[A]) -> list[R]:
+        """`function(worker, items[rank])` on every rank at once; large items travel once, through the object store."""
+        ...
+
+    async def call_one(self, rank: int, function: Callable[[W], Awaitable[R] | R]) -> R:
+        """`function(worker)` on one rank."""
+        ...
+
+    async def close(self) -> None:
+        """End the workers' processes."""
+        ...
+
+
+async def resolve(value: Awaitable[R] | R) -> R:
+    """The value itself, or what it is a promise of."""
+    return await cast(Awaitable[R], value) if inspect.isawaitable(value) else cast(R, value)
+
+
+class LocalRanks(Ranks[W]):
+    """One worker in this process: same code, same numbers, and a debugger sees everything."""
+
+    def __init__(self, worker: W):
+        self.worker = worker
+        self.size = 1
+
+    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> list[R]:
+        return [await resolve(function(self.worker))]
+
+    async def call_each(self, function: Callable[[W, A], Awaitable[R] | R], items: Sequence[A]) -> list[R]:
+        return [await resolve(function(self.worker, items[0]))]
+
+    async def call_one(self, rank: int, function: Callable[[W], Awaitable[R] | R]) -> R:
+        assert rank == 0, "controller=local has one rank"
+        return await resolve(function(self.worker))
+
+    async def close(self) -> None:
+        closing: Any = self.worker
+        await resolve(closing.close())

@@ -1,0 +1,29 @@
+"""The engines' side of vLLM's own weight transfer, as the trainer's rank 0 calls it (CUDA IPC and NCCL only)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+
+class RayWeightSyncClient:
+    """vLLM's `VLLMWeightSyncClient` over Ray: each method runs on every engine and waits for all of them."""
+
+    def __init__(self, engines: list[Any]):
+        self.engines = engines  # actors of controller.ray_ranks.Host
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._call(lambda worker: worker.init_weight_transfer_engine(init_info))
+
+    def start_weight_update(self) -> None:
+        self._call(lambda worker: worker.start_weight_update())
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        self._call(lambda worker: worker.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call(lambda worker: worker.finish_weight_update(weight_version))
+
+    def _call(self, function: Any) -> None:
+        ray.get([engine.call.remote(function) for engine in self.engines])

@@ -1,0 +1,189 @@
+"""The crew over Ray: one actor a worker.
+
+    bundle k = node k with its training GPUs. The policy's actors hold them; the critic's, and engines that share the
+    GPUs, hold none and are told by CUDA_VISIBLE_DEVICES. Engines with GPUs of their own have a second placement group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
+from alphaapollo.controller.launch import Roles, started
+from alphaapollo.controller.placement import Layout, Machine
+from alphaapollo.controller.ray_client import RayWeightSyncClient
+from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RolloutHost, Seat, WorkerDied, WorkerFailed
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.policy import PolicyWorker
+
+
+def connect() -> Machine:
+    """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it); what its largest node has."""
+    ray.init(log_to_driver=False, namespace=f"alphaapollo-{os.getpid()}")
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return Machine(
+        num_cores=max(int(node.get("CPU", 0)) for node in resources),
+        num_gpus=max(int(node.get("GPU", 0)) for node in resources),
+    )
+
+
+def start_local_cluster() -> None:
+    """A Ray of our own on this machine; it ends with this process."""
+    ray.init(
+        address="local", include_dashboard=False, log_to_driver=False, namespace=f"alphaapollo-{os.getpid()}"
+    )
+
+
+async def launch_ray(layout: Layout, roles: Roles, timeout: float) -> RayCrew:
+    """Place all workers and start them side by side. A ValueError or TimeoutError names what could not be had."""
+    crew = RayCrew(*await _place(layout, timeout), layout, roles)
+    try:
+        async with asyncio.timeout(timeout):
+            await crew.start()
+    except TimeoutError:
+        waiting = ", ".join(crew.still_starting())
+        await crew.close()
+        raise TimeoutError(
+            f"not all workers started within trainer.start_timeout={timeout:.0f} s; still starting: {waiting}. "
+            "Their logs lie in the run's logs/ and in Ray's session folder; a large model may need a larger value."
+        ) from None
+    except BaseException:
+        await crew.close()
+        raise
+    return crew
+
+
+CPU_SHARE = 0.01  # of its node's bundle, an actor: threads are set by the workers, Ray only needs something to count
+
+
+class RayCrew:
+    """All actors of a run."""
+
+    policy: PolicyGroup
+    critic: CriticGroup | None
+    engines: EngineGroup
+
+    def __init__(self, nodes: PlacementGroup, engine_gpus: PlacementGroup | None, layout: Layout, roles: Roles):
+        self.layout, self.roles = layout, roles
+        self.groups = [group for group in (nodes, engine_gpus) if group]
+        gpu = 1.0 if layout.device == "cuda" else 0.0
+        node_of = [rank // layout.ranks_per_node for rank in range(layout.num_ranks)]
+        self._policy: RayRanks[PolicyWorker] = RayRanks(
+            PolicyHost, [Seat(nodes, node, CPU_SHARE, gpu) for node in node_of]
+        )
+        self._critic: RayRanks[CriticWorker] | None = (
+            RayRanks(CriticHost, [Seat(nodes, node, CPU_SHARE) for node in node_of]) if roles.critic else None
+        )
+        if engine_gpus:
+            seats = [Seat(engine_gpus, i, CPU_SHARE, float(layout.tensor_parallel)) for i in range(layout.num_engines)]
+        else:
+            first_ranks = [index * layout.tensor_parallel % layout.num_ranks for index in range(layout.num_engines)]
+            seats = [Seat(nodes, node_of[rank], CPU_SHARE) for rank in first_ranks]
+        self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutHost, seats)
+        self.policy = PolicyGroup(self._policy)
+        self.critic = CriticGroup(self._critic) if self._critic else None
+        self.engines = EngineGroup(self._engines, roles.samples_in_flight)
+        self._starting: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """All roles side by side: importing torch and vLLM is most of a start."""
+        from alphaapollo.workers.base import RankPlacement
+
+        layout, roles, cleanup = self.layout, self.roles, self.roles.cleanup
+        policy_env, engine_env = await self._visible_gpus()
+        addresses = [await self._policy.free_address() for _ in range(2)]
+        client = RayWeightSyncClient(self._engines.actors) if layout.device == "cuda" else None
+        policy_at, critic_at = (
+            [
+                RankPlacement(rank, layout.num_ranks, address, layout.device, layout.threads)
+                for rank in range(layout.num_ranks)
+            ]
+            for address in addresses
+        )
+        starts = {
+            "policy": self._policy.start([partial(roles.policy, one, client) for one in policy_at], cleanup),
+            "rollout": self._engines.start(
+                [_engine_factory(roles.engine, index) for index in range(layout.num_engines)], cleanup, engine_env
+            ),
+        }
+        if self._critic and roles.critic:
+            starts["critic"] = self._critic.start([partial(roles.critic, one) for one in critic_at], cleanup, policy_env)
+        self._starting = {role: asyncio.ensure_future(start) for role, start in starts.items()}
+        try:
+            await asyncio.gather(*self._starting.values())
+        finally:
+            for task in self._starting.values():
+                task.cancel()
+
+    async def _visible_gpus(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """CUDA_VISIBLE_DEVICES of the critic of each rank and of each colocated engine: the policy's GPUs."""
+        layout = self.layout
+        if layout.device != "cuda":
+            return [{}] * layout.num_ranks, [{}] * layout.num_engines
+        gpus = [place.gpus for place in await self._policy.places()]
+        policy_env = [{"CUDA_VISIBLE_DEVICES": own} for own in gpus]
+        if not layout.colocate:
+            return policy_env, [{}] * layout.num_engines
+        size = layout.tensor_parallel
+        return policy_env, [
+            {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * size : (index + 1) * size])}
+            for index in range(layout.num_engines)
+        ]
+
+    def still_starting(self) -> list[str]:
+        return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]
+
+    async def close(self) -> None:
+        """Engines first, for their cores are processes of their own; what does not end by itself is killed."""
+        try:
+            await asyncio.wait_for(self.engines.close(), timeout=5)
+        except (TimeoutError, WorkerDied, WorkerFailed, ValueError):
+            pass  # a worker that cannot answer any more is killed below
+        for ranks in (self._policy, self._critic, self._engines):
+            if ranks:
+                await ranks.close()
+        for group in self.groups:
+            remove_placement_group(group)
+        ray.shutdown()
+        for folder in self.roles.cleanup:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _engine_factory(build: Callable[[int], RolloutWorker], index: int) -> Callable[[], Any]:
+    async def make() -> RolloutWorker:
+        return await started(build(index))
+
+    return make
+
+
+async def _place(layout: Layout, timeout: float) -> tuple[PlacementGroup, PlacementGroup | None]:
+    """One bundle a node with its training GPUs; where engines do not share those, one bundle an engine."""
+    cuda = layout.device == "cuda"
+    node = {"CPU": 1.0} | ({"GPU": float(layout.ranks_per_node)} if cuda else {})
+    engine = {"CPU": 1.0, "GPU": float(layout.tensor_parallel)}
+    nodes = placement_group([node] * layout.num_nodes, strategy="STRICT_SPREAD" if layout.num_nodes > 1 else "PACK")
+    groups = [(nodes, [node] * layout.num_nodes)]
+    if cuda and not layout.colocate:
+        groups.append((placement_group([engine] * layout.num_engines), [engine] * layout.num_engines))
+    for group, bundles in groups:
+        ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, 60.0))
+        if not ready:
+            have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+            alive = sum(node["Alive"] for node in ray.nodes())
+            ray.shutdown()
+            raise ValueError(
+                f"the cluster cannot place this run: it needs {bundles} (one a node or engine), the cluster has {have} "
+                f"on {alive} node(s). Lower trainer.nnodes or trainer.n_gpus_per_node, or start more nodes."
+            )
+    return nodes, groups[1][0] if len(groups) > 1 else None

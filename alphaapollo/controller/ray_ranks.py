@@ -1,0 +1,175 @@
+"""Ranks as Ray actors: one process a worker, which dies with the driver and whose death is named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from alphaapollo.controller.launch import free_port
+from alphaapollo.controller.ranks import Ranks, resolve
+from alphaapollo.watchdog import die_with
+
+W = TypeVar("W")
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class WorkerDied(RuntimeError):
+    """A worker process is gone; the message says which."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised; the message says which, and holds its traceback."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one rank runs: a bundle of a placement group, and its share of it."""
+
+    group: PlacementGroup
+    bundle: int
+    num_cpus: float
+    num_gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor came to run."""
+
+    pid: int
+    node: str
+    ip: str
+    gpus: str  # comma-separated, as in CUDA_VISIBLE_DEVICES
+
+
+class Host(Generic[W]):
+    """The actor: holds one worker. Asynchronous, so that generate calls overlap; a synchronous call runs to its end."""
+
+    def place(self) -> Place:
+        context = ray.get_runtime_context()
+        gpus = ",".join(context.get_accelerator_ids()["GPU"])
+        return Place(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
+
+    def free_address(self) -> str:
+        return f"tcp://{ray.util.get_node_ip_address()}:{free_port()}"
+
+    async def start(
+        self,
+        factory: Callable[[], Awaitable[W] | W],
+        driver: tuple[str, int],
+        env: dict[str, str],
+        cleanup: list[str],
+    ) -> None:
+        """Build the worker; on the driver's own machine, die when the driver (node, pid) dies."""
+        os.environ.update(env)
+        if ray.get_runtime_context().get_node_id() == driver[0]:
+            die_with(driver[1], cleanup)
+        self.worker = await resolve(factory())
+
+    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> R:
+        return await resolve(function(self.worker))
+
+    async def call_with(self, function: Callable[[W, A], Awaitable[R] | R], item: A) -> R:
+        return await resolve(function(self.worker, item))
+
+
+class PolicyHost(Host[W]):
+    """Its name is what `ps` and Ray's dashboard show."""
+
+
+class CriticHost(Host[W]):
+    """As PolicyHost."""
+
+
+class RolloutHost(Host[W]):
+    """As PolicyHost."""
+
+
+class RayRanks(Ranks[W]):
+    """The ranks of one role. Create, then `await start(...)` before any call."""
+
+    def __init__(self, host: type[Host[W]], seats: Sequence[Seat]):
+        self.role = host.__name__.removesuffix("Host").lower()
+        self.size = len(seats)
+        self.pids: list[int] = []
+        actor = ray.remote(host)
+        self.actors: list[Any] = [
+            actor.options(
+                num_cpus=seat.num_cpus,
+                num_gpus=seat.num_gpus,
+                max_concurrency=4096,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=seat.bundle),
+            ).remote()
+            for seat in seats
+        ]
+
+    async def places(self) -> list[Place]:
+        return await self._all([actor.place.remote() for actor in self.actors])
+
+    async def free_address(self) -> str:
+        """Where rank 0 can listen: the meeting point of a process group."""
+        return str(await self._one(0, self.actors[0].free_address.remote()))
+
+    async def start(
+        self,
+        factories: Sequence[Callable[[], Awaitable[W] | W]],
+        cleanup: list[str],
+        envs: Sequence[dict[str, str]] | None = None,
+    ) -> None:
+        """Build the worker of each rank in its own process; `cleanup` are folders to remove when the driver dies."""
+        self.pids = [place.pid for place in await self.places()]
+        driver = (ray.get_runtime_context().get_node_id(), os.getpid())
+        envs = envs or [{}] * self.size
+        await self._all(
+            [
+                actor.start.remote(factory, driver, env, cleanup)
+                for actor, factory, env in zip(self.actors, factories, envs, strict=True)
+            ]
+        )
+
+    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> list[R]:
+        return await self._all([actor.call.remote(function) for actor in self.actors])
+
+    async def call_each(self, function: Callable[[W, A], Awaitable[R] | R], items: Sequence[A]) -> list[R]:
+        return await self._all(
+            [actor.call_with.remote(function, item) for actor, item in zip(self.actors, items, strict=True)]
+        )
+
+    async def call_one(self, rank: int, function: Callable[[W], Awaitable[R] | R]) -> R:
+        return await self._one(rank, self.actors[rank].call.remote(function))
+
+    async def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+
+    async def _all(self, pending: list[Any]) -> list[Any]:
+        """Wait for all; the first failure ends the wait, for the others may wait for the failed rank for ever."""
+        tasks = [asyncio.ensure_future(self._one(rank, ref)) for rank, ref in enumerate(pending)]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _one(self, rank: int, pending: Any) -> Any:
+        try:
+            return await pending
+        except ray.exceptions.RayActorError as error:
+            pid = f" (pid {self.pids[rank]})" if self.pids else ""
+            raise WorkerDied(
+                f"the {self.role} worker of rank {rank}{pid} died: {str(error).strip().splitlines()[-1]}"
+            ) from None
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, ValueError):  # the user's to mend: its message says what, got, fix
+                raise ValueError(str(cause)) from None
+            text = "".join(traceback.format_exception_only(cause)) if isinstance(cause, Exception) else str(error)
+            raise WorkerFailed(f"the {self.role} worker of rank {rank} failed: {text}\n{error}") from None

@@ -1,0 +1,63 @@
+"""One iteration's rollouts: generate, and where DAPO's dynamic sampling is on, filter and refill.
+
+    stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those with a signal, again until full)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alphaapollo.algorithms.group_filter import keep_group
+from alphaapollo.controller.handles import EngineGroup
+from alphaapollo.observability.console import Console
+from alphaapollo.trainer.step import trainable
+from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The groups to train on, and all that were generated on the way."""
+
+    groups: list[TrajectoryGroup]
+    generated: list[TrajectoryGroup]
+    rounds: int
+
+
+async def generate(
+    engines: EngineGroup, requests: Sequence[GroupRequest], console: Console, phase: str
+) -> list[TrajectoryGroup]:
+    """All requests at once; the groups come back in the requests' order, whatever order they end in."""
+    groups: dict[int, TrajectoryGroup] = {}
+    console.phase(phase, 0, len(requests))
+    async for index, group in engines.generate(requests):
+        groups[index] = group
+        console.phase(phase, len(groups), len(requests))
+    return [groups[index] for index in range(len(requests))]
+
+
+def metric_of(trajectory: Trajectory, metric: str) -> float:
+    """The value that algorithm.filter_groups.metric names."""
+    score = trajectory.score
+    named = {"accuracy": score.accuracy, "reward": score.reward} | score.components
+    if metric not in named:
+        raise ValueError(
+            f"algorithm.filter_groups.metric={metric!r} is no component of the reward; there are: {', '.join(sorted(named))}."
+        )
+    return named[metric]
+
+
+def has_signal(group: TrajectoryGroup, metric: str) -> bool:
+    """Do the group's samples differ in the metric? Failed trajectories have none."""
+    return keep_group([metric_of(one, metric) for one in group.trajectories if trainable(one)])
+
+
+def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
+    """A broken reward function or environment shows in the first batch: stop there, with its reason."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if trajectories and all(trajectory.score.outcome.failed for trajectory in trajectories):
+        first = trajectories[0].score
+        raise ValueError(
+            f"all {len(trajectories)} trajectories of this iteration failed, so there is nothing to learn from. "
+            f"The first: {first.outcome}: {first.reason}"
+        )

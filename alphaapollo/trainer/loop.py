@@ -1,0 +1,173 @@
+"""The training loop: one iteration reads top to bottom in `train`.
+
+    collect groups -> build_batch -> columns from the workers -> assign_credit -> update -> publish -> log -> on schedule
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from alphaapollo.algorithms.advantages import Estimator
+from alphaapollo.algorithms.kl import KLController
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.launch import Crew
+from alphaapollo.controller.weights import WeightPublisher
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.trackers import Tracker
+from alphaapollo.trainer.collect import Collected, check_not_all_failed, generate, has_signal
+from alphaapollo.trainer.plan import Plan
+from alphaapollo.trainer.progress import CheckpointFolder, Progress
+from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
+from alphaapollo.trainer.summary import summarize_rollouts
+from alphaapollo.trainer.validate import validate
+from alphaapollo.types import GroupRequest, Prompt, Sampling
+
+
+@dataclass
+class Run:
+    """All that one run holds. Its state is `progress` and what the workers hold; nothing else outlives an iteration."""
+
+    config: Config
+    plan: Plan
+    crew: Crew
+    weights: WeightPublisher
+    prompts: list[Prompt]
+    val_prompts: list[Prompt]
+    total_steps: int
+    stream: PromptStream
+    estimator: Estimator
+    kl_controller: KLController
+    progress: Progress
+    checkpoints: CheckpointFolder
+    tracker: Tracker
+    rollout_log: RolloutLog
+    console: Console
+
+
+async def train(run: Run) -> None:
+    """Run the iterations that remain. On any error the last whole checkpoint stands."""
+    config, crew = run.config, run.crew
+    for step in run.progress.remaining(run.total_steps):
+        timer = Timer()
+        with timer("generate"):
+            collected = await collect(run, step)
+        metrics = summarize_rollouts(collected.generated, timer.seconds["generate"])
+        metrics |= {"rollout/rounds": collected.rounds, "rollout/groups_kept": len(collected.groups)}
+        if collected.groups:
+            with timer("batch"):
+                batch = build_batch(
+                    collected.groups,
+                    config.actor_rollout_ref.actor,
+                    horizon=run.plan.horizon,
+                    num_ranks=run.plan.layout.num_ranks,
+                    padded=run.plan.padded,
+                    run_seed=config.trainer.seed,
+                    step=step,
+                )
+            with timer("score"):
+                computed = await compute_columns(run, batch)
+            with timer("advantage"):
+                columns, credit = assign_credit(
+                    batch, computed, run.estimator, config.algorithm, run.kl_controller.coef
+                )
+                metrics |= credit
+            with timer("update"):
+                run.console.phase("update", 0, 1)
+                if crew.critic:
+                    metrics |= await crew.critic.update(columns)
+                if step > config.trainer.critic_warmup:
+                    metrics |= await crew.policy.update(columns)
+                run.console.phase("update", 1, 1)
+            run.kl_controller.update(credit.get("kl/per_sequence", 0.0), len(batch.rows))
+        with timer("publish"):
+            metrics |= await run.weights.publish(step)
+        run.rollout_log.write(step, collected.generated)
+        if due(step, config.trainer.test_freq, run.total_steps):
+            with timer("validate"):
+                metrics |= await validate_now(run, step)
+        run.progress.kl_coef = run.kl_controller.coef
+        if due(step, config.trainer.save_freq, run.total_steps):
+            with timer("checkpoint"):
+                await save(run, step)
+        metrics |= timer.metrics()
+        run.tracker.log(step, metrics)
+        run.console.step(step, metrics)
+
+
+async def collect(run: Run, step: int) -> Collected:
+    """Generate until `data.train_batch_size` groups stand: one round, or with dynamic sampling as many as it takes."""
+    config, size = run.config, run.config.data.train_batch_size
+    filters = config.algorithm.filter_groups
+    generated, kept, rounds = [], [], 0
+    while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
+        start = run.progress.prompts_consumed
+        draws = zip(range(start, start + size), run.stream.indices(start, size), strict=True)
+        requests = [
+            GroupRequest(run.prompts[index], config.group_size, run.plan.sampling, draw=draw) for draw, index in draws
+        ]
+        run.progress.prompts_consumed += size
+        groups = await generate(run.crew.engines, requests, run.console, "generate")
+        check_not_all_failed(groups)
+        generated += groups
+        kept += [group for group in groups if not filters.enable or has_signal(group, filters.metric)]
+        rounds += 1
+    if filters.enable and len(kept) < size:
+        run.console.notice(
+            f"step {step}: {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
+            "(algorithm.filter_groups.max_num_gen_batches); training on those."
+        )
+    await run.crew.engines.sleep()
+    return Collected(kept[:size], generated, rounds)
+
+
+async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
+    """Send the rows down once, and fetch the float columns that the algorithm asks for: often none."""
+    policy, critic, plan, layout = run.crew.policy, run.crew.critic, run.plan, batch.layout
+    await policy.load_batch(layout.rank_batches)
+    if critic:
+        await critic.load_batch(layout.rank_batches)
+    # With a single optimiser step the policy that is updated is the one that sampled: the update takes its own.
+    several_steps = len(layout.mini_batch_rows) * run.config.actor_rollout_ref.actor.ppo_epochs > 1
+    old = await policy.compute_log_probs() if several_steps or plan.kl_in_reward else None
+    ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
+    values = await critic.compute_values() if critic else None
+    return WorkerColumns(
+        old_logprobs=None if old is None else layout.to_matrix(old),
+        ref_logprobs=None if ref is None else layout.to_matrix(ref),
+        values=None if values is None else layout.to_matrix(values),
+    )
+
+
+async def validate_now(run: Run, step: int) -> dict[str, float]:
+    """Validate with the weights that the engines hold, and log every trajectory."""
+    if not run.val_prompts:
+        return {}
+    metrics, groups = await validate(
+        run.crew.engines,
+        run.val_prompts,
+        run.config.actor_rollout_ref.rollout.val_kwargs,
+        max_tokens=run.config.data.max_response_length,
+        seed=run.config.trainer.seed,
+        console=run.console,
+    )
+    run.rollout_log.write_validation(step, groups)
+    return metrics
+
+
+async def save(run: Run, step: int) -> None:
+    """Write a checkpoint of everything that `step` whole iterations made."""
+    folder = run.checkpoints.begin(step)
+    await run.crew.policy.save(str(folder / "policy"))
+    if run.crew.critic:
+        await run.crew.critic.save(str(folder / "critic"))
+    Progress(step, run.progress.prompts_consumed, run.progress.kl_coef).write(folder)
+    await asyncio.to_thread(run.checkpoints.finish, folder)
+
+
+def due(step: int, frequency: int, last: int) -> bool:
+    """Every `frequency` iterations and at the end; -1 = never."""
+    return frequency > 0 and (step % frequency == 0 or step == last)

@@ -1,0 +1,36 @@
+"""Train with reinforcement learning: `python -m alphaapollo.trainer.main_ppo algorithm.adv_estimator=grpo ...`"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from alphaapollo.config.errors import reported
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compose, check, print the plan, run. Exit codes: 0 done, 1 failed, 2 refused, 130 interrupted."""
+    with reported():
+        config = load_config(Config, "ppo", sys.argv[1:] if argv is None else argv)
+        from alphaapollo.trainer.setup import prepare, run  # torch from here on: a wrong key is told before that
+
+        prepared = prepare(config)
+    if config.trainer.dry_run:
+        print("dry run: the configuration is sound, nothing was started.")
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        asyncio.run(run(prepared))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command resumes from the last checkpoint in {prepared.plan.folder}", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Where a run stands: all of the driver's state that a checkpoint must hold, and the checkpoint folders.
+
+    checkpoints/step_000020/   progress.json  policy/  critic/
+    checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass
+class Progress:
+    """The driver's state after `step` whole iterations."""
+
+    step: int = 0
+    prompts_consumed: int = 0  # position in the stream of training prompts
+    kl_coef: float = 0.0  # the KL controller's coefficient
+
+    def remaining(self, total_steps: int) -> Iterator[int]:
+        """The iterations still to run, 1-based; `step` follows as each ends."""
+        for step in range(self.step + 1, total_steps + 1):
+            yield step
+            self.step = step
+
+    def write(self, folder: Path) -> None:
+        (folder / "progress.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        return cls(**json.loads((folder / "progress.json").read_text()))
+
+
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, keep: int | None):
+        self.folder = folder
+        self.keep = keep
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write into; remains of an interrupted save go first."""
+        folder = self.folder / f".writing_step_{step:06d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def finish(self, folder: Path) -> Path:
+        """Everything is written: make it durable, give it its name, and drop the oldest ones."""
+        for file in sorted(folder.rglob("*")):
+            _sync(file)
+        whole = self.folder / folder.name.removeprefix(".writing_")
+        shutil.rmtree(whole, ignore_errors=True)  # written before a resume from an older checkpoint
+        folder.rename(whole)
+        _sync(self.folder)
+        if self.keep is not None:
+            for old in self.whole()[: -self.keep]:
+                shutil.rmtree(old)
+        return whole
+
+    def whole(self) -> list[Path]:
+        """The whole checkpoints, oldest first."""
+        return sorted(path for path in self.folder.glob("step_*") if (path / "progress.json").exists())
+
+    def find(self, mode: str, path: str) -> Path | None:
+        """The checkpoint to resume from by trainer.resume_mode, or None to start anew."""
+        if mode == "resume_path":
+            if not (Path(path) / "progress.json").exists():
+                have = ", ".join(str(folder) for folder in self.whole()) or "none"
+                raise ValueError(
+                    f"trainer.resume_from_path={path!r} is no whole checkpoint (no progress.json in it). "
+                    f"Whole checkpoints of this run: {have}."
+                )
+            return Path(path)
+        if mode == "disable":
+            return None
+        return max(self.whole(), default=None)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

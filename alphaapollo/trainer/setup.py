@@ -1,0 +1,150 @@
+"""From a configuration to a running loop and back to an empty machine.
+
+prepare: read, check, print the plan (nothing is started)  ->  run: start the workers, resume, train, export, close
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as Terminal
+
+from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.config.load import save_config
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.launch import Crew, Roles
+from alphaapollo.controller.local import launch_local
+from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.weights import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.trackers import make_tracker
+from alphaapollo.trainer.factories import make_roles
+from alphaapollo.trainer.loop import Run, train, validate_now
+from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
+from alphaapollo.trainer.progress import CheckpointFolder, Progress
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has passed every check and has started nothing."""
+
+    config: Config
+    plan: Plan
+    inputs: Inputs
+
+
+def prepare(config: Config) -> Prepared:
+    """Check everything that can be checked without a worker, and print the plan."""
+    machine = None
+    if config.trainer.controller == "ray" and os.environ.get("RAY_ADDRESS"):
+        from alphaapollo.controller.ray_crew import connect
+
+        machine = connect()
+    plan = make_plan(config, machine or detect_machine())
+    inputs = read_inputs(config)
+    prepared = Prepared(config, plan, inputs)
+    print_plan(plan, inputs, config, Terminal(highlight=False, soft_wrap=True))
+    return prepared
+
+
+async def run(prepared: Prepared) -> None:
+    """Train from the newest checkpoint, or from the start, to the last iteration; every process ends with it."""
+    config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
+    moved = move_aside(plan.folder) if config.trainer.resume_mode == "disable" else None
+    checkpoints = CheckpointFolder(plan.folder / "checkpoints", config.trainer.max_ckpt_to_keep)
+    checkpoint = checkpoints.find(config.trainer.resume_mode, config.trainer.resume_from_path)
+    progress = Progress.read(checkpoint) if checkpoint else Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef)
+    save_config(config, plan.folder / "config.yaml")
+    console = Console()
+    console.start(inputs.total_steps, progress.step)
+    if moved:
+        console.notice(f"the earlier run of this name lies in {moved}")
+    tracker = make_tracker(config, plan.folder, progress.step)
+    rollout_log = RolloutLog(plan.folder / "rollouts")
+    timer = Timer()
+    crew: Crew | None = None
+    try:
+        with timer("start"):
+            console.phase("start", 0, 1)
+            crew = await launch(prepared)
+        run = Run(
+            config=config,
+            plan=plan,
+            crew=crew,
+            weights=WeightPublisher(
+                crew.policy, crew.engines, inputs.probe, GAP_FLOAT32 if plan.dtype == "float32" else GAP_BFLOAT16
+            ),
+            prompts=inputs.prompts,
+            val_prompts=inputs.val_prompts,
+            total_steps=inputs.total_steps,
+            stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
+            estimator=plan.estimator,
+            kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
+            progress=progress,
+            checkpoints=checkpoints,
+            tracker=tracker,
+            rollout_log=rollout_log,
+            console=console,
+        )
+        await begin(run, checkpoint, timer)
+        await train(run)
+        if config.trainer.export_hf:
+            await crew.policy.export(str(plan.folder / "model"))
+    finally:
+        if crew:
+            await crew.close()
+        rollout_log.close()
+        tracker.close()
+        console.close()
+
+
+async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
+    """Bring everybody to the state of the checkpoint (or of the model's folder), and prove it by a first publish."""
+    if checkpoint:
+        await run.crew.policy.load(str(checkpoint / "policy"))
+        if run.crew.critic:
+            await run.crew.critic.load(str(checkpoint / "critic"))
+        run.console.notice(f"resumed from {checkpoint}")
+    run.kl_controller.coef = run.progress.kl_coef
+    metrics = await run.weights.publish(run.progress.step)
+    if checkpoint is None:
+        if run.config.trainer.val_before_train:
+            with timer("validate"):
+                metrics |= await validate_now(run, 0)
+        metrics |= timer.metrics()
+        run.tracker.log(0, metrics)
+        run.console.step(0, metrics)
+
+
+async def launch(prepared: Prepared) -> Crew:
+    """Start the workers where trainer.controller says."""
+    config, plan = prepared.config, prepared.plan
+    roles = make_roles(config, plan, total_steps=prepared.inputs.total_steps)
+    if config.trainer.controller == "local":
+        return await launch_local(plan.layout, roles)
+    import ray
+
+    from alphaapollo.controller.ray_crew import launch_ray, start_local_cluster
+    if not ray.is_initialized():
+        start_local_cluster()
+    return await launch_ray(plan.layout, roles, config.trainer.start_timeout)
+
+
+def move_aside(folder: Path) -> Path | None:
+    """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""
+    if not folder.exists():
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside

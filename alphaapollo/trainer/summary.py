@@ -1,0 +1,53 @@
+"""Groups to numbers: what one iteration's metrics say about its rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup
+
+
+def summarize_rollouts(generated: Sequence[TrajectoryGroup], seconds: float) -> dict[str, float]:
+    """Rewards, lengths, ends and failures of all generated trajectories; a failed one has no reward."""
+    trajectories = [trajectory for group in generated for trajectory in group.trajectories]
+    scored = [trajectory for trajectory in trajectories if not trajectory.score.outcome.failed]
+    tokens = np.array([trajectory.num_tokens for trajectory in trajectories])
+    prompt_tokens = sum(len(t.turns[0].context_ids) for t in trajectories if t.turns)
+    cached = sum(turn.completion.num_cached_tokens for t in trajectories for turn in t.turns)
+    metrics = {
+        "rollout/trajectories": float(len(trajectories)),
+        "rollout/tokens": float(tokens.sum()),
+        "rollout/tokens_per_second": float(tokens.sum() / seconds) if seconds else 0.0,
+        "rollout/turns_mean": float(np.mean([len(trajectory.turns) for trajectory in trajectories])),
+        "rollout/prompt_tokens_cached": cached / prompt_tokens if prompt_tokens else 0.0,
+        "response/length_mean": float(tokens.mean()),
+        "response/length_max": float(tokens.max()),
+        "response/truncated": _share(trajectories, lambda t: t.truncated),
+    }
+    metrics |= {f"outcome/{outcome}": _share(trajectories, lambda t: t.score.outcome is outcome) for outcome in Outcome}
+    metrics |= {f"end/{end}": _share(trajectories, lambda t: t.end is end) for end in EpisodeEnd}
+    return metrics | summarize_scores(scored, "reward")
+
+
+def summarize_scores(scored: Sequence[Trajectory], name: str) -> dict[str, float]:
+    """Mean, spread, accuracy and named components of trajectories that have a score."""
+    if not scored:
+        return {}
+    rewards = np.array([t.score.reward + sum(turn.reward for turn in t.turns) for t in scored])
+    metrics = {
+        f"{name}/mean": float(rewards.mean()),
+        f"{name}/std": float(rewards.std()),
+        f"{name}/min": float(rewards.min()),
+        f"{name}/max": float(rewards.max()),
+        f"{name}/accuracy": float(np.mean([t.score.accuracy for t in scored])),
+    }
+    for component in sorted({component for t in scored for component in t.score.components}):
+        values = [t.score.components[component] for t in scored if component in t.score.components]
+        metrics[f"{name}/component/{component}"] = float(np.mean(values))
+    return metrics
+
+
+def _share(trajectories: Sequence[Trajectory], predicate: Callable[[Trajectory], bool]) -> float:
+    return sum(map(predicate, trajectories)) / len(trajectories)

@@ -1,0 +1,116 @@
+"""Make everything the quickstart needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+
+    python -m examples.quickstart.make_task --out outputs/quickstart --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+from pathlib import Path
+
+import pandas as pd
+
+from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
+from examples.quickstart.task import pairs, question, scratchpad
+
+WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>", "</answer>"]
+WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Byte-level BPE without merges: 256 bytes, 3 special tokens and 13 words. Chats are ChatML."""
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(SPECIAL_TOKENS)
+    core.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=SPECIAL_TOKENS[0],
+        eos_token=SPECIAL_TOKENS[2],
+        model_max_length=512,
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def make_model(folder: Path, seed: int) -> None:
+    """Qwen3 with 428,800 parameters, random."""
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def make_data(folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int) -> None:
+    """sft.parquet (carries at random), train.parquet and val.parquet (questions with the true sum)."""
+    rng = random.Random(seed)
+    taught = itertools.islice(pairs(rng, want_held_out=False), num_sft)
+    sft = [
+        {
+            "messages": [
+                {"role": "user", "content": question(a, b)},
+                {"role": "assistant", "content": scratchpad(a, b, lambda _: rng.random() < 0.5)},
+            ]
+        }
+        for a, b in taught
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(sft).to_parquet(folder / "sft.parquet")
+    for name, held_out, count, source in (
+        ("train", False, num_rl, rng),
+        ("val", True, num_val, random.Random("held out")),  # the same prompts for every seed
+    ):
+        rows = [
+            {
+                "data_source": "quickstart/addition",
+                "prompt": [{"role": "user", "content": question(a, b)}],
+                "ability": "arithmetic",
+                "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+                "extra_info": {"split": name, "index": index},
+            }
+            for index, (a, b) in enumerate(itertools.islice(pairs(source, held_out), count))
+        ]
+        pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/quickstart"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num_sft", type=int, default=28800)
+    parser.add_argument("--num_rl", type=int, default=4096)
+    parser.add_argument("--num_val", type=int, default=256)
+    args = parser.parse_args()
+    make_tokenizer(args.out / "model")
+    make_model(args.out / "model", args.seed)
+    make_data(args.out / "data", args.seed, args.num_sft, args.num_rl, args.num_val)
+    print(f"tokenizer and model in {args.out / 'model'}, {args.num_sft} warm-up examples, {args.num_rl} training and "
+          f"{args.num_val} held-out prompts in {args.out / 'data'}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The end of the quickstart: the curve, two held-out prompts before and after, where everything lies, what to try next."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+
+from alphaapollo.observability.curve import draw, read_curves, save_png
+
+CURVES = ("val/accuracy", "val/accuracy_greedy")
+
+
+def read_validation(folder: Path, step: int) -> dict[str, dict[str, Any]]:
+    """The greedy answers of one validation: question -> record."""
+    lines = (folder / f"rollouts/val_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return {record["prompt"][-1]["content"]: record for record in records}  # the greedy pass is written last
+
+
+def panel(record: dict[str, Any], title: str) -> Panel:
+    right = record["score"]["reward"] == 1
+    style = "green" if right else "red"
+    return Panel(f"{record['turns'][0]['text']}\n[{style}]{'right' if right else 'wrong'}[/]", title=title, width=34)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("outputs/quickstart"))
+    parser.add_argument("--seconds", type=int, required=True, help="since the start")
+    args = parser.parse_args()
+    run, terminal = args.out / "grpo", Console(highlight=False, soft_wrap=True)
+    curves = read_curves(run / "metrics.jsonl", CURVES)
+    terminal.print("\nheld-out accuracy over GRPO iterations", style="bold")
+    terminal.print(draw(curves))
+    save_png(curves, run / "curve.png", "the carry nobody taught")
+
+    last = int(curves["val/accuracy"][-1][0])
+    before, after = read_validation(run, 0), read_validation(run, last)
+    learned = [q for q in before if before[q]["score"]["reward"] == 0 and after[q]["score"]["reward"] == 1]
+    for question in learned[:2]:
+        terminal.print(f"\n[bold]{question}[/] (held out)")
+        terminal.print(Columns([panel(before[question], "after the warm-up"), panel(after[question], "after GRPO")]))
+
+    start, end = ({name: values[at][1] for name, values in curves.items()} for at in (0, -1))
+    terminal.print(
+        f"\nheld-out accuracy: sampled {start[CURVES[0]]:.3f} -> [bold]{end[CURVES[0]]:.3f}[/], "
+        f"greedy {start[CURVES[1]]:.3f} -> [bold]{end[CURVES[1]]:.3f}[/], in {args.seconds} s"
+    )
+    terminal.print(f"""
+where everything lies, in {args.out}:
+  model, data    the untrained model with its tokenizer; warm-up, training and held-out data
+  sft            the warm-up: metrics.jsonl, model
+  grpo           config.yaml, metrics.jsonl, curve.png, rollouts (every trajectory), checkpoints, model
+
+three commands to try next:
+  .venv/bin/python -m alphaapollo.observability.curve {run}/metrics.jsonl reward/mean actor/entropy
+  .venv/bin/python -m alphaapollo.trainer.main_ppo --config-dir examples/quickstart --config-name grpo \\
+      algorithm.adv_estimator=rloo trainer.experiment_name=rloo
+  .venv/bin/python -m alphaapollo.config explain algorithm.adv_estimator actor_rollout_ref.actor.clip_ratio_high""")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What a user gets wrong: refused before anything starts, by one error that says what, got and fix."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.loop.conftest import Runner
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.adv_estimator=gpro", "grpo"),
+        ("trainer.total_step=3", "trainer.total_training_steps"),
+        ("data.train_batch_size=four", "integer"),
+        ("env.rollout.n=1", "group size"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "divide"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=64", "core"),
+        ("actor_rollout_ref.model.path=/no/such/model", "no such folder"),
+        ("data.train_files=/no/such/data.parquet", "no such file"),
+        ("data.prompt_key=question", "no column"),
+        ("data.max_prompt_length=4", "longer than data.max_prompt_length"),
+        ("custom_reward_function.name=score", "compute_score"),
+        ("env.env_name=gym", "single_turn"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=pppo", "ppo"),
+    ],
+)
+def test_refused(ppo: Runner, override: str, says: str) -> None:
+    done = ppo.refuse(override)
+    assert says in done.output, done.output
+    assert not done.folder.exists(), "nothing is written"
+
+
+def test_unknown_key_is_told_within_five_seconds(ppo: Runner) -> None:
+    start = time.monotonic()
+    ppo.refuse("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2")
+    assert time.monotonic() - start < 5 * 2  # the machine may be busy with other tests
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(ppo: Runner) -> None:
+    done = ppo.run("trainer.dry_run=True")
+    for words in ("4 prompts x 4 samples = 16 trajectories", "2 mini-batches", "data-parallel degree", "rollout engines"):
+        assert words in done.output, done.output
+    assert not done.folder.exists()
+
+
+def test_empty_prompts_are_named(ppo: Runner, tmp_path: Path) -> None:
+    file = tmp_path / "bad.parquet"
+    pd.DataFrame({"prompt": ["a question", ""]}).to_parquet(file)
+    assert "row 1" in ppo.refuse(f"data.train_files={file}").output
+
+
+def test_model_without_tokenizer(ppo: Runner, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(ppo.task.model / name)
+    assert "has no tokenizer" in ppo.refuse(f"actor_rollout_ref.model.path={folder}").output
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [("import nothing_like_this", "nothing_like_this"), ("def compute_score(text):\n    return 1.0\n", "compute_score")],
+)
+def test_reward_function_that_cannot_be_used(ppo: Runner, source: str, says: str) -> None:
+    ppo.reward.write_text(source)
+    assert says in ppo.refuse().output
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [("raise KeyError('no such thing')", "no such thing"), ("return float('nan')", "nan"), ("return [1.0, 2.0]", "list")],
+)
+def test_reward_function_that_fails_on_everything_stops_the_run(ppo: Runner, body: str, says: str) -> None:
+    ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
+    process = ppo.start("actor_rollout_ref.rollout.name=fake", "trainer.controller=local", "trainer.val_before_train=False")
+    done = ppo.finish(process)
+    assert done.code == 1
+    assert says in done.output and "Traceback" not in done.output, done.output

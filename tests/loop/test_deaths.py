@@ -1,0 +1,83 @@
+"""However a run ends, nothing of it is left: no process, no shared-memory file; and what failed is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import Runner, our_processes
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+
+ENDLESS = ("trainer.total_training_steps=100000", "trainer.val_before_train=False", "trainer.save_freq=-1")
+
+
+def started(ppo: Runner) -> subprocess.Popen[str]:
+    """A run in the middle of its iterations."""
+    process = ppo.start(*ENDLESS)
+    metrics = ppo.out / "test/run/metrics.jsonl"
+    end = time.monotonic() + 150
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+        assert process.poll() is None, ppo.finish(process).output[-4000:]
+        assert time.monotonic() < end, "the run does not get going"
+        time.sleep(0.2)
+    return process
+
+
+def child(words: str) -> int:
+    """The pid of the one process of the run whose command line has the words."""
+    (pid,) = [pid for pid, line in our_processes().items() if words in line]
+    return pid
+
+
+def test_interrupt_stops_within_seconds(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    process = started(ppo)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    done = ppo.finish(process, deadline=20)
+    assert time.monotonic() - begin < 15
+    assert done.code == 130
+    assert "interrupted" in done.output and "Traceback" not in done.output, done.output[-3000:]
+    leaves_nothing()
+
+
+def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    process = started(ppo)
+    process.kill()
+    process.communicate()
+    leaves_nothing()
+
+
+@pytest.mark.parametrize(("words", "named"), [("PolicyHost", "policy"), ("EngineCore", "engine"), ("RolloutHost", "rollout")])
+def test_kill_of_a_worker_is_named(ppo: Runner, words: str, named: str, leaves_nothing: Callable[[], None]) -> None:
+    process = started(ppo)
+    os.kill(child(words), signal.SIGKILL)
+    done = ppo.finish(process, deadline=60)
+    assert done.code == 1
+    assert named in done.output.splitlines()[-1], done.output[-3000:]
+    assert "Traceback" not in done.output, done.output[-3000:]
+    leaves_nothing()
+
+
+def test_full_disk_while_saving_keeps_the_last_whole_checkpoint(ppo: Runner, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=7m", "none", str(small)], check=False)
+    if mounted.returncode:
+        pytest.skip("needs root to mount a small disk")
+    try:
+        process = ppo.start("trainer.save_freq=1", "trainer.max_ckpt_to_keep=null", f"trainer.output_dir={small}",
+                            "trainer.total_training_steps=20", "trainer.val_before_train=False")  # fmt: skip
+        done = ppo.finish(process)
+        assert done.code == 1
+        assert "No space left" in done.output and str(small) in done.output, done.output[-3000:]
+        whole = sorted((small / "test/run/checkpoints").glob("step_*/progress.json"))
+        assert whole
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

@@ -1,0 +1,123 @@
+"""The main command end to end: Ray, FSDP2 and vLLM on a CPU, two iterations of each algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from tests.loop.conftest import Runner
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+
+def test_grpo_writes_the_whole_run_directory(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    done = ppo.run(
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+        "actor_rollout_ref.actor.kl_loss_coef=0.01",
+        "actor_rollout_ref.rollout.val_kwargs.greedy=True",
+        "trainer.save_freq=1",
+        "trainer.test_freq=1",
+    )
+    leaves_nothing()
+    assert [line["step"] for line in done.metrics] == [0, 1, 2]
+    start, last = done.metrics[0], done.metrics[-1]
+    assert {"val/accuracy", "val/accuracy_greedy"} <= start.keys() & last.keys()
+    assert last["rollout/trajectories"] == 16
+    assert last["actor/grad_norm"] > 0
+    assert last["sync/probe_gap"] < 5e-5
+    assert all(value is None or math.isfinite(value) for value in last.values())
+
+    assert yaml.safe_load((done.folder / "config.yaml").read_text())["algorithm"]["adv_estimator"] == "grpo"
+    rollouts = done.rollouts(2)
+    assert len(rollouts) == 16
+    assert (done.folder / "rollouts/val_000002.jsonl").exists()
+    assert sorted(path.name for path in (done.folder / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(done.folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(done.folder / "model")
+    assert model.config.vocab_size == len(tokenizer)
+
+
+def test_rollout_log_holds_every_token(ppo: Runner) -> None:
+    done = ppo.run("trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1")
+    for record in done.rollouts(1):
+        (row,) = record["rows"]
+        assert len(row["token_ids"]) == len(row["action_mask"]) == len(row["logprobs"])
+        assert sum(row["action_mask"]) == len(record["turns"][0]["token_ids"])
+        assert {"reward", "components", "outcome"} <= record["score"].keys()
+
+
+def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
+    done = ppo.run(
+        "algorithm.adv_estimator=gae",
+        "env.rollout.n=1",
+        "data.train_batch_size=16",
+        "trainer.critic_warmup=1",
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.kl_ctrl.type=adaptive",
+    )
+    first, second = done.metrics[1:]
+    assert first["critic/grad_norm"] > 0
+    assert "actor/grad_norm" not in first  # warming up
+    assert second["actor/grad_norm"] > 0
+    assert second["kl/reward_coef"] != first["kl/reward_coef"]
+
+
+def test_rloo_with_two_epochs_and_full_kl(ppo: Runner) -> None:
+    done = ppo.run(
+        "algorithm.adv_estimator=rloo",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_type=full",
+    )
+    assert done.metrics[-1]["actor/grad_norm"] > 0
+    assert done.metrics[-1]["actor/kl_loss"] > 0
+
+
+def test_dapo_filter_refills_the_batch(ppo: Runner) -> None:
+    done = ppo.run("algorithm=dapo", "algorithm.filter_groups.max_num_gen_batches=3", "data.max_response_length=4")
+    rounds = [line["rollout/rounds"] for line in done.metrics[1:]]
+    kept = [line["rollout/groups_kept"] for line in done.metrics[1:]]
+    assert all(1 <= count <= 3 for count in rounds)
+    assert all(groups == 4 or count == 3 for groups, count in zip(kept, rounds, strict=True))
+
+
+def test_two_ranks_and_tensor_parallel_two(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    done = ppo.run("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
+    leaves_nothing()
+    assert done.metrics[-1]["sync/probe_gap"] < 5e-5
+    assert done.metrics[-1]["actor/grad_norm"] > 0
+
+
+def test_local_controller_gives_the_same_numbers_as_ray(ppo: Runner) -> None:
+    ray = ppo.run(name="ray")
+    local = ppo.run("trainer.controller=local", name="local")
+    for one, other in zip(ray.metrics, local.metrics, strict=True):
+        for name in ("reward/mean", "actor/loss", "actor/grad_norm", "response/length_mean"):
+            assert one.get(name) == other.get(name), (one["step"], name)
+
+
+def test_resume_goes_on_where_it_stopped(ppo: Runner) -> None:
+    whole = ppo.run("trainer.total_training_steps=4", "trainer.save_freq=2", name="whole")
+    ppo.run("trainer.total_training_steps=2", "trainer.save_freq=2", name="parts")
+    parts = ppo.run("trainer.total_training_steps=4", "trainer.save_freq=2", name="parts")
+    assert "resumed from" in parts.output
+    assert [line["step"] for line in parts.metrics] == [0, 1, 2, 3, 4]
+    for one, other in zip(whole.metrics, parts.metrics, strict=True):
+        for name in ("reward/mean", "actor/loss", "actor/grad_norm"):
+            assert one.get(name) == other.get(name), (one["step"], name)
+    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
+    assert first == second
+
+
+def test_hf_engine_twin(ppo: Runner) -> None:
+    done = ppo.run("actor_rollout_ref.rollout.name=hf", "trainer.controller=local", "trainer.total_training_steps=1")
+    assert done.metrics[-1]["sync/probe_gap"] < 5e-5
+
+
