@@ -4,7 +4,8 @@
 
 Each list is complete: install it without following dependencies (`uv pip install --no-deps -r ...`, as
 scripts/setup.sh does). dev.txt holds only what the tools need on top of cpu.txt or gpu.txt. Versions that stand in the
-lists stay unless `--upgrade` is given. Needs uv, which scripts/setup.sh puts into .venv.
+lists stay unless `--upgrade` is given. Where pip is configured without a place that has the CPU build of torch:
+`UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations

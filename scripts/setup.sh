@@ -7,8 +7,7 @@
 #     PYTHON=python3.12         the Python to build .venv with (3.11 or 3.12; default: the first one found)
 #     DEVICE=cpu|gpu            the list to install (default: gpu where nvidia-smi lists a GPU)
 #
-# pip's settings (index-url, extra-index-url, find-links, cert) are passed on to uv, which does not read them; uv's own
-# variables (UV_DEFAULT_INDEX, UV_FIND_LINKS, ...) win.
+# Packages come from where pip is configured to take them (see scripts/pip_settings.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -41,36 +40,6 @@ find_python() {
         "Install one (Debian and Ubuntu split the venv module off: python3-venv), or give its path: PYTHON=/path/to/python make quickstart"
 }
 
-pip_setting() { # what pip is told: by PIP_<NAME>, else by its configuration files
-    local variable="PIP_$(tr 'a-z-' 'A-Z_' <<<"$1")"
-    if [ -n "${!variable:-}" ]; then
-        echo "${!variable}"
-    else
-        $python -m pip config get "install.$1" 2>/dev/null || $python -m pip config get "global.$1" 2>/dev/null || true
-    fi
-}
-
-pass_pip_settings_on() {
-    local place places=""
-    for place in $(pip_setting find-links); do # uv stops at a folder that is not there, pip goes on
-        case $place in *://*) ;; *) [ -e "$place" ] || continue ;; esac
-        places+="${places:+,}$place"
-    done
-    export UV_FIND_LINKS="${UV_FIND_LINKS:-$places}"
-    if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] && [ -n "$(pip_setting index-url)" ]; then
-        UV_DEFAULT_INDEX="$(pip_setting index-url)"
-        export UV_DEFAULT_INDEX
-    fi
-    if [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}" ] && [ -n "$(pip_setting extra-index-url)" ]; then
-        UV_INDEX="$(echo $(pip_setting extra-index-url))"
-        export UV_INDEX UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # pip's way: all indexes are equal
-    fi
-    if [ -z "${SSL_CERT_FILE:-}" ] && [ -n "$(pip_setting cert)" ]; then
-        SSL_CERT_FILE="$(pip_setting cert)"
-        export SSL_CERT_FILE
-    fi
-}
-
 device="${DEVICE:-}"
 if [ -z "$device" ]; then
     if nvidia-smi -L 2>/dev/null | grep -q GPU; then device=gpu; else device=cpu; fi
@@ -83,13 +52,19 @@ lists=("requirements/$device.txt")
 python=.venv/bin/python
 made_for="$(cat .venv/.device 2>/dev/null || echo "$device")"
 if [ -e .venv ] && ! { suitable $python && [ "$made_for" = "$device" ]; }; then
-    fail "the .venv that is here does not fit: it needs Python 3.11 or 3.12, made for $device. Remove it and run again: rm -r .venv"
+    fail "the .venv that is here is not one of Python 3.11 or 3.12 for $device. Remove it and run again: rm -r .venv"
 fi
-stamp=".venv/.installed-$device${1:+-$1}"
-wanted="$(cat "${lists[@]}" pyproject.toml scripts/setup.sh | cksum) $PWD"
-if [ -e .venv ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
-    exit 0
+if [ -e .venv ] && [ -n "${PYTHON:-}" ] && [ "$($python --version)" != "$("$PYTHON" --version 2>/dev/null)" ]; then
+    fail "the .venv that is here has $($python --version), which PYTHON=$PYTHON is not. Remove .venv or leave PYTHON unset."
 fi
+
+stamp() { echo ".venv/.installed-$(basename "$1" .txt)"; }
+contents() { echo "$(cat "$1" pyproject.toml scripts/setup.sh | cksum) $PWD"; }
+stale=()
+for list in "${lists[@]}"; do
+    [ "$(cat "$(stamp "$list")" 2>/dev/null)" = "$(contents "$list")" ] || stale+=("$list")
+done
+[ "${#stale[@]}" -gt 0 ] || exit 0
 
 if [ ! -e .venv ]; then
     found="$(find_python)"
@@ -97,6 +72,9 @@ if [ ! -e .venv ]; then
     "$found" -m venv .venv
 fi
 echo "$device" >.venv/.device
+if [ "$device" = cpu ] && ! $python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
+    fail "vLLM's CPU build needs the system library libnuma.so.1 (Debian and Ubuntu: apt-get install libnuma1)."
+fi
 [ -w "${XDG_CACHE_HOME:-${HOME:-/nowhere}}" ] || export UV_CACHE_DIR="${UV_CACHE_DIR:-$PWD/.venv/.cache}"
 
 no_index="the package index did not give what is needed (see above). Is there a network? A private index or a proxy is set as for pip \
@@ -104,29 +82,30 @@ no_index="the package index did not give what is needed (see above). Is there a 
 if [ "$($python -m uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
     say "installing uv"
     $python -m pip --version >/dev/null 2>&1 || $python -m ensurepip >/dev/null
-    $python -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION" || fail "$no_index"
+    $python -m pip install -qq --disable-pip-version-check "uv==$UV_VERSION" || fail "$no_index"
 fi
-pass_pip_settings_on
+source scripts/pip_settings.sh
 uv_install() { $python -m uv pip install --python $python --no-deps "$@"; }
 
 # The CPU build of torch: from a place that pip is told about where there is one, else from PyTorch's own index.
-backend=()
-if [ "$device" = cpu ] && ! uv_install --quiet --dry-run "$(grep '^torch==' requirements/cpu.txt)" 2>/dev/null; then
-    backend=(--torch-backend cpu)
+if [ "$device" = cpu ]; then
+    torch="$(grep '^torch==' requirements/cpu.txt)"
+    uv_install --quiet --dry-run "$torch" 2>/dev/null || uv_install --torch-backend cpu "$torch" || fail "$no_index"
 fi
 requirements=()
-for list in "${lists[@]}"; do requirements+=(-r "$list"); done
-say "installing ${lists[*]} (the first time: about 2 GB for a CPU, 8 GB for GPUs)"
+for list in "${stale[@]}"; do requirements+=(-r "$list"); done
+say "installing ${stale[*]} (the first time it downloads about 1 GB for a CPU, several for GPUs)"
 # Compiled bytecode halves the start-up of every process, and not every machine may write it later.
-uv_install --compile-bytecode "${backend[@]}" "${requirements[@]}" || fail "$no_index"
+install_lists() { uv_install --compile-bytecode "${requirements[@]}"; }
+if [ -t 2 ]; then # uv draws progress bars; without a terminal all it has is a line a package
+    install_lists || fail "$no_index"
+else
+    install_lists 2>&1 | grep -vE '^ ([-+~]|Downloaded) ' >&2 || fail "$no_index"
+fi
 uv_install --quiet -e . || fail "$no_index"
 
-if [ "$device" = gpu ]; then
-    $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' ||
-        say "warning: torch sees no CUDA device here. Is the NVIDIA driver new enough? (nvidia-smi; DEVICE=cpu installs the CPU build.)"
-else
-    $python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
-        fail "vLLM's CPU build needs the system library libnuma.so.1 (Debian and Ubuntu: apt-get install libnuma1)."
+if [ "$device" = gpu ] && ! $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
+    say "warning: torch sees no CUDA device. Is the NVIDIA driver new enough (nvidia-smi)? DEVICE=cpu installs the CPU build."
 fi
-echo "$wanted" >"$stamp"
+for list in "${stale[@]}"; do contents "$list" >"$(stamp "$list")"; done
 say "ready"

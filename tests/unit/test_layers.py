@@ -1,0 +1,140 @@
+"""Who may import whom (docs/architecture.md): imports run downward only, and each giant has one home."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
+
+# Lowest first. A room imports rooms of lower levels, and itself.
+LEVELS = [
+    ["types", "registry", "seeds", "watchdog"],
+    ["config"],
+    ["observability"],
+    ["algorithms", "tools", "rewards", "data"],
+    ["environments", "models"],
+    ["rollout", "workers"],
+    ["controller"],
+    ["trainer", "evolving"],
+]
+SAME_LEVEL_ALLOWED = {("rewards", "tools")}
+
+# Library -> the modules that may import it, as patterns of names under alphaapollo.
+HOMES = {
+    "ray": ["controller.*"],
+    "vllm": ["rollout.vllm_*", "workers.weight_sync.vllm_*"],
+    "hydra": ["config.load", "trainer.main_*"],
+    "transformers": ["models.*", "data.*", "rollout.hf_engine"],
+    "torch.distributed": ["models.*", "workers.*"],
+    "wandb": ["observability.*"],
+    "torch.utils.tensorboard": ["observability.*"],
+    "tensorboard": ["observability.*"],
+}
+NO_TORCH = {"types", "registry", "seeds", "watchdog", "config", "data", "tools", "rewards", "environments"}
+INSIDE_FUNCTIONS_ONLY = ["transformers"]  # importing a module of ours stays cheap
+
+
+class Import(NamedTuple):
+    module: str  # the importer, without the package: "rollout.group"
+    line: int
+    target: str  # what it imports, in full: "alphaapollo.types.Prompt"
+    inside_function: bool
+
+    def of(self, library: str) -> bool:
+        return self.target == library or self.target.startswith(library + ".")
+
+
+def imports_of(package: Path) -> Iterator[Import]:
+    """Every import statement, also inside functions and under TYPE_CHECKING."""
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        local = {id(node) for function in functions for node in ast.walk(function)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}:{node.lineno}: relative import; write it in full"
+                targets = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for target in targets:
+                yield Import(module, node.lineno, target, id(node) in local)
+
+
+def type_checking_only(package: Path) -> set[tuple[str, int]]:
+    """(module, line) of the imports that only the type checker sees."""
+    found = set()
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                found |= {(".".join(parts), inner.lineno) for inner in node.body}
+    return found
+
+
+def at_home(module: str, homes: list[str]) -> bool:
+    return any(fnmatch(module, home) or fnmatch(module + ".", home) for home in homes)
+
+
+def violations(package: Path) -> list[str]:
+    level_of = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+    only_types = type_checking_only(package)
+    found = []
+    for item in imports_of(package):
+        where = f"{item.module}:{item.line} imports {item.target}"
+        room = item.module.split(".")[0]
+        if room and room not in level_of:
+            found.append(f"{where}: the room {room} has no level")
+            continue
+        if item.target.startswith("alphaapollo.") and room:
+            other = item.target.split(".")[1]
+            up = level_of.get(other, -1) > level_of[room]
+            aside = other != room and level_of.get(other, -1) == level_of[room] and level_of[room] > 0
+            if up or (aside and (room, other) not in SAME_LEVEL_ALLOWED):
+                found.append(f"{where}: {other} is not below {room}")
+        for library, homes in HOMES.items():
+            if item.of(library) and not at_home(item.module, homes):
+                found.append(f"{where}: the home of {library} is {', '.join(homes)}")
+        if item.of("torch") and room in NO_TORCH:
+            found.append(f"{where}: no torch in {room}")
+        lazy = any(item.of(library) for library in INSIDE_FUNCTIONS_ONLY)
+        if lazy and not item.inside_function and (item.module, item.line) not in only_types:
+            found.append(f"{where}: import it inside the function that needs it")
+    return found
+
+
+def test_imports_run_downward_and_giants_stay_at_home() -> None:
+    assert not (found := violations(PACKAGE)), "\n" + "\n".join(found)
+
+
+def test_the_check_can_fail(tmp_path: Path) -> None:
+    def module(path: str, text: str) -> None:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    module("data/packing.py", "from alphaapollo.trainer import loop\n")
+    module("rollout/group.py", "def f():\n    from alphaapollo.workers.policy import PolicyWorker\n    import vllm\n")
+    module("rollout/vllm_engine.py", "import vllm\nfrom alphaapollo.config.schema import Rollout\n")
+    module("rewards/code.py", "from alphaapollo.tools.base import Tool\nimport torch.nn\n")
+    module("trainer/loop.py", "import ray.util\nimport torch.distributed as dist\n")
+    module("models/load.py", "from transformers import AutoConfig\nfrom alphaapollo.types import Prompt\n")
+    module("models/ok.py", "def f():\n    import transformers\n")
+    module("attic/old.py", "import os\n")
+    assert [line.split(" imports")[0] for line in violations(tmp_path)] == [
+        "attic.old:1",  # a room without a level
+        "data.packing:1",  # upward
+        "models.load:1",  # transformers at the top of a file
+        "rewards.code:2",  # torch
+        "rollout.group:2",  # sideways
+        "rollout.group:3",  # vllm away from home
+        "trainer.loop:1",  # ray
+        "trainer.loop:2",  # torch.distributed
+    ]
