@@ -56,9 +56,7 @@ class Renderer:
         """What the environment adds between two actions: the end of the assistant's turn, `messages`, the generation
         prompt. `last_token` is the action's last token: if it already ended the turn, the end is not added again.
         """
-        placeholder = Message(role="assistant", content=PLACEHOLDER)
-        text = self.text([Message(role="user", content="?"), placeholder, *messages])
-        ids = self.encode([text.rpartition(PLACEHOLDER)[2]])[0]
+        ids = self._after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -84,6 +82,11 @@ class Renderer:
         assert isinstance(rendered, str)
         return rendered
 
+    def _after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+        """What the template writes after an assistant's text, when `messages` follow."""
+        chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
+        return self.encode([self.text(chat, add_generation_prompt).rpartition(PLACEHOLDER)[2]])[0]
+
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Token ids of each text; a rendered chat has its special tokens already."""
         return self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)["input_ids"]
@@ -94,8 +97,8 @@ class Renderer:
         the one that the chat template puts after the turn."""
         ids = [self.tokenizer.eos_token_id]
         if self.tokenizer.chat_template:
-            tail = self.delta_ids([])
-            ids += [token for token in tail[:1] if token in self.tokenizer.all_special_ids]
+            turn_end = self._after_action([], add_generation_prompt=False)[:1]
+            ids += [token for token in turn_end if token in self.tokenizer.all_special_ids]
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     @property

@@ -1,0 +1,51 @@
+"""A small tokenizer: bytes as tokens, three special tokens, and a ChatML template."""
+
+import pytest
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen3 does: the thoughts of earlier turns are dropped.
+FORGETFUL = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' and not loop.last %}{{ message.content.split('</think>')[-1] }}"
+    "{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def make(chat_template=CHATML, eos_token="<|im_end|>"):
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokens = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", *alphabet]
+        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            eos_token=eos_token,
+            pad_token="<|endoftext|>",
+            additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+            chat_template=chat_template,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def renderer(make_tokenizer):
+    from alphaapollo.data.rendering import Renderer
+
+    return Renderer(make_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def forgetful_renderer(make_tokenizer):
+    from alphaapollo.data.rendering import Renderer
+
+    return Renderer(make_tokenizer(FORGETFUL))

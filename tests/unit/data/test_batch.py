@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from alphaapollo.data.batch import Columns, Rows
+from alphaapollo.data.packing import build_train_batch
+from alphaapollo.types import Row
+
+
+def row(prompt, response, mask=None):
+    """A row whose response tokens carry their own ids as log-probs."""
+    mask = mask or [1] * len(response)
+    logprobs = [0.0] * len(prompt) + [-float(token) * m for token, m in zip(response, mask, strict=True)]
+    return Row(prompt + response, [0] * len(prompt) + mask, logprobs, [len(prompt) + len(response) - 1])
+
+
+ROWS = [row([1, 2], [10, 11, 12]), row([3], [20]), row([4, 5, 6], [30, 31], [1, 0]), row([7], [40, 41, 42, 43])]
+
+
+def test_rows_are_flat_and_response_aligned():
+    rows = Rows.from_rows(ROWS[:3])
+    assert rows.token_ids.tolist() == [1, 2, 10, 11, 12, 3, 20, 4, 5, 6, 30, 31]
+    assert rows.lengths.tolist() == [5, 2, 5]
+    assert rows.response_starts.tolist() == [2, 1, 3]
+    assert rows.response_lengths.tolist() == [3, 1, 2]
+    assert rows.action_mask.tolist() == [1, 1, 1, 1, 1, 0]
+    assert rows.rollout_logprobs.tolist() == [-10, -11, -12, -20, -30, 0]
+    assert rows.token_offsets.tolist() == [0, 5, 7, 12]
+    assert rows.response_offsets.tolist() == [0, 3, 4, 6]
+    assert len(rows) == 3
+
+
+def test_dtypes_are_those_that_travel():
+    rows = Rows.from_rows(ROWS)
+    assert [a.dtype for a in (rows.token_ids, rows.action_mask, rows.rollout_logprobs)] == [
+        np.int64,
+        np.uint8,
+        np.float32,
+    ]
+
+
+def test_selected_rows_come_in_the_order_asked():
+    rows = Rows.from_rows(ROWS).select([2, 0])
+    assert rows.token_ids.tolist() == [4, 5, 6, 30, 31, 1, 2, 10, 11, 12]
+    assert rows.action_mask.tolist() == [1, 0, 1, 1, 1]
+    assert rows.response_offsets.tolist() == [0, 2, 5]
+
+
+def test_no_rows_are_rows_too():
+    rows = Rows.from_rows([])
+    assert len(rows) == 0
+    assert rows.token_offsets.tolist() == [0]
+    assert len(Rows.from_rows(ROWS).select([])) == 0
+
+
+def test_a_row_without_prompt_is_refused():
+    with pytest.raises(AssertionError, match="prompt token"):
+        Rows.from_rows([row([], [1, 2])])
+
+
+def test_columns_are_selected_with_their_rows():
+    rows = Rows.from_rows(ROWS[:3])
+    columns = Columns(advantages=np.arange(6.0), loss_weights=np.array([0.1, 0.2, 0.3]))
+    selected = columns.select(rows, [2, 1])
+    assert selected.advantages.tolist() == [4, 5, 3]
+    assert selected.loss_weights.tolist() == [0.3, 0.2]
+    assert selected.returns is None
+
+
+def build(num_ranks):
+    return build_train_batch(
+        ROWS, [0, 1, 2, 3], num_ranks, mini_batch_size=4, max_tokens=8, padded=False, seed=0, shuffle=True
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_matrices_are_in_the_order_of_the_rows_whatever_the_layout(num_ranks):
+    batch = build(num_ranks)
+    logprobs = batch.to_matrix([rank.rows.rollout_logprobs for rank in batch.rank_batches])
+    assert logprobs.tolist() == [[-10, -11, -12, 0], [-20, 0, 0, 0], [-30, 0, 0, 0], [-40, -41, -42, -43]]
+    mask = batch.to_matrix([rank.rows.action_mask for rank in batch.rank_batches])
+    assert mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_splitting_undoes_the_matrix(num_ranks):
+    batch = build(num_ranks)
+    matrix = np.arange(16, dtype=np.float32).reshape(4, 4)
+    columns = batch.split_columns(matrix)
+    assert [len(column) for column in columns] == [rank.rows.response_lengths.sum() for rank in batch.rank_batches]
+    back = batch.to_matrix(columns)
+    assert back.tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 0, 0], [12, 13, 14, 15]]
+
+
+def test_row_values_go_to_the_ranks_of_their_rows():
+    batch = build(2)
+    parts = batch.split_rows(np.array([0.0, 1.0, 2.0, 3.0]))
+    first_tokens = {0.0: 1, 1.0: 3, 2.0: 4, 3.0: 7}
+    for rank, values in zip(batch.rank_batches, parts, strict=True):
+        starts = rank.rows.token_ids[rank.rows.token_offsets[:-1]]
+        assert starts.tolist() == [first_tokens[value] for value in values]

@@ -1,0 +1,122 @@
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaapollo.data.packing import balance, build_train_batch, equal_micro_batches, micro_batches, split_mini_batches
+from alphaapollo.types import Row
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=60)
+
+
+def test_mini_batches_without_shuffle_are_consecutive():
+    assert split_mini_batches(4, 2, seed=0, shuffle=False) == [[0, 1], [2, 3]]
+
+
+def test_mini_batches_have_near_equal_sizes():
+    assert [len(part) for part in split_mini_batches(10, 4, seed=0, shuffle=False)] == [4, 3, 3]
+    assert split_mini_batches(0, 4, seed=0, shuffle=True) == []
+
+
+def test_shuffled_mini_batches_depend_on_the_seed_alone():
+    first = split_mini_batches(100, 10, seed=3, shuffle=True)
+    assert first == split_mini_batches(100, 10, seed=3, shuffle=True)
+    assert first != split_mini_batches(100, 10, seed=4, shuffle=True)
+    assert sorted(chain(*first)) == list(range(100))
+
+
+def test_balance_gives_the_longest_to_the_emptiest():
+    # 9 -> a; 7 -> b; 6 -> b (13); 5 -> a (14); 1 -> b (14)
+    assert balance([5, 9, 1, 7, 6], 2) == [[1, 0], [3, 4, 2]]
+
+
+@given(LENGTHS, st.integers(1, 5))
+def test_ranks_differ_by_one_row_at_most(lengths, num_ranks):
+    shares = balance(lengths, num_ranks)
+    assert sorted(chain(*shares)) == list(range(len(lengths)))
+    loads = [sum(lengths[i] for i in share) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_micro_batches_by_sum_and_padded():
+    lengths = [3, 8, 5, 4]
+    assert micro_batches(lengths, 12, padded=False) == [[1], [2, 3, 0]]  # 8; 5 + 4 + 3 = 12
+    assert micro_batches(lengths, 12, padded=True) == [[1], [2, 3], [0]]  # 8; 2 x 5; 3
+
+
+def test_a_row_over_the_budget_stands_alone():
+    assert micro_batches([20, 3, 30], 10, padded=True) == [[2], [0], [1]]
+
+
+@given(LENGTHS, st.integers(1, 100), st.booleans())
+def test_micro_batches_hold_every_row_once_within_the_budget(lengths, max_tokens, padded):
+    batches = micro_batches(lengths, max_tokens, padded)
+    assert sorted(chain(*batches)) == list(range(len(lengths)))
+    for batch in batches:
+        rows = [lengths[i] for i in batch]
+        assert len(rows) == 1 or (len(rows) * max(rows) if padded else sum(rows)) <= max_tokens
+
+
+def test_ranks_get_equally_many_micro_batches():
+    # rank 0 needs three; rank 1 halves its fullest twice; rank 2 has nothing
+    assert equal_micro_batches([[9, 9, 9], [2, 2, 2, 2], []], 10, padded=False) == [
+        [[0], [1], [2]],
+        [[0], [1], [2, 3]],
+        [[], [], []],
+    ]
+    assert equal_micro_batches([[], []], 10, padded=False) == [[[]], [[]]]
+
+
+@given(st.lists(LENGTHS, min_size=1, max_size=4), st.booleans())
+def test_equal_micro_batches_stay_within_the_budget(ranks, padded):
+    out = equal_micro_batches(ranks, 60, padded)
+    assert len({len(batches) for batches in out}) == 1
+    for lengths, batches in zip(ranks, out, strict=True):
+        assert sorted(chain(*batches)) == list(range(len(lengths)))
+        for rows in [[lengths[i] for i in batch] for batch in batches if batch]:
+            assert (len(rows) * max(rows) if padded else sum(rows)) <= 60
+
+
+def rows_of(lengths):
+    return [Row(list(range(n + 1)), [0] + [1] * n, [0.0] * (n + 1), [n]) for n in lengths]
+
+
+@given(LENGTHS, st.integers(1, 4), st.booleans())
+def test_a_batch_walks_over_every_row_once(lengths, num_ranks, padded):
+    rows = rows_of(lengths)
+    ids = [i // 2 for i in range(len(rows))]  # two rows a trajectory
+    batch = build_train_batch(
+        rows, ids, num_ranks, mini_batch_size=3, max_tokens=64, padded=padded, seed=1, shuffle=True
+    )
+    assert sorted(i for order in batch.row_order for i in order) == list(range(len(rows)))
+    for step, members in enumerate(batch.mini_batch_rows):
+        steps = [rank.mini_batches[step].micro_batches for rank in batch.rank_batches]
+        assert len({len(micros) for micros in steps}) == 1
+        walked = [
+            int(order[position])
+            for order, micros in zip(batch.row_order, steps, strict=True)
+            for micro in micros
+            for position in micro
+        ]
+        assert sorted(walked) == sorted(members)
+        assert len({ids[row] for row in members}) <= 3
+    for rank in batch.rank_batches:
+        positions = [p for step in rank.mini_batches for micro in step.micro_batches for p in micro]
+        assert positions == list(range(len(rank.rows)))
+
+
+def test_rows_of_one_trajectory_share_a_mini_batch():
+    ids = [0, 1, 0, 1, 2, 2]
+    batch = build_train_batch(
+        rows_of([3] * 6), ids, 2, mini_batch_size=1, max_tokens=64, padded=True, seed=5, shuffle=True
+    )
+    assert sorted(map(sorted, batch.mini_batch_rows)) == [[0, 2], [1, 3], [4, 5]]
+
+
+def test_the_layout_is_a_function_of_its_arguments():
+    def build(seed):
+        return build_train_batch(rows_of(range(1, 30)), range(29), 3, 8, 64, True, seed, True)
+
+    assert build(1).mini_batch_rows == build(1).mini_batch_rows
+    assert [o.tolist() for o in build(1).row_order] == [o.tolist() for o in build(1).row_order]
+    assert build(1).mini_batch_rows != build(2).mini_batch_rows

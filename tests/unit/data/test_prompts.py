@@ -1,0 +1,170 @@
+import json
+
+import pandas
+import pytest
+
+from alphaapollo.data.prompts import load_prompts
+from alphaapollo.types import Prompt
+
+CHAT = [{"role": "user", "content": "2+2=?"}]
+FULL = {
+    "data_source": "openai/gsm8k",
+    "prompt": CHAT,
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "4"},
+    "extra_info": {"split": "train", "index": 0, "question": "2+2=?"},
+    "metadata": '{"level": 3}',
+    "env_kwargs": {"question": "2+2=?", "ground_truth": "4"},
+}
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pandas.DataFrame(rows).to_parquet(path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_the_full_schema_in_plain_python(tmp_path, suffix):
+    (prompt,) = load_prompts(write(tmp_path / f"data{suffix}", [FULL]), "prompt")
+    assert prompt == Prompt(
+        id=0,
+        data_source="openai/gsm8k",
+        content=CHAT,
+        ground_truth="4",
+        extra_info={"split": "train", "index": 0, "question": "2+2=?", "metadata": {"level": 3}},
+        env_kwargs={"question": "2+2=?", "ground_truth": "4"},
+    )
+    assert type(prompt.content) is list and type(prompt.content[0]) is dict
+
+
+def test_only_a_prompt_column_is_needed(tmp_path):
+    path = write(tmp_path / "data.jsonl", [{"question": "1+1=?"}])
+    assert load_prompts(path, "question") == [Prompt(id=0, data_source="", content="1+1=?")]
+
+
+def test_ids_count_on_over_files(tmp_path):
+    files = [write(tmp_path / name, [{"prompt": "a"}, {"prompt": "b"}]) for name in ("x.jsonl", "y.parquet")]
+    assert [prompt.id for prompt in load_prompts(files, "prompt")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("truth", "text"), [("4", "4"), (4, "4"), (0.5, "0.5"), (["a", "b"], '["a", "b"]'), (0, "0"), (None, None)]
+)
+def test_ground_truth_is_text(tmp_path, truth, text):
+    path = write(tmp_path / "data.jsonl", [{"prompt": "p", "reward_model": {"ground_truth": truth}}])
+    assert load_prompts(path, "prompt")[0].ground_truth == text
+
+
+def test_ground_truth_is_looked_for_in_extra_info_and_env_kwargs(tmp_path):
+    rows = [{"prompt": "p", "extra_info": {"ground_truth": "1"}}, {"prompt": "p", "env_kwargs": {"ground_truth": "2"}}]
+    assert [p.ground_truth for p in load_prompts(write(tmp_path / "d.jsonl", rows), "prompt")] == ["1", "2"]
+
+
+def test_unicode_survives(tmp_path):
+    path = write(tmp_path / "data.parquet", [{"prompt": "¿Cuánto? 数学 🙂"}])
+    assert load_prompts(path, "prompt")[0].content == "¿Cuánto? 数学 🙂"
+
+
+def test_a_missing_column_lists_those_there_are(tmp_path):
+    path = write(tmp_path / "data.parquet", [{"question": "q", "answer": "a"}])
+    with pytest.raises(ValueError, match=r"no column 'prompt'; it has question, answer.*data\.prompt_key"):
+        load_prompts(path, "prompt")
+
+
+BAD = [
+    ("", "is empty"),
+    ("  \n", "is empty"),
+    (None, "is missing"),
+    (7, "is a int; it must be a chat"),
+    ([], "is a chat, but the first prompt is a text"),
+    (CHAT, "is a chat, but the first prompt is a text"),
+]
+
+
+@pytest.mark.parametrize(("value", "what"), BAD)
+def test_a_bad_text_is_named_with_its_row(tmp_path, value, what):
+    path = write(tmp_path / "data.jsonl", [{"prompt": "good"}, {"prompt": value}])
+    with pytest.raises(ValueError, match=rf"data\.jsonl: 1 of 2 rows are bad.*\n  row 1: 'prompt' {what}"):
+        load_prompts(path, "prompt")
+
+
+BAD_CHATS = [
+    ("text", "is a text, but the first prompt is a chat"),
+    ([], "is empty"),
+    ([{"role": "user", "content": " "}], "is empty"),
+    (["hello"], "has a message that is not {role, content}: 'hello'"),
+    ([{"content": "x"}], "has a message that is not"),
+    ([{"role": "user", "content": ["x"]}], "has a message whose content is not text"),
+    ([{"role": "user"}], "has a message whose content is not text"),
+    ([*CHAT, {"role": "assistant", "content": "4"}], "ends with an assistant message"),
+]
+
+
+@pytest.mark.parametrize(("value", "what"), BAD_CHATS)
+def test_a_bad_chat_is_named_with_its_row(tmp_path, value, what):
+    path = write(tmp_path / "data.jsonl", [{"prompt": CHAT}, {"prompt": value}])
+    with pytest.raises(ValueError, match=f"row 1: 'prompt' {what}"):
+        load_prompts(path, "prompt")
+
+
+def test_files_of_different_kinds_do_not_mix(tmp_path):
+    files = [write(tmp_path / "a.jsonl", [{"prompt": "text"}]), write(tmp_path / "b.jsonl", [{"prompt": CHAT}])]
+    with pytest.raises(ValueError, match=r"b\.jsonl.*\n  row 0: 'prompt' is a chat, but the first prompt is a text"):
+        load_prompts(files, "prompt")
+
+
+def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
+    path = write(tmp_path / "data.jsonl", [{"prompt": ""}] * 9)
+    with pytest.raises(ValueError, match="9 of 9 rows are bad") as error:
+        load_prompts(path, "prompt")
+    assert "row 4" in str(error.value) and "row 5" not in str(error.value) and "and 4 more" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("metadata", "{broken", "'metadata' is not valid JSON"),
+        ("extra_info", "text", "'extra_info' is a str; it must be a struct"),
+        ("reward_model", ["4"], "'reward_model' is a list"),
+        ("data_source", 3, "data_source is not text: 3"),
+    ],
+)
+def test_other_bad_columns_are_named(tmp_path, column, value, what):
+    path = write(tmp_path / "data.jsonl", [{"prompt": "p", column: value}])
+    with pytest.raises(ValueError, match=f"row 0: {what}"):
+        load_prompts(path, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("none.jsonl", None, "no such file"),
+        ("empty.jsonl", b"", "has no rows"),
+        ("data.txt", b"x", r"ends in '\.txt'; give a file that ends in one of \.parquet"),
+        ("cut.parquet", b"PAR1 cut", "not a readable parquet file"),
+        ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
+        ("list.jsonl", b'["a"]', "row 0: is a list"),
+        ("object.json", b'{"a": 1}', "must hold a list of objects"),
+        ("latin.jsonl", b'{"prompt": "\xe9"}', "not a readable UTF-8 text file"),
+    ],
+)
+def test_unreadable_files(tmp_path, name, content, what):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name}.*{what}"):
+        load_prompts(str(path), "prompt")
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    with pytest.raises(ValueError, match="is a folder"):
+        load_prompts(str(tmp_path), "prompt")
+
+
+def test_a_parquet_file_without_rows(tmp_path):
+    pandas.DataFrame({"prompt": []}).to_parquet(tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match="has no rows"):
+        load_prompts(str(tmp_path / "empty.parquet"), "prompt")

@@ -1,0 +1,132 @@
+import json
+
+import pytest
+
+from alphaapollo.data.rendering import Renderer, cut_prompt, fit_prompts, load_tokenizer
+from alphaapollo.types import Prompt
+
+IM_START, IM_END, ENDOFTEXT = 0, 1, 2
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def text_of(renderer, ids):
+    return renderer.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_chat_is_rendered_with_the_generation_prompt(renderer):
+    assert text_of(renderer, renderer.prompt_ids(CHAT)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_text_is_continued_as_it_is(renderer):
+    assert text_of(renderer, renderer.prompt_ids("2+2=")) == "2+2="
+
+
+def test_delta_adds_the_end_of_the_turn_where_the_action_lacks_it(renderer):
+    reply = [{"role": "tool", "content": "4"}]
+    after_end = renderer.delta_ids(reply, last_token=IM_END)
+    after_cut = renderer.delta_ids(reply, last_token=40)
+    assert text_of(renderer, after_end) == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
+    assert after_cut == [IM_END, *after_end]
+
+
+def test_prompt_action_and_delta_make_what_the_template_makes(renderer):
+    action = [*renderer.encode(["four"])[0], IM_END]
+    reply = [{"role": "user", "content": "sure?"}]
+    ids = renderer.prompt_ids(CHAT) + action + renderer.delta_ids(reply, action[-1])
+    assert ids == renderer.prompt_ids([*CHAT, {"role": "assistant", "content": "four"}, *reply])
+
+
+def test_decoding_skips_special_tokens(renderer):
+    assert renderer.decode([*renderer.encode(["four é"])[0], IM_END]) == "four é"
+
+
+def test_every_token_that_ends_a_turn_is_known(make_tokenizer):
+    assert Renderer(make_tokenizer()).eos_token_ids == (IM_END,)
+    assert Renderer(make_tokenizer(eos_token="<|endoftext|>")).eos_token_ids == (ENDOFTEXT, IM_END)
+    assert Renderer(make_tokenizer(chat_template=None)).eos_token_ids == (IM_END,)
+
+
+def test_padding_falls_back_to_eos(make_tokenizer):
+    tokenizer = make_tokenizer()
+    assert Renderer(tokenizer).pad_token_id == ENDOFTEXT
+    tokenizer.pad_token = None
+    assert Renderer(tokenizer).pad_token_id == IM_END
+
+
+def test_a_chat_needs_a_template_and_a_text_does_not(make_tokenizer):
+    renderer = Renderer(make_tokenizer(chat_template=None))
+    assert len(renderer.prompt_ids("hi")) == 2
+    with pytest.raises(ValueError, match="no chat template, but the prompts are chats"):
+        renderer.prompt_ids(CHAT)
+
+
+def test_a_template_that_refuses_says_why(make_tokenizer):
+    renderer = Renderer(make_tokenizer(chat_template="{{ raise_exception('only users') }}"))
+    with pytest.raises(ValueError, match=r"refuses a chat with the roles \['user'\]: only users"):
+        renderer.prompt_ids(CHAT)
+
+
+def prompts(*texts):
+    return [Prompt(id=i, data_source="", content=text) for i, text in enumerate(texts)]
+
+
+def test_prompts_within_the_limit_pass(renderer):
+    kept, lengths = fit_prompts(prompts("ab", "abc"), renderer, 3, "error")
+    assert len(kept) == 2
+    assert (lengths.total, lengths.too_long, lengths.longest) == (2, 0, 3)
+
+
+def test_a_long_prompt_is_an_error_by_default(renderer):
+    with pytest.raises(
+        ValueError, match=r"1 of 3 prompts.*max_prompt_length=3.*row 1 with 5 tokens.*truncation to drop"
+    ):
+        fit_prompts(prompts("ab", "abcde", "abc"), renderer, 3, "error")
+
+
+def test_long_prompts_are_dropped_and_counted(renderer):
+    kept, lengths = fit_prompts(prompts("ab", "abcde", "abc"), renderer, 3, "drop")
+    assert [prompt.id for prompt in kept] == [0, 2]
+    assert (lengths.total, lengths.too_long, lengths.longest) == (3, 1, 5)
+
+
+def test_dropping_everything_is_an_error(renderer):
+    with pytest.raises(ValueError, match="all 1 prompts are longer"):
+        fit_prompts(prompts("abcde"), renderer, 3, "drop")
+
+
+def test_long_prompts_are_cut_on_the_side_asked(renderer):
+    kept, lengths = fit_prompts(prompts("abcde"), renderer, 3, "left")
+    assert len(kept) == 1 and lengths.too_long == 1
+    assert cut_prompt([1, 2, 3, 4, 5], 3, "left") == [3, 4, 5]
+    assert cut_prompt([1, 2, 3, 4, 5], 3, "right") == [1, 2, 3]
+    assert cut_prompt([1, 2], 3, "error") == [1, 2]
+
+
+def test_a_saved_tokenizer_loads(tmp_path, make_tokenizer):
+    make_tokenizer().save_pretrained(tmp_path)
+    assert Renderer(load_tokenizer(str(tmp_path))).prompt_ids("a") == Renderer(make_tokenizer()).prompt_ids("a")
+
+
+def test_a_folder_without_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    with pytest.raises(ValueError, match=r"has no tokenizer.*tokenizer_path"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_broken_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    with pytest.raises(ValueError, match="its tokenizer cannot be loaded"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_without_vocabulary(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    with pytest.raises(ValueError, match="tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        load_tokenizer(str(tmp_path / "none"))

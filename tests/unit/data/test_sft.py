@@ -1,0 +1,144 @@
+import json
+
+import pytest
+
+from alphaapollo.config.schema import SftData
+from alphaapollo.data.batch import Rows
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.sft import load_examples
+
+IM_END = 1
+USER = {"role": "user", "content": "2+2=?"}
+FOUR = {"role": "assistant", "content": "4"}
+
+
+def write(tmp_path, rows, name="data.jsonl"):
+    path = tmp_path / name
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def trained(renderer, row):
+    """The stretches of text that are trained on."""
+    parts, current = [], []
+    for token, mask in zip([*row.token_ids, 0], [*row.action_mask, 0], strict=True):
+        if mask:
+            current.append(token)
+        elif current:
+            parts.append(renderer.tokenizer.decode(current, skip_special_tokens=False))
+            current = []
+    return parts
+
+
+def load(tmp_path, renderer, rows, **data):
+    return load_examples(write(tmp_path, rows), renderer, SftData(**data))
+
+
+def test_a_chat_trains_the_answer_and_its_end_token(tmp_path, renderer):
+    (row,), lengths = load(tmp_path, renderer, [{"messages": [USER, FOUR]}])
+    prompt = renderer.prompt_ids([USER])
+    assert row.token_ids == [*prompt, *renderer.encode(["4"])[0], IM_END]  # the newline after the turn is left out
+    assert row.action_mask == [0] * len(prompt) + [1, 1]
+    assert row.logprobs == [0.0] * len(row.token_ids)
+    assert (lengths.total, lengths.too_long, lengths.longest) == (1, 0, len(row.token_ids))
+
+
+def test_every_assistant_turn_is_trained_and_nothing_else(tmp_path, renderer):
+    chat = [{"role": "system", "content": "s"}, USER, FOUR, USER, {"role": "assistant", "content": "four"}, USER]
+    (row,), _ = load(tmp_path, renderer, [{"messages": chat}])
+    assert trained(renderer, row) == ["4<|im_end|>", "four<|im_end|>"]
+    assert row.token_ids == renderer.encode([renderer.text(chat[:5], add_generation_prompt=False)])[0][:-1]
+
+
+def test_text_columns_train_the_response_and_eos(tmp_path, renderer):
+    (row,), _ = load(tmp_path, renderer, [{"prompt": "2+2=", "response": "4"}])
+    assert row.token_ids == renderer.encode(["2+2=4"])[0] + [IM_END]
+    assert row.action_mask == [0, 0, 0, 0, 1, 1]
+
+
+def test_of_a_chat_prompt_only_the_response_is_trained(tmp_path, renderer):
+    rows = [{"question": [USER, FOUR, USER], "answer": "four"}]
+    (row,), _ = load(tmp_path, renderer, rows, prompt_key="question", response_key="answer")
+    assert trained(renderer, row) == ["four<|im_end|>"]
+
+
+def test_examples_pack_like_any_row(tmp_path, renderer):
+    rows, _ = load(tmp_path, renderer, [{"messages": [USER, FOUR]}, {"prompt": "2+2=", "response": "4"}])
+    assert Rows.from_rows(rows).response_lengths.tolist() == [2, 2]
+
+
+def test_a_template_that_forgets_is_refused_where_it_matters(tmp_path, forgetful_renderer):
+    thought = {"role": "assistant", "content": "<think>hm</think>4"}
+    (row,), _ = load(tmp_path, forgetful_renderer, [{"messages": [USER, thought]}])
+    assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
+    with pytest.raises(ValueError, match=r"row 0: the chat template rewrites .* message 3.*one row per assistant turn"):
+        load(tmp_path, forgetful_renderer, [{"messages": [USER, thought, USER, thought]}])
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"messages": [USER]}, "the chat has no assistant message"),
+        ({"messages": []}, "'messages' is empty"),
+        ({"messages": "text"}, "'messages' is a str; it must be a chat"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the assistant's message 1 is empty"),
+        ({"prompt": "p", "response": ""}, "'response' is empty"),
+        ({"prompt": "p", "response": 4}, "'response' is a int; it must be text"),
+        ({"prompt": None, "response": "r"}, "'prompt' is empty"),
+        ({"prompt": "p"}, "'response' is empty"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, renderer, row, what):
+    good = (
+        {"messages": [USER, FOUR], "prompt": "p", "response": "r"}
+        if "messages" in row
+        else {"prompt": "p", "response": "r"}
+    )
+    with pytest.raises(ValueError, match=rf"1 of 2 rows are bad.*\n  row 1: {what}"):
+        load(tmp_path, renderer, [good, row])
+
+
+def test_missing_columns_list_those_there_are(tmp_path, renderer):
+    with pytest.raises(
+        ValueError, match="needs a column 'messages', or 'prompt' and 'response'; it has prompt, answer"
+    ):
+        load(tmp_path, renderer, [{"prompt": "p", "answer": "a"}])
+
+
+def test_no_chat_template(tmp_path, make_tokenizer):
+    with pytest.raises(ValueError, match="no chat template"):
+        load(tmp_path, Renderer(make_tokenizer(chat_template=None)), [{"messages": [USER, FOUR]}])
+
+
+LONG = [{"prompt": "abcdef", "response": "xyz"}, {"prompt": "a", "response": "b"}]  # 10 and 3 tokens
+
+
+def test_a_long_example_is_an_error_by_default(tmp_path, renderer):
+    with pytest.raises(ValueError, match=r"1 of 2 examples are longer than data\.max_length=5.*row 0 with 10 tokens"):
+        load(tmp_path, renderer, LONG, max_length=5)
+
+
+def test_long_examples_are_dropped(tmp_path, renderer):
+    rows, lengths = load(tmp_path, renderer, LONG, max_length=5, truncation="drop")
+    assert [len(row.token_ids) for row in rows] == [3]
+    assert lengths.too_long == 1
+
+
+def test_a_cut_start_keeps_the_response(tmp_path, renderer):
+    row, _ = load(tmp_path, renderer, LONG, max_length=5, truncation="left")[0]
+    assert renderer.tokenizer.decode(row.token_ids, skip_special_tokens=False) == "fxyz<|im_end|>"
+    assert row.action_mask == [0, 1, 1, 1, 1]
+    assert row.turn_ends == [4]
+
+
+def test_a_first_token_is_never_trained(tmp_path, renderer):
+    row, _ = load(tmp_path, renderer, LONG, max_length=3, truncation="left")[0]
+    assert row.action_mask == [0, 1, 1]
+
+
+def test_a_cut_end_that_leaves_nothing_to_train_drops_the_example(tmp_path, renderer):
+    rows, lengths = load(tmp_path, renderer, LONG, max_length=5, truncation="right")
+    assert len(rows) == 1 and lengths.too_long == 1
+    (row, _), _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")
+    assert renderer.tokenizer.decode(row.token_ids) == "abcdefxy"
+    assert row.turn_ends == []
