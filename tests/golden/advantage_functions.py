@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,13 +21,12 @@ from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
 from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
 from alphaapollo.algorithms.group_filter import keep_group
-from alphaapollo.algorithms.groups import deviations, normalised
+from alphaapollo.algorithms.groups import Singleton, deviations, normalised
 from alphaapollo.algorithms.masked import reward_to_go, standardised, whiten
-from tests.golden.common import Function, Results, choose, groups_of, off_mask_rewards, on_tokens
+from tests.golden.common import Function, OffMask, Results, groups_of, off_mask_rewards, on_tokens
 
 Index = Sequence[Any]
-SINGLETONS = ("zero", "raw")
-LEVELS = ("sequence", "token")
+Level = Literal["sequence", "token"]
 
 
 def spread(seq_adv: Tensor, mask: Tensor) -> Results:
@@ -40,7 +39,7 @@ def gae(
     mask: Tensor,
     gamma: float = 1.0,
     lam: float = 1.0,
-    offmask: str = "drop",
+    offmask: OffMask = "drop",
     whiten_adv: bool = False,
     whiten_ddof: int = 1,
     whiten_eps: float = 1e-8,
@@ -59,25 +58,24 @@ def grpo(
     ddof: int = 1,
     eps: float = 1e-6,
     std_norm: bool = True,
-    singleton: str = "zero",
+    singleton: Singleton = "zero",
 ) -> Results:
-    choose("singleton", singleton, SINGLETONS)
     if not std_norm:
         return dr_grpo(scores, index, mask, singleton)
     return spread(normalised(scores, groups_of(index), ddof=ddof, eps=eps, singleton=singleton), mask)
 
 
-def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: str = "zero") -> Results:
-    choose("singleton", singleton, SINGLETONS)
+def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
     return spread(deviations(scores, groups_of(index), singleton=singleton), mask)
 
 
-def rloo(scores: Tensor, index: Index, mask: Tensor, singleton: str = "zero") -> Results:
-    choose("singleton", singleton, SINGLETONS)
+def rloo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
     return spread(rloo_advantages(scores, groups_of(index), singleton), mask)
 
 
-def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0, offmask: str = "drop") -> Results:
+def remax(
+    token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0, offmask: OffMask = "drop"
+) -> Results:
     advantages, returns = remax_advantages(off_mask_rewards(token_rewards, mask, offmask), baselines, mask, gamma)
     return {"advantages": advantages, "returns": returns}
 
@@ -89,7 +87,7 @@ def reinforce_pp(
     ddof: int = 1,
     eps: float = 1e-8,
     eps_inside: bool = True,
-    offmask: str = "drop",
+    offmask: OffMask = "drop",
 ) -> Results:
     returns = reward_to_go(off_mask_rewards(token_rewards, mask, offmask), mask, gamma)
     return {"advantages": whiten(returns, mask, ddof, eps, eps_inside), "returns": returns}
@@ -99,13 +97,11 @@ def reinforce_pp_baseline(
     scores: Tensor,
     index: Index,
     mask: Tensor,
-    level: str = "sequence",
+    level: Level = "sequence",
     ddof: int = 1,
     eps: float = 1e-8,
-    singleton: str = "zero",
+    singleton: Singleton = "zero",
 ) -> Results:
-    choose("level", level, LEVELS)
-    choose("singleton", singleton, SINGLETONS)
     groups = groups_of(index)
     if level == "sequence":
         return spread(sequence_baseline(scores, groups, ddof, eps, singleton), mask)
@@ -119,15 +115,13 @@ def magistral(
     minibatch: Sequence[Sequence[int]] | None = None,
     ddof: int = 1,
     eps: float = 0.0,
-    singleton: str = "zero",
+    singleton: Singleton = "zero",
 ) -> Results:
-    choose("singleton", singleton, SINGLETONS)
     batches = None if minibatch is None else [torch.tensor(rows, dtype=torch.int64) for rows in minibatch]
     return spread(magistral_advantages(scores, groups_of(index), batches, ddof, eps, singleton), mask)
 
 
-def opo(scores: Tensor, index: Index, mask: Tensor, singleton: str = "zero") -> Results:
-    choose("singleton", singleton, SINGLETONS)
+def opo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
     return spread(opo_advantages(scores, mask.sum(dim=1), groups_of(index), singleton), mask)
 
 
@@ -135,13 +129,11 @@ def gpg(
     scores: Tensor,
     index: Index,
     mask: Tensor,
-    f_norm: str = "one",
+    f_norm: Literal["one", "std"] = "one",
     ddof: int = 1,
     eps: float = 0.0,
-    singleton: str = "zero",
+    singleton: Singleton = "zero",
 ) -> Results:
-    choose("f_norm", f_norm, ("one", "std"))
-    choose("singleton", singleton, SINGLETONS)
     groups = groups_of(index)
     advantages = gpg_advantages(scores, groups, f_norm == "std", ddof, eps, singleton)
     return {**spread(advantages, mask), "alpha": gpg_alpha(scores, groups)}
@@ -152,14 +144,12 @@ def gdpo(
     index: Index,
     mask: Tensor,
     weights: Sequence[float] | None = None,
-    level: str = "sequence",
+    level: Level = "sequence",
     ddof: int = 1,
     eps: float = 1e-4,
     bn_eps: float = 1e-4,
-    singleton: str = "zero",
+    singleton: Singleton = "zero",
 ) -> Results:
-    choose("level", level, LEVELS)
-    choose("singleton", singleton, SINGLETONS)
     chosen = score_matrix.new_tensor([1.0] * score_matrix.shape[1] if weights is None else list(weights))
     summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps, singleton)
     if level == "sequence":

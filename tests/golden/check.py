@@ -7,7 +7,6 @@ a line a function, then what went wrong; exits 1 if anything failed or is unsupp
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import math
 import sys
@@ -19,10 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.golden import advantage_functions, loss_functions
-from tests.golden.common import Function, UnsupportedError
+from tests.golden import advantage_functions, loss_functions, other_functions
+from tests.golden.common import Function, UnsupportedError, check_arguments
 
-FUNCTIONS: dict[str, Function] = {**advantage_functions.FUNCTIONS, **loss_functions.FUNCTIONS}
+FUNCTIONS: dict[str, Function] = {
+    **advantage_functions.FUNCTIONS,
+    **loss_functions.FUNCTIONS,
+    **other_functions.FUNCTIONS,
+}
 PLAIN_LISTS = {"index", "selected", "kls", "minibatch", "weights"}  # names, positions, series of numbers
 GRADIENTS = {"grad_logits": "logits", "grad_chosen": "chosen", "grad_rejected": "rejected"}
 GRADIENT_INPUT = {"value_loss": "vpreds"}  # `grad` is with respect to logp elsewhere
@@ -70,10 +73,7 @@ def evaluate(item: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         key: torch.tensor(value, dtype=dtype) if isinstance(value, list) and key not in PLAIN_LISTS else value
         for key, value in {**item["inputs"], **item["params"]}.items()
     }
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise UnsupportedError(str(error)) from error
+    check_arguments(function, arguments)
     wanted = {key: _gradient_input(name, key) for key in item["expected"] if key.startswith("grad")}
     for source in wanted.values():
         arguments[source].requires_grad_()

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from alphaapollo.algorithms.aggregation import Count, num_sequences, row_weights
 from alphaapollo.algorithms.aggregation import aggregate as weighted_sum
-from alphaapollo.algorithms.aggregation import num_sequences, row_weights
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.masked import fold_to_actions, masked
+from alphaapollo.config.schema import AggregationMode
 
 Results = dict[str, Any]
 Function = Callable[..., Results]
-MODES = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-    "group-mean-token-mean",
-)
+AggKw = dict[str, Any] | None
+OffMask = Literal["drop", "fold"]
 
 
 class UnsupportedError(Exception):
     """A vectors file asks for a function, parameter or choice that is not known here."""
 
 
-def choose(what: str, value: Any, known: Sequence[Any]) -> None:
-    if value not in known:
-        raise UnsupportedError(f"{what}={value!r}; known: {', '.join(map(str, known))}")
+def check_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Raise UnsupportedError where the function lacks a parameter, or its Literal type a choice."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise UnsupportedError(str(error)) from error
+    hints = get_type_hints(function)
+    for name, value in arguments.items():
+        hint = hints.get(name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise UnsupportedError(f"{name}={value!r}; known: {', '.join(map(str, get_args(hint)))}")
 
 
 def group_ids(index: Sequence[Any]) -> Tensor:
@@ -48,25 +52,22 @@ def on_tokens(values: Tensor, mask: Tensor) -> Tensor:
     return masked(values.unsqueeze(1).expand_as(mask), mask)
 
 
-def off_mask_rewards(token_rewards: Tensor, mask: Tensor, offmask: str) -> Tensor:
-    choose("offmask", offmask, ("drop", "fold"))
+def off_mask_rewards(token_rewards: Tensor, mask: Tensor, offmask: OffMask) -> Tensor:
     return fold_to_actions(token_rewards, mask) if offmask == "fold" else masked(token_rewards, mask)
 
 
 def token_weights(
     mask: Tensor,
-    mode: str,
+    mode: AggregationMode,
     index: Sequence[Any] | None = None,
     horizon: float | None = None,
-    count: str = "nonempty",
+    count: Count = "nonempty",
     global_tokens: float | None = None,
     global_seqs: float | None = None,
     global_groups: float | None = None,
     dp_size: int = 1,
 ) -> Tensor:
     """Row weights, rescaled from this rank's counts to global ones, so that the *mean* over ranks is the loss. [B]"""
-    choose("mode", mode, MODES)
-    choose("count", count, ("nonempty", "all"))
     lengths = mask.sum(dim=1)
     ids = torch.zeros(len(mask), dtype=torch.int64) if index is None else group_ids(index)
     weights = row_weights(lengths, ids, mode, mask.shape[1] if horizon is None else horizon, count) * dp_size
@@ -79,10 +80,7 @@ def token_weights(
     return weights
 
 
-def aggregated(loss: Tensor, mask: Tensor, mode: str, agg_kw: dict[str, Any] | None) -> Tensor:
-    return weighted_sum(loss, mask, token_weights(mask, mode, **(agg_kw or {})))
-
-
-def sequential(step: Callable[[float], float], kls: Sequence[float]) -> Results:
-    """The coefficient after each of a series of KL measurements."""
-    return {"value": [step(kl) for kl in kls]}
+def aggregated(loss: Tensor, mask: Tensor, mode: AggregationMode, agg_kw: AggKw) -> Tensor:
+    keywords = agg_kw or {}
+    check_arguments(token_weights, {"mask": mask, "mode": mode, **keywords})
+    return weighted_sum(loss, mask, token_weights(mask, mode, **keywords))

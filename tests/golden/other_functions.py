@@ -1,0 +1,180 @@
+"""KL, entropy, correction weights and preference losses under the names and parameters of the vectors files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from alphaapollo.algorithms import correction, kl, preference
+from alphaapollo.algorithms.entropy import entropy
+from alphaapollo.algorithms.log_ratio import cut
+from alphaapollo.algorithms.masked import masked
+from alphaapollo.config.schema import AggregationMode
+from tests.golden.common import AggKw, Function, Results, aggregated
+
+Kind = Literal[
+    "k1", "abs", "k2", "k3", "full", "kl", "mse", "low_var_kl",
+    "k1+", "abs+", "k2+", "k3+", "kl+", "mse+", "low_var_kl+",
+]  # fmt: skip
+PairLoss = Literal[
+    "sigmoid", "robust", "ipo", "ipo_avg", "hinge", "slic", "exo_pair", "nca_pair", "sppo_hard", "apo_zero", "apo_down"
+]
+
+
+def kl_loss(
+    logp: Tensor,
+    ref_logp: Tensor,
+    mask: Tensor,
+    kind: Kind = "k3",
+    agg: AggregationMode = "token-mean",
+    coef: float = 1.0,
+    logp_sg: Tensor | None = None,
+    log_clamp: float | None = None,
+    value_clamp: float | None = None,
+    agg_kw: AggKw = None,
+) -> Results:
+    """With kind `full`, logp and ref_logp are logits [B, L, V]."""
+    token_kl = masked(kl_per_token(logp, ref_logp, kind, logp_sg, log_clamp, value_clamp), mask)
+    return {"loss": coef * aggregated(token_kl, mask, agg, agg_kw), "token_kl": token_kl}
+
+
+def kl_per_token(
+    logp: Tensor,
+    ref_logp: Tensor,
+    kind: Kind,
+    logp_sg: Tensor | None = None,
+    log_clamp: float | None = None,
+    value_clamp: float | None = None,
+) -> Tensor:
+    if kind == "full":
+        return cut(kl.kl_full(logp, ref_logp), value_clamp)
+    held = logp.detach() if logp_sg is None else logp_sg
+    d = (held if kind.endswith("+") else logp) - ref_logp
+    value = cut(kl.estimate(cut(d, log_clamp), kind.removesuffix("+"), limit=None), value_clamp)
+    if not kind.endswith("+"):
+        return value
+    return kl.estimate(logp - ref_logp, "k2") - kl.estimate(held - ref_logp, "k2") + value
+
+
+def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
+    return {"value": kl.kl_full(logits, ref_logits)}
+
+
+def entropy_loss(
+    logits: Tensor, mask: Tensor, coef: float = 1.0, agg: AggregationMode = "token-mean", agg_kw: AggKw = None
+) -> Results:
+    per_token = masked(entropy(logits), mask)
+    return {"loss": -coef * aggregated(per_token, mask, agg, agg_kw), "entropy": per_token}
+
+
+def mismatch_weights(
+    train_logp: Tensor,
+    rollout_logp: Tensor,
+    mask: Tensor,
+    method: correction.Method = "tis",
+    level: correction.Level = "token",
+    low: float | None = None,
+    high: float | None = 2.0,
+    batch_normalise: bool = False,
+    log_clamp: float | None = 20.0,
+) -> Results:
+    weights = correction.mismatch_weights(
+        train_logp,
+        rollout_logp,
+        mask,
+        method=method,
+        level=level,
+        low=low,
+        high=high,
+        batch_normalise=batch_normalise,
+        limit=log_clamp,
+    )
+    return {"value": weights}
+
+
+def kl_fixed(coef: float, kls: Sequence[float], n_steps: int | None = None) -> Results:
+    return _controlled(kl.FixedKL(coef), kls, n_steps or 1)
+
+
+def kl_adaptive(coef: float, target: float, horizon: float, kls: Sequence[float], n_steps: int) -> Results:
+    return _controlled(kl.AdaptiveKL(coef, target, horizon), kls, n_steps)
+
+
+def kl_ppo2017(coef: float, target: float, kls: Sequence[float]) -> Results:
+    return _controlled(kl.DoublingKL(coef, target), kls, 1)
+
+
+def kl_dual_descent(lam: float, alpha: float, delta: float, kls: Sequence[float]) -> Results:
+    return _controlled(kl.DualKL(lam, delta, alpha), kls, 1)
+
+
+def _controlled(controller: kl.KLController, kls: Sequence[float], n_steps: int) -> Results:
+    """The coefficient after each of a series of KL measurements."""
+    coefs = []
+    for measured in kls:
+        controller.update(measured, n_steps)
+        coefs.append(controller.coef)
+    return {"value": coefs}
+
+
+def dpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    beta: float = 0.1,
+    loss_type: PairLoss = "sigmoid",
+    label_smoothing: float = 0.0,
+    chosen_len: Tensor | None = None,
+    rejected_len: Tensor | None = None,
+    slic_delta: float = 1.0,
+) -> Results:
+    u, v = chosen - ref_chosen, rejected - ref_rejected
+    match loss_type:
+        case "sigmoid":
+            pair_loss = preference.dpo(u - v, beta, label_smoothing)
+        case "robust":
+            pair_loss = preference.robust_dpo(u - v, beta, label_smoothing)
+        case "ipo":
+            pair_loss = preference.ipo(u - v, beta)
+        case "ipo_avg":
+            assert chosen_len is not None and rejected_len is not None
+            pair_loss = preference.ipo(u / chosen_len - v / rejected_len, beta)
+        case "hinge":
+            pair_loss = preference.hinge(u - v, beta)
+        case "slic":
+            pair_loss = preference.slic(chosen, rejected, slic_delta)
+        case "exo_pair":
+            pair_loss = preference.exo_pair(u - v, beta, label_smoothing or 1e-3)
+        case "nca_pair":
+            pair_loss = preference.nca_pair(u, v, beta)
+        case "sppo_hard":
+            pair_loss = preference.sppo_hard(u, v, beta)
+        case "apo_zero":
+            pair_loss = preference.apo_zero(u, v, beta)
+        case "apo_down":
+            pair_loss = preference.apo_down(u, v, beta)
+    return {
+        "loss": pair_loss.mean(),
+        "pair_loss": pair_loss,
+        "reward_chosen": beta * u,
+        "reward_rejected": beta * v,
+    }
+
+
+FUNCTIONS: dict[str, Function] = {
+    function.__name__: function
+    for function in (
+        kl_loss,
+        kl_full,
+        entropy_loss,
+        mismatch_weights,
+        kl_fixed,
+        kl_adaptive,
+        kl_ppo2017,
+        kl_dual_descent,
+        dpo,
+    )
+}
