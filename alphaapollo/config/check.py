@@ -75,7 +75,7 @@ def _check_files(key: str, files: str | list[str]) -> Iterator[str]:
 def _check_model(key: str, path: str) -> Iterator[str]:
     folder = Path(path).expanduser()
     looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
-    if folder.is_dir():
+    if path and folder.is_dir():
         if not (folder / "config.json").is_file():
             yield f"{key}: {path} holds no config.json. Give the folder of a Hugging Face model, or a hub id."
     elif path and looks_local:
@@ -181,7 +181,7 @@ def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     if trainer.controller == "local" and ranks > 1:
         yield (
-            f"trainer.controller=local: trains in one process, but trainer.n_gpus_per_node x trainer.nnodes is {ranks}. "
+            f"trainer.controller=local: it has one process, but trainer.n_gpus_per_node x trainer.nnodes is {ranks}. "
             "Set both to 1, or trainer.controller=ray."
         )
     parallel = "actor_rollout_ref.rollout.tensor_model_parallel_size"

@@ -6,9 +6,11 @@ The loop calls start, phase, step and notice; nothing that goes wrong with the d
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rich.console import Console as Terminal
@@ -21,19 +23,26 @@ from rich.text import Text
 from alphaapollo.observability.curve import draw
 
 CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first of them that a run has is drawn
-FIGURES = {  # label -> metric and how it is shown; those that a run has are shown
-    "reward": ("reward/mean", "{:.3f}"),
-    "accuracy": ("reward/accuracy", "{:.3f}"),
-    "loss": ("train/loss", "{:.4f}"),
-    "val": ("val/accuracy", "{:.3f}"),
-    "val greedy": ("val/accuracy_greedy", "{:.3f}"),
-    "val loss": ("val/loss", "{:.4f}"),
-    "length": ("response/length_mean", "{:,.1f}"),
-    "tokens/s": ("rollout/tokens_per_second", "{:,.0f}"),
-    "seconds": ("timing/step", "{:.2f}"),
+FIGURES = {  # row -> how each figure is shown: those that a run has
+    "train": {
+        "reward/mean": "reward {:.3f}",
+        "reward/accuracy": "accuracy {:.3f}",
+        "train/loss": "loss {:.4f}",
+        "response/length_mean": "length {:,.1f}",
+    },
+    "val": {
+        "val/accuracy": "accuracy {:.3f}",
+        "val/accuracy_greedy": "greedy {:.3f}",
+        "val/loss": "loss {:.4f}",
+    },
+    "speed": {
+        "rollout/tokens_per_second": "{:,.0f} tokens/s",
+        "timing/step": "{:.2f} s a step",
+    },
 }
 RECENT_STEPS = 20  # the time that is left is judged by these
-CURVE_HEIGHT, CURVE_WIDTH = 6, 76
+BAR_WIDTH = 30
+CURVE_WIDTH, CURVE_HEIGHT = 76, 6
 
 
 @dataclass
@@ -67,11 +76,18 @@ class View:
             self.curve.append((step, value))
 
 
+class _Terminal(Terminal):
+    """A terminal that falls silent when its reader goes away (`... | head`), where rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.file = open(os.devnull, "w")  # noqa: SIM115
+
+
 class Console:
     """The display of one run."""
 
     def __init__(self, terminal: Terminal | None = None):
-        self._terminal = terminal or Terminal(highlight=False)
+        self._terminal = terminal or _Terminal(highlight=False)
         self._view = View()
         self._live: Live | None = None
         self._start = time.monotonic()
@@ -81,7 +97,8 @@ class Console:
         """Open the display. done: iterations that an earlier process has made."""
         self._view = View(total_steps, done)
         self._start, self._last = time.monotonic(), None
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+        able = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
+        if self._terminal.is_terminal and able:
             self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=4)
             self._live.start()
 
@@ -107,11 +124,13 @@ class Console:
     def close(self) -> None:
         """Leave the last view standing."""
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def _print(self, text: Text | str) -> None:
-        self._terminal.print(text, soft_wrap=True)
+        with suppress(OSError):  # a terminal that is gone, a full disk behind the pipe: the run goes on
+            self._terminal.print(text, soft_wrap=True)
 
     def _render(self) -> Group:
         return render(self._view, time.monotonic() - self._start, self._terminal.width)
@@ -123,54 +142,59 @@ def render(view: View, elapsed: float, width: int) -> Group:
     if len(view.curve) > 1:
         curve = draw({view.curve_name: view.curve}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
         parts += [Text(f"\n{view.curve_name}", "bold"), curve]
-    if view.figures:
-        parts.append(Text("\n").append_text(figures_line(view.figures)))
+    if rows := figure_rows(view.figures):
+        table = Table.grid(padding=(0, 2))
+        table.add_column(min_width=8)
+        for name, text in rows.items():
+            table.add_row(Text(name, "bold"), text)
+        parts += [Text(), table]
     return Group(*parts)
 
 
 def _bars(view: View, elapsed: float) -> Table:
-    table = Table.grid(padding=(0, 2), expand=False)
+    table = Table.grid(padding=(0, 2))
     table.add_column(min_width=8)
-    table.add_column(width=30)
+    table.add_column(width=BAR_WIDTH)
     table.add_column()
-    left = view.seconds_left()
-    times = f"{clock(elapsed)} gone" + (
-        f", {clock(left)} left" if left is not None and view.done < view.total_steps else ""
-    )
+    ended = view.done >= view.total_steps
+    left = "" if ended else f", {clock(view.seconds_left())} left"
     table.add_row(
         Text("run", "bold"),
-        ProgressBar(total=max(view.total_steps, 1), completed=view.done),
-        Text(f"{view.done}/{view.total_steps} steps").append(f"   {times}", "dim"),
+        ProgressBar(total=max(view.total_steps, 1), completed=view.done, width=BAR_WIDTH),
+        Text.assemble(f"{view.done}/{view.total_steps} steps", (f"   {clock(elapsed)} gone{left}", "dim")),
     )
-    shown = {"generate": (0, 0), "update": (0, 0)} | view.phases
-    for name, (done, total) in shown.items():
-        running = total > 0 and done < total
-        bar = ProgressBar(total=max(total, 1), completed=done, pulse=running and total == 1)
-        state = f"{done}/{total}" if total > 1 else "" if not total else "running" if running else "done"
+    phases = {} if ended and not view.phases else {"generate": (0, 0), "update": (0, 0)} | view.phases
+    for name, (done, total) in phases.items():
+        running = done < total
+        bar = ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH, pulse=running and total == 1)
+        state = f"{done}/{total}" if total > 1 else "running" if running else "done" if total else ""
         table.add_row(Text(name, "bold" if running else "dim"), bar, Text(state, "dim"))
     return table
 
 
-def figures_line(figures: Mapping[str, float]) -> Text:
-    """The figures that there are: `reward 0.531   tokens/s 7,400`."""
-    text = Text()
-    for label, (name, shape) in FIGURES.items():
-        if name in figures:
-            text.append(f"{label} ", "dim").append(shape.format(figures[name])).append("   ")
-    text.rstrip()
-    return text
+def figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
+    """Rows of the figures that there are: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
+    rows = {
+        row: "   ".join(shape.format(figures[name]) for name, shape in shapes.items() if name in figures)
+        for row, shapes in FIGURES.items()
+    }
+    return {row: text for row, text in rows.items() if text}
 
 
 def plain_line(view: View, metrics: Mapping[str, float]) -> str:
-    """One iteration on one line: `step  12/80   reward 0.531   ...   1:32 left`."""
+    """One iteration on one line: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32 left`."""
+    rows = figure_rows(metrics)
+    if "val" in rows:
+        rows["val"] = f"val: {rows['val']}"
     head = f"step {view.done:>{len(str(view.total_steps))}}/{view.total_steps}"
-    left = view.seconds_left()
-    tail = [f"{clock(left)} left"] if left is not None and view.done < view.total_steps else []
-    return "   ".join([head, *filter(None, [figures_line(metrics).plain]), *tail])
+    tail = [f"{clock(view.seconds_left())} left"] if view.durations and view.done < view.total_steps else []
+    return "   ".join([head, *rows.values(), *tail])
 
 
-def clock(seconds: float) -> str:
-    """`0:07`, `12:30`, `1:05:00`."""
+def clock(seconds: float | None) -> str:
+    """`0:07`, `12:30`, `1:05:00`; `?` for None."""
+    if seconds is None:
+        return "?"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

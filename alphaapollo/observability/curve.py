@@ -48,12 +48,15 @@ def draw(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Tex
     cells = [[0] * columns for _ in range(height)]
     styles = [[""] * columns for _ in range(height)]
     for index, points in enumerate(curves.values()):
+        previous = None
         for x, value in enumerate(_resample(points, first, last, 2 * columns)):
             if value is None or (index and x % 2):
                 continue
-            y = round((high - value) / (high - low) * (4 * height - 1))
-            cells[y // 4][x // 2] |= DOTS[x % 2][y % 4]
-            styles[y // 4][x // 2] = STYLES[index % len(STYLES)]
+            dot = round((high - value) / (high - low) * (4 * height - 1))
+            for y in range(dot, dot + 1) if previous is None or index else _span(previous, dot):
+                cells[y // 4][x // 2] |= DOTS[x % 2][y % 4]
+                styles[y // 4][x // 2] = STYLES[index % len(STYLES)]
+            previous = dot
     beside = {0: labels[0], height // 2: labels[1], height - 1: labels[2]}
     text = Text()
     for row in range(height):
@@ -75,8 +78,15 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def tick(value: float) -> str:
-    """A number as a label: at most four significant digits."""
-    return f"{value:.4g}"
+    """A number as a label: three significant digits, large and whole numbers without decimals."""
+    return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _span(previous: int, dot: int) -> range:
+    """The dots of a column that join it to the column before."""
+    if abs(dot - previous) <= 1:
+        return range(dot, dot + 1)
+    return range(previous + 1, dot + 1) if dot > previous else range(dot, previous)
 
 
 def _resample(points: Points, first: float, last: float, count: int) -> list[float | None]:

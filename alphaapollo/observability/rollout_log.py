@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.observability.disk import writing
 from alphaapollo.observability.metrics import finite
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 
@@ -55,21 +56,14 @@ class RolloutLog:
     def _settle(self, until: int) -> None:
         """Take off what is written, and wait where more than `until` are not."""
         while self._writing and (len(self._writing) > until or self._writing[0].done()):
-            try:
-                self._writing.popleft().result()
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"could not write the rollouts: {error.strerror}. Make room or mend the folder; the same command "
-                    "goes on from the last checkpoint",
-                    error.filename or str(self._folder),
-                ) from error
+            self._writing.popleft().result()
 
     def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         part = self._folder / f".{name}.part"
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(trajectory_lines(step, groups))
-        part.replace(self._folder / name)
+        with writing("the rollouts", part):
+            with part.open("w", encoding="utf-8") as file:
+                file.writelines(trajectory_lines(step, groups))
+            part.replace(self._folder / name)
 
 
 def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:

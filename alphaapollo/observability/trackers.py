@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.observability.disk import writing
 from alphaapollo.observability.metrics import as_record
 
 
@@ -74,12 +75,14 @@ class JsonlTracker:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _cut_after(path, resumed_step)
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._file.write(json.dumps(as_record(step, metrics), allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with writing("the metrics", self._path):
+            self._file.write(json.dumps(as_record(step, metrics), allow_nan=False) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -1,0 +1,149 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.check import check, check_sft, resolve_device
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config, SftConfig
+
+
+@pytest.fixture
+def needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").touch()
+    (tmp_path / "val.jsonl").touch()
+    return ["actor_rollout_ref.model.path=some/model", "data.train_files=train.jsonl"]
+
+
+def outcome(argv: list[str], num_gpus: int = 0, num_cores: int = 8) -> list[str]:
+    return check(load_config(Config, "ppo", argv), num_gpus, num_cores)
+
+
+def problems(argv: list[str], **machine: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        outcome(argv, **machine)
+    return caught.value.problems
+
+
+def test_defaults_with_model_and_data_are_fine(needed: list[str]):
+    assert outcome(needed) == []
+    assert outcome(needed, num_gpus=8) == []
+
+
+def test_model_and_data_are_required():
+    first, second = problems([])
+    assert first == "actor_rollout_ref.model.path: required, got nothing. Give actor_rollout_ref.model.path=..."
+    assert second == "data.train_files: required, got nothing. Give data.train_files=..."
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.val_files=[val.jsonl,gone.jsonl]", "data.val_files: no such file: gone.jsonl"),
+        ("actor_rollout_ref.model.path=./gone", "actor_rollout_ref.model.path: no such folder: ./gone"),
+        ("actor_rollout_ref.model.path=.", "holds no config.json"),
+        ("critic.model.path=/gone", "critic.model.path: no such folder: /gone"),
+        ("custom_reward_function.path=gone.py", "custom_reward_function.path: no such file: gone.py"),
+        ("algorithm.custom_module=gone.py", "algorithm.custom_module: no such file: gone.py"),
+        ("trainer.resume_mode=resume_path", "trainer.resume_from_path: required with trainer.resume_mode=resume_path"),
+        ("algorithm.filter_groups.enable=True", "groups of one"),
+        ("actor_rollout_ref.actor.clip_ratio_c=1.0", "clip_ratio_c=1.0: the dual clip must be above 1"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "sequence parallelism is not supported yet"),
+        ("actor_rollout_ref.rollout.top_p=0", "actor_rollout_ref.rollout.top_p=0: nothing is left to sample"),
+        ("actor_rollout_ref.rollout.top_k=0", "actor_rollout_ref.rollout.top_k=0: expected -1"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p=0", "val_kwargs.top_p=0"),
+        ("actor_rollout_ref.actor.optim.betas=[0.9,1.0]", "AdamW needs decay rates below 1"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=9", "every part needs a core, and there are 8"),
+        ("trainer.device=cuda", "trainer.device: got cuda, but this machine has no GPU"),
+    ],
+)
+def test_one_problem_says_what_got_and_fix(needed: list[str], override: str, says: str):
+    (text,) = problems([*needed, override])
+    assert says in text
+    assert text.endswith(".")
+
+
+def test_mini_batches_divide_the_trajectories_or_hold_them_all(needed: list[str]):
+    batch = ["data.train_batch_size=12", "env.rollout.n=8"]  # 96 trajectories
+    mini = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    (text,) = problems([*needed, *batch, f"{mini}=64"])
+    assert text == (
+        f"{mini}=64: an iteration has 96 trajectories (12 prompts x 8), which mini-batches of 64 do not divide. "
+        "Set 48 or 96."
+    )
+    for size in (1, 48, 96, 97, 256):
+        assert outcome([*needed, *batch, f"{mini}={size}"]) == []
+    assert "critic.ppo_mini_batch_size=5" in problems([*needed, *batch, "critic.ppo_mini_batch_size=5"])[0]
+
+
+def test_group_size_from_either_key_but_not_two_sizes(needed: list[str]):
+    rollout = "actor_rollout_ref.rollout.n"
+    assert load_config(Config, "ppo", [f"{rollout}=4"]).group_size == 4
+    assert outcome([*needed, "env.rollout.n=4", f"{rollout}=4"]) == []
+    (text,) = problems([*needed, "env.rollout.n=8", f"{rollout}=4"])
+    assert text == "env.rollout.n=8, actor_rollout_ref.rollout.n=4: two group sizes. Set only env.rollout.n."
+
+
+def test_kl_is_never_counted_twice_or_for_nothing(needed: list[str]):
+    loss, reward = "actor_rollout_ref.actor.use_kl_loss=True", "algorithm.use_kl_in_reward=True"
+    assert "the KL would count twice. Keep one." in problems([*needed, loss, reward])[0]
+    assert "run for nothing" in problems([*needed, loss, "actor_rollout_ref.actor.kl_loss_coef=0"])[0]
+    assert "run for nothing" in problems([*needed, reward, "algorithm.kl_ctrl.kl_coef=0"])[0]
+    assert outcome([*needed, "actor_rollout_ref.actor.kl_loss_coef=0"]) == [
+        "actor_rollout_ref.actor.kl_loss_coef=0.0 has no effect: actor_rollout_ref.actor.use_kl_loss is false."
+    ]
+
+
+def test_local_controller_has_one_rank(needed: list[str]):
+    (text,) = problems([*needed, "trainer.controller=local", "trainer.n_gpus_per_node=2"])
+    assert "trainer.nnodes is 2" in text
+
+
+def test_engines_fit_the_gpus(needed: list[str]):
+    parallel, engines = "actor_rollout_ref.rollout.tensor_model_parallel_size", "actor_rollout_ref.rollout.num_engines"
+    assert outcome([*needed, "trainer.n_gpus_per_node=4", f"{parallel}=2"], num_gpus=4) == []
+    assert "does not divide the 4" in problems([*needed, "trainer.n_gpus_per_node=4", f"{parallel}=3"], num_gpus=4)[0]
+    larger, _ = problems([*needed, f"{parallel}=8"], num_gpus=4)
+    assert f"{parallel}=8: a node has 4 GPUs. Set 4 or less." in larger
+    assert "that is 2 GPUs, but on the training side there are 1" in problems([*needed, f"{engines}=2"], num_gpus=4)[0]
+    apart = "actor_rollout_ref.rollout.colocate=False"
+    assert outcome([*needed, apart, f"{engines}=3"], num_gpus=4) == []
+    assert "beside the training GPUs there are 3" in problems([*needed, apart, f"{engines}=4"], num_gpus=4)[0]
+    assert "a node has 4 GPUs" in problems([*needed, "trainer.n_gpus_per_node=8"], num_gpus=4)[0]
+    assert "only the vllm engine" in problems([*needed, f"{parallel}=2", "actor_rollout_ref.rollout.name=hf"])[0]
+
+
+def test_keys_without_effect_are_noticed(needed: list[str]):
+    offload = "actor_rollout_ref.actor.fsdp_config.param_offload=True"
+    key = offload.split("=")[0]
+    assert outcome([*needed, offload]) == [f"{key}=true has no effect: it needs a GPU."]
+    assert outcome([*needed, offload], num_gpus=1) == []
+    assert outcome([*needed, "trainer.cpu_threads=2"], num_gpus=1) == [
+        "trainer.cpu_threads=2 has no effect: it is for machines without GPUs."
+    ]
+    assert outcome([*needed, "critic.optim.min_lr_ratio=0.1"]) == [
+        "critic.optim.min_lr_ratio=0.1 has no effect: critic.optim.warmup_style is constant."
+    ]
+    assert outcome([*needed, "trainer.n_gpus_per_node=9"]) == [
+        "trainer.n_gpus_per_node=9 on 8 cores: the ranks will wait."
+    ]
+
+
+def test_every_problem_is_named_at_once(needed: list[str]):
+    assert (
+        len(problems([*needed, "actor_rollout_ref.rollout.top_p=0", "actor_rollout_ref.actor.clip_ratio_c=0.5"])) == 2
+    )
+
+
+def test_auto_device():
+    assert (resolve_device("auto", 0), resolve_device("auto", 2), resolve_device("cpu", 2)) == ("cpu", "cuda", "cpu")
+
+
+def test_sft_checks(needed: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        check_sft(load_config(SftConfig, "sft", []), num_gpus=0)
+    assert len(caught.value.problems) == 2
+    fine = load_config(SftConfig, "sft", ["model.path=a/b", needed[1], "fsdp_config.param_offload=True"])
+    assert check_sft(fine, num_gpus=0) == ["fsdp_config.param_offload=true has no effect: it needs a GPU."]

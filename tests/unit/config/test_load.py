@@ -1,0 +1,210 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from alphaapollo.config.errors import ConfigError, reported
+from alphaapollo.config.load import convert, load_config, load_saved, save_config, shipped_configs
+from alphaapollo.config.schema import Config, SftConfig
+
+SHIPPED = shipped_configs()
+
+
+def load(*argv: str) -> Config:
+    return load_config(Config, "ppo", argv)
+
+
+def problem(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv)
+    return str(caught.value)
+
+
+def test_no_arguments_give_the_schema_defaults():
+    assert load() == Config()
+    assert load_config(SftConfig, "sft", []) == SftConfig()
+
+
+def test_every_key_is_overridden_without_a_plus():
+    config = load(
+        "trainer.total_training_steps=7",
+        "data.train_files=[a.parquet,b.parquet]",
+        "actor_rollout_ref.actor.optim.betas=[0.9,0.95]",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "trainer.logger=['console','wandb']",
+    )
+    assert config.trainer.total_training_steps == 7
+    assert config.data.train_files == ["a.parquet", "b.parquet"]
+    assert config.actor_rollout_ref.actor.optim.betas == (0.9, 0.95)
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-6
+    assert config.actor_rollout_ref.actor.use_kl_loss is True
+    assert config.trainer.logger == ["console", "wandb"]
+
+
+def test_a_plus_and_a_number_as_text_are_understood():
+    config = load("+trainer.seed=3", "trainer.experiment_name=7", "data.val_files=")
+    assert (config.trainer.seed, config.trainer.experiment_name, config.data.val_files) == (3, "7", "")
+
+
+@pytest.mark.parametrize("preset", sorted(f"{file.parent.name}={file.stem}" for file in SHIPPED.glob("*/*.yaml")))
+def test_every_shipped_preset_loads_and_changes_something(preset: str):
+    assert load(preset) != Config()
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in SHIPPED.glob("*.yaml")))
+def test_every_shipped_yaml_loads(name: str):
+    load_config({"ppo": Config, "sft": SftConfig}[name], name, [])
+
+
+def test_presets_combine_and_the_command_line_wins():
+    config = load("algorithm=dapo", "cluster=laptop", "env.rollout.n=4")
+    assert config.algorithm.filter_groups.enable
+    assert config.actor_rollout_ref.actor.clip_ratio_high == 0.28
+    assert config.trainer.device == "cpu"
+    assert config.group_size == 4
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\nalgorithm:\n  adv_estimator: grpo\n  gamma: 0.5\n")
+    (tmp_path / "plain.yaml").write_text("trainer:\n  seed: 5\n")
+    (tmp_path / "picked.yaml").write_text(
+        "defaults:\n  - ppo\n  - algorithm: dapo\n  - _self_\nenv: {rollout: {n: 2}}\n"
+    )
+    (tmp_path / "algorithm" / "own.yaml").write_text("# @package _global_\nalgorithm:\n  lam: 0.25\n")
+    (tmp_path / "wrong.yaml").write_text("data:\n  train_filez: a\n  seed: '8'\ncritic: 3\nfoo:\n  bar: 1\n")
+    (tmp_path / "broken.yaml").write_text("data:\n  train_files: [a\n")
+    (tmp_path / "absent.yaml").write_text("defaults: [nothing_here]\n")
+    return tmp_path
+
+
+def test_own_folder_is_searched_first_and_builds_on_the_shipped_one(own: Path):
+    config = load("--config-dir", str(own), "--config-name", "mine.yaml", "algorithm.lam=0.9")
+    assert (config.algorithm.gamma, config.algorithm.lam, config.algorithm.adv_estimator) == (0.5, 0.9, "grpo")
+
+
+def test_a_yaml_without_a_defaults_list_still_has_every_key(own: Path):
+    config = load("--config-dir", str(own), "--config-name", "plain", "trainer.nnodes=2", "algorithm=dapo")
+    assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 2, True)
+
+
+def test_a_preset_on_the_command_line_comes_after_the_yaml_or_replaces_the_one_it_picks(own: Path):
+    assert load("--config-dir", str(own), "--config-name", "mine", "algorithm=rloo").algorithm.adv_estimator == "rloo"
+    picked = ["--config-dir", str(own), "--config-name", "picked"]
+    assert load(*picked).algorithm.filter_groups.enable
+    replaced = load(*picked, "algorithm=own")
+    assert (replaced.algorithm.filter_groups.enable, replaced.algorithm.lam, replaced.group_size) == (False, 0.25, 2)
+
+
+def test_unknown_keys_are_all_named_with_the_nearest():
+    text = problem("trainer.sede=1", "lr=2")
+    assert "trainer.sede (got 1): unknown key. Did you mean trainer.seed" in text
+    assert "lr (got 2): unknown key. Did you mean actor_rollout_ref.actor.optim.lr" in text
+
+
+def test_unknown_keys_in_yaml_are_errors_too(own: Path):
+    text = problem("--config-dir", str(own), "--config-name", "wrong")
+    assert "data.train_filez (got a): unknown key. Did you mean data.train_files" in text
+    assert "data.seed: expected integer, got 8 (text). Write 8 without quotes." in text
+    assert "critic: expected a section with the keys model, optim" in text
+    assert "foo (got {'bar': 1}): unknown key." in text
+
+
+def test_keys_of_verl_say_what_became_of_them():
+    text = problem(
+        "trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.enable=1"
+    )
+    renamed, dropped, missing = text.splitlines()
+    assert "renamed to trainer.output_dir" in renamed
+    assert "dropped because" in dropped
+    assert "not supported (" in missing
+    assert "instead: " in missing
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.seed=1.5", "trainer.seed: expected integer, got 1.5 (number)."),
+        ("trainer.seed=1.0", "trainer.seed: expected integer, got 1.0 (number). Write 1."),
+        ("trainer.seed=true", "trainer.seed: expected integer, got true (true | false)."),
+        ("trainer.seed='\"8\"'", "trainer.seed: expected integer"),
+        ("trainer.seed=null", "trainer.seed: expected integer, got null (null)."),
+        ("algorithm.gamma=true", "algorithm.gamma: expected number >= 0.0 and <= 1.0, got true"),
+        ("algorithm.gamma=2", "algorithm.gamma: expected number >= 0.0 and <= 1.0, got 2 (integer)."),
+        ("algorithm.gamma=nan", "algorithm.gamma: expected number"),
+        ("actor_rollout_ref.actor.optim.lr=inf", "actor_rollout_ref.actor.optim.lr: expected number > 0"),
+        ("algorithm.use_kl_in_reward=1", "algorithm.use_kl_in_reward: expected true | false, got 1 (integer)."),
+        ("algorithm.use_kl_in_reward=yes", "algorithm.use_kl_in_reward: expected true | false, got yes (text)."),
+        ("data.train_batch_size=0", "data.train_batch_size: expected integer > 0, got 0 (integer)."),
+        ("trainer.logger=wandb", "Write trainer.logger=[wandb]."),
+        ("trainer.logger=[wandb,mail]", "trainer.logger: expected list of console | tensorboard | wandb"),
+        ("trainer.device=CPU", "trainer.device: expected auto | cpu | cuda, got CPU (text). Did you mean cpu"),
+        ("algorithm.adv_estimator=true", "algorithm.adv_estimator: expected text, got true (true | false)."),
+        ("algorithm.kl_ctrl=3", "algorithm.kl_ctrl: expected a section with the keys type, kl_coef"),
+        ("actor_rollout_ref.actor.optim.betas=[0.9]", "actor_rollout_ref.actor.optim.betas: expected list of 2"),
+        ("actor_rollout_ref.actor.kl_loss_type=k4", "Did you mean kl or k3"),
+        ("trainer.seed", "trainer.seed: not of the form KEY=VALUE (there is no =)."),
+        ("data.train_files=a=b", "data.train_files=a=b: not of the form KEY=VALUE"),
+        ("data.train_files=a,b", "For a list write 'data.train_files=[a,b]'."),
+        ("data.train_files=${nothing}", "'nothing' not found"),
+        ("algorithm=grpoo", "algorithm=grpoo: no such preset. Known: algorithm=dapo"),
+        ("--config-name=nothing", "--config-name nothing: no nothing.yaml in"),
+        ("--config-dir=/nothing/here", "--config-dir /nothing/here: no such folder"),
+        ("--config-nam=ppo", "unknown option --config-nam=ppo."),
+    ],
+)
+def test_one_clear_error(override: str, says: str):
+    assert says in problem(override)
+
+
+@pytest.mark.parametrize("name", ["broken", "absent"])
+def test_a_yaml_that_cannot_be_read_is_one_line(own: Path, name: str):
+    text = problem("--config-dir", str(own), "--config-name", name)
+    assert text.startswith(f"{name}.yaml: ")
+    assert len(text.splitlines()) == 1
+
+
+def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        load("--help")
+    assert stopped.value.code == 0
+    assert "algorithm=dapo" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        load("--cfg", "trainer.seed=9")
+    assert stopped.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["seed"] == 9
+
+
+def test_a_saved_config_loads_again(tmp_path: Path):
+    config = load("algorithm=dapo", "actor_rollout_ref.actor.optim.lr=3e-7", "data.train_files=[a,'ü b']")
+    save_config(config, tmp_path / "run" / "config.yaml")
+    assert load_saved(Config, tmp_path / "run" / "config.yaml") == config
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
+    again = load("--config-dir", str(tmp_path / "run"), "--config-name", "config")
+    assert again == config
+
+
+def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped, reported():
+        load("trainer.sede=1", "trainer.sed=1")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("2 errors in the configuration:\n  trainer.sede (got 1)")
+
+
+def test_convert_reports_every_problem():
+    with pytest.raises(ConfigError) as caught:
+        convert(Config, {"trainer": {"seed": "x"}, "data": {"seed": None}})
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.timeout(60)
+def test_config_imports_nothing_heavy():
+    code = "import sys, alphaapollo.config.load, alphaapollo.config.check, alphaapollo.config.docs; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
+    ).stdout
+    assert not {"torch", "ray", "vllm", "transformers", "numpy"} & set(modules.split())

@@ -1,0 +1,115 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console as Terminal
+
+from alphaapollo.observability.console import Console, View, clock, plain_line, render
+
+METRICS = {
+    "reward/mean": 0.5,
+    "reward/accuracy": 0.25,
+    "response/length_mean": 34.2,
+    "rollout/tokens_per_second": 7431.0,
+    "timing/step": 1.5,
+}
+
+
+def show(view: View, width: int = 80) -> list[str]:
+    terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    with terminal.capture() as capture:
+        terminal.print(render(view, elapsed=75.0, width=width))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_the_view_shows_bars_curve_and_figures():
+    view = View(total_steps=80)
+    for step in (1, 2):
+        view.take(step, METRICS | {"reward/accuracy": step / 4, "val/accuracy": 0.125})
+    view.durations.append(1.0)
+    view.phases = {"generate": (12, 32), "update": (0, 1)}
+    lines = show(view)
+    assert lines[0].startswith("run ")
+    assert lines[0].endswith("2/80 steps   1:15 gone, 1:18 left")
+    assert lines[1].startswith("generate  ━━━")
+    assert lines[1].endswith("12/32")
+    assert lines[2].startswith("update ")
+    assert lines[2].endswith("running")
+    assert lines[4] == "reward/accuracy"
+    assert lines[-3:] == [
+        "train     reward 0.500   accuracy 0.500   length 34.2",
+        "val       accuracy 0.125",
+        "speed     7,431 tokens/s   1.50 s a step",
+    ]
+
+
+def test_the_view_fits_a_narrow_terminal_and_an_empty_run():
+    view = View(total_steps=3)
+    assert len(show(view)) == 3
+    for step in (1, 2, 3):
+        view.take(step, METRICS)
+    for width in (40, 80, 200):
+        assert max(map(len, show(view, width))) <= width
+    assert show(view)[0].endswith("3/3 steps   1:15 gone")
+
+
+def test_values_that_are_not_numbers_are_shown_but_not_drawn():
+    view = View(total_steps=3)
+    view.take(1, {"reward/mean": float("nan")})
+    assert view.curve == []
+    assert show(view)[-1] == "train     reward nan"
+
+
+def test_one_plain_line_an_iteration():
+    view = View(total_steps=80, done=0)
+    view.take(7, METRICS)
+    view.durations.extend([1.0, 2.0])
+    assert plain_line(view, METRICS | {"val/accuracy": 0.5}) == (
+        "step  7/80   reward 0.500   accuracy 0.250   length 34.2   val: accuracy 0.500   7,431 tokens/s   "
+        "1.50 s a step   1:50 left"
+    )
+
+
+def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
+    with (tmp_path / "out.txt").open("w") as file:
+        console = Console(Terminal(file=file))
+        console.start(total_steps=2, done=0)
+        console.phase("generate", 0, 4)
+        console.notice("trainer.cpu_threads=2 has no effect")
+        console.step(1, METRICS)
+        console.step(2, METRICS)
+        console.close()
+    first, second, third = (tmp_path / "out.txt").read_text().splitlines()
+    assert first == "note trainer.cpu_threads=2 has no effect"
+    assert second.startswith("step 1/2   reward 0.500")
+    assert third.endswith("1.50 s a step")
+
+
+def test_the_live_view_leaves_its_last_state_and_the_notices():
+    file = io.StringIO()
+    console = Console(Terminal(file=file, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"}))
+    console.start(total_steps=2, done=1)
+    console.phase("generate", 1, 4)
+    console.notice("resumed")
+    console.step(2, METRICS)
+    console.close()
+    console.close()
+    text = file.getvalue()
+    assert "note resumed" in text
+    assert "2/2 steps" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_display_that_cannot_be_written_does_not_stop_the_run():
+    file = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
+    console = Console(Terminal(file=file))
+    console.start(total_steps=2, done=0)
+    console.step(1, METRICS)
+    console.notice("still here")
+    console.close()
+    with pytest.raises(OSError, match="No space left"):
+        file.write("the file is really full")
+
+
+def test_clock():
+    assert [clock(7.4), clock(750), clock(3900), clock(None)] == ["0:07", "12:30", "1:05:00", "?"]

@@ -1,0 +1,66 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.observability.curve import draw, main, read_curves, save_png, tick, value_range
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": 0, "val/accuracy": 0.25}, {"step": 1, "val/accuracy": None}, {"step": 2, "val/accuracy": 0.75}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_points_are_read_and_gaps_left_out(metrics: Path):
+    assert read_curves(metrics, ["val/accuracy"]) == {"val/accuracy": [(0, 0.25), (2, 0.75)]}
+    with pytest.raises(ValueError, match=r"has no values of 'loss'\. It has: val/accuracy\."):
+        read_curves(metrics, ["loss"])
+
+
+def test_a_straight_line_on_a_tiny_canvas():
+    # 2 columns of 2 dots, 1 row of 4 dots: (0,0) (1,1) (2,2) (3,3) from below, in braille two by two
+    assert draw({"a/b": [(0, 0.0), (3, 1.0)]}, width=7, height=1).plain.splitlines()[0].endswith("┤⡠⠊")
+
+
+def test_the_drawing_has_rows_steps_and_a_legend_for_several():
+    curves = {"val/accuracy": [(0, 0.25), (80, 0.97)], "val/accuracy_greedy": [(0, 0.3), (80, 0.99)]}
+    lines = draw(curves, width=60, height=8).plain.splitlines()
+    assert len(lines) == 10
+    assert max(map(len, lines[:9])) <= 60
+    assert lines[0].lstrip().startswith("1 ┤")
+    assert lines[8].split() == ["0", "80"]
+    assert "val/accuracy 0.970" in lines[9]
+    assert "val/accuracy_greedy 0.990" in lines[9]
+
+
+@pytest.mark.parametrize("points", [[(0, 0.5)], [(0, 2.0), (1, 2.0)], [(5, -1.0), (5, 3.0)]])
+def test_short_and_flat_curves_are_drawn(points: list[tuple[float, float]]):
+    assert draw({"a/b": points}, width=30, height=4).plain
+
+
+def test_axis_and_ticks():
+    assert value_range([0.24, 0.97]) == (0.0, 1.0)
+    assert value_range([0.01, 0.02]) == (0.01, 0.02)
+    assert value_range([-3.0, 5.0]) == (-3.0, 5.0)
+    assert value_range([2.0]) == (1.5, 2.5)
+    assert (tick(1.0), tick(0.08834), tick(20), tick(1234.5)) == ("1", "0.0883", "20", "1234")
+
+
+def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("matplotlib")
+    assert main([str(metrics), "val/accuracy", "--png", str(tmp_path / "out" / "curve.png")]) == 0
+    assert "┤" in capsys.readouterr().out
+    assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit) as stopped:
+        main([str(metrics), "nope"])
+    assert stopped.value.code == 2
+    assert "has no values of 'nope'" in capsys.readouterr().err
+
+
+def test_png_draws_several(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    save_png({"a/b": [(0, 1.0), (1, 2.0)], "a/c": [(0, 2.0)]}, tmp_path / "c.png", "title")
+    assert (tmp_path / "c.png").stat().st_size > 1000

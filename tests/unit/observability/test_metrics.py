@@ -1,0 +1,44 @@
+import json
+
+import pytest
+
+from alphaapollo.observability.metrics import as_record, finite
+from alphaapollo.observability.timing import Timer
+
+
+def test_a_record_is_json_whatever_the_values():
+    record = as_record(3, {"reward/mean": 0.5, "kl/mean": float("nan"), "a/b": float("inf"), "n/n": 2})
+    assert record == {"step": 3, "reward/mean": 0.5, "kl/mean": None, "a/b": None, "n/n": 2.0}
+    json.dumps(record, allow_nan=False)
+    assert finite(-float("inf")) is None
+
+
+def test_a_name_has_a_group():
+    with pytest.raises(AssertionError, match="group/name"):
+        as_record(1, {"reward": 1.0})
+
+
+def test_timer_adds_up_phases_and_knows_the_rest():
+    # start, generate 1-3, update 3-4, generate 5-6, metrics at 10
+    ticks = iter([0.0, 1.0, 3.0, 3.0, 4.0, 5.0, 6.0, 10.0])
+    timer = Timer(clock=lambda: next(ticks))
+    for phase in ("generate", "update", "generate"):
+        with timer(phase):
+            pass
+    assert timer.metrics() == {
+        "timing/generate": 3.0,
+        "timing/update": 1.0,
+        "timing/other": 6.0,
+        "timing/step": 10.0,
+        "timing_share/generate": 0.3,
+        "timing_share/update": 0.1,
+        "timing_share/other": 0.6,
+    }
+
+
+def test_timer_counts_a_phase_that_fails():
+    ticks = iter([0.0, 1.0, 3.0])
+    timer = Timer(clock=lambda: next(ticks))
+    with pytest.raises(KeyError), timer("update"):
+        raise KeyError
+    assert timer.seconds == {"update": 2.0}

@@ -1,0 +1,133 @@
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alphaapollo.observability.rollout_log import RolloutLog, trajectory_lines
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Outcome,
+    Prompt,
+    Row,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+
+PROMPT = Prompt(17, "openai/gsm8k", [{"role": "user", "content": "7+7=?"}], "14")
+
+
+def trajectory(sample: int = 0, num_tokens: int = 2, score: Score | None = None) -> Trajectory:
+    completion = Completion([7] * num_tokens, [-0.25] * num_tokens, StopReason.STOP, weight_version=3)
+    row = Row(
+        [1, 2, *completion.token_ids], [0, 0] + [1] * num_tokens, [0.0, 0.0, *completion.logprobs], [num_tokens + 1]
+    )
+    turn = Turn([1, 2], completion, "14", info={"tool": np.float32(0.5)})
+    return Trajectory(17, sample, [turn], [row], score or Score(1.0, {"accuracy": 1.0}), EpisodeEnd.DONE, 0.5)
+
+
+def group(*trajectories: Trajectory) -> list[TrajectoryGroup]:
+    return [TrajectoryGroup(PROMPT, list(trajectories))]
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
+    log = RolloutLog(tmp_path)
+    log.write(12, group(trajectory(0), trajectory(1)))
+    log.write_validation(12, group(trajectory(5)))
+    log.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step_000012.jsonl", "val_000012.jsonl"]
+    first, second = read(tmp_path / "step_000012.jsonl")
+    assert second["sample"] == 1
+    assert first == {
+        "step": 12,
+        "prompt_id": 17,
+        "sample": 0,
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "7+7=?"}],
+        "ground_truth": "14",
+        "text": "14",
+        "reward": 1.0,
+        "components": {"accuracy": 1.0},
+        "outcome": "scored",
+        "reason": "",
+        "end": "done",
+        "stop_reason": "stop",
+        "weight_version": 3,
+        "seconds": 0.5,
+        "turns": [
+            {
+                "text": "14",
+                "num_context_tokens": 2,
+                "num_tokens": 2,
+                "num_cached_tokens": 0,
+                "stop_reason": "stop",
+                "weight_version": 3,
+                "reward": 0.0,
+                "valid": True,
+                "info": {"tool": 0.5},
+            }
+        ],
+        "rows": [{"ids": [1, 2, 7, 7], "mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.25, -0.25], "first_turn": 0}],
+    }
+
+
+def test_a_failure_without_reward_or_turns_is_a_line_too():
+    failed = trajectory(score=Score(float("nan"), {"x": float("inf")}, Outcome.GRADER_FAILED, "time-out"))
+    dead = Trajectory(
+        17, 1, [], [], Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED), EpisodeEnd.ENVIRONMENT_FAILED
+    )
+    first, second = map(json.loads, trajectory_lines(1, group(failed, dead)))
+    assert (first["reward"], first["components"], first["outcome"], first["reason"]) == (
+        None,
+        {"x": None},
+        "grader_failed",
+        "time-out",
+    )
+    assert (second["end"], second["stop_reason"], second["turns"]) == ("environment_failed", None, [])
+
+
+def test_a_step_written_again_after_a_resume_replaces_the_old_one(tmp_path: Path):
+    for sample in (0, 1):
+        log = RolloutLog(tmp_path)
+        log.write(1, group(trajectory(sample)))
+        log.close()
+    assert [line["sample"] for line in read(tmp_path / "step_000001.jsonl")] == [1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_clear_error(tmp_path: Path):
+    log = RolloutLog(tmp_path)
+    (tmp_path / ".step_000001.jsonl.part").symlink_to("/dev/full")
+    log.write(1, group(trajectory()))
+    with pytest.raises(OSError, match=r"could not write the rollouts: No space left on device\. Make room"):
+        log.close()
+    log.close()
+
+
+def test_an_error_surfaces_at_the_next_write(tmp_path: Path):
+    log = RolloutLog(tmp_path / "rollouts")
+    (tmp_path / "rollouts").rmdir()
+    log.write(1, group(trajectory()))
+    time.sleep(0.2)
+    with pytest.raises(OSError, match="could not write the rollouts: No such file or directory"):
+        log.write(2, group(trajectory()))
+    log.close()
+
+
+def test_a_trajectory_costs_less_than_0_3_ms():
+    groups = group(*[trajectory(sample, num_tokens=100) for sample in range(500)])
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert sum(1 for _ in trajectory_lines(1, groups)) == 500
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) / 500 < 0.3e-3

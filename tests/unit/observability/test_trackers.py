@@ -1,0 +1,95 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.schema import Config, Trainer
+from alphaapollo.observability.trackers import JsonlTracker, TensorboardTracker, check_trackers, make_tracker
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def run(path: Path, resumed_step: int, *logged: int) -> None:
+    tracker = JsonlTracker(path, resumed_step)
+    for step in logged:
+        tracker.log(step, {"reward/mean": step / 10})
+    tracker.close()
+
+
+def test_a_line_an_iteration_is_on_disk_at_once(tmp_path: Path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    tracker = JsonlTracker(path, 0)
+    tracker.log(1, {"reward/mean": 0.5, "kl/mean": float("nan")})
+    assert json.loads(path.read_text()) == {"step": 1, "reward/mean": 0.5, "kl/mean": None}
+    tracker.close()
+
+
+def test_resume_drops_what_came_after_the_checkpoint(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    run(path, 0, 0, 1, 2, 3, 4)
+    run(path, 2, 3)
+    assert steps(path) == [0, 1, 2, 3]
+    run(path, 3, 4)
+    assert steps(path) == [0, 1, 2, 3, 4]
+
+
+def test_a_new_run_starts_an_empty_file(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    run(path, 0, 0, 1)
+    run(path, 0, 0)
+    assert steps(path) == [0]
+
+
+def test_half_a_line_of_a_killed_run_is_dropped(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    run(path, 0, 1, 2)
+    path.write_text(path.read_text() + '{"step": 3, "rew')
+    run(path, 2, 3)
+    assert steps(path) == [1, 2, 3]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_says_what_could_not_be_written(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    tracker = JsonlTracker.__new__(JsonlTracker)
+    tracker._path, tracker._file = path, path.open("w")
+    with pytest.raises(OSError, match=r"could not write the metrics: No space left on device\. Make room"):
+        tracker.log(1, {"reward/mean": 0.5})
+
+
+def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"trainer\.logger has wandb, .*Install alphaapollo\[wandb\], or leave it out"):
+        make_tracker(Config(trainer=Trainer(logger=["console", "wandb"])), tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+    check_trackers(["console"])
+
+
+def test_tensorboard_reads_back_and_forgets_what_a_resume_repeats(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed, logged in ((0, (1, 2, 3)), (2, (3,))):
+        tracker = TensorboardTracker(tmp_path, resumed)
+        for step in logged:
+            tracker.log(step, {"reward/mean": step + resumed / 10})
+        tracker.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")
+    assert [(event.step, round(event.value, 3)) for event in events] == [(1, 1.0), (2, 2.0), (3, 3.2)]
+
+
+@pytest.mark.timeout(120)
+def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = make_tracker(Config(trainer=Trainer(logger=["wandb"])), tmp_path, 0)
+    tracker.log(1, {"reward/mean": 0.5})
+    tracker.close()
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert steps(tmp_path / "metrics.jsonl") == [1]
