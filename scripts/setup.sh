@@ -59,7 +59,7 @@ if [ -e .venv ] && [ -n "${PYTHON:-}" ] && [ "$($python --version)" != "$("$PYTH
 fi
 
 stamp() { echo ".venv/.installed-$(basename "$1" .txt)"; }
-contents() { echo "$(cat "$1" pyproject.toml scripts/setup.sh | cksum) $PWD"; }
+contents() { echo "$(cat "$1" scripts/setup.sh | cksum) $PWD"; }
 stale=()
 for list in "${lists[@]}"; do
     [ "$(cat "$(stamp "$list")" 2>/dev/null)" = "$(contents "$list")" ] || stale+=("$list")
