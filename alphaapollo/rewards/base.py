@@ -10,9 +10,10 @@ Whatever else it returns or raises is a failure with a reason, never a reward of
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
@@ -88,10 +89,11 @@ def to_score(result: object) -> Score:
 
 
 def _number(value: object, what: str) -> float:
-    if hasattr(value, "item") and getattr(value, "size", getattr(value, "numel", lambda: 1)) == 1:
-        value = value.item()
+    if hasattr(value, "item"):  # a NumPy number, or a tensor or array
+        with contextlib.suppress(ValueError, RuntimeError):  # of several: refused below
+            value = value.item()
     if not isinstance(value, Real):
-        length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
+        length = f" of length {len(value)}" if isinstance(value, Sized) and not isinstance(value, str) else ""
         raise TypeError(
             f"{what} is a {type(value).__name__}{length}; a reward function returns one number, or a dict of named "
             "numbers, for one completion"

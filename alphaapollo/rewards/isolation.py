@@ -112,7 +112,8 @@ class GraderPool:
 
     async def run(self, request: bytes) -> bytes:
         """The reply to one request (GraderError: there is none, with the reason)."""
-        assert self._tasks, "start() comes first"
+        if not self._tasks:
+            raise GraderError("the graders are closed")
         job = _Job(request, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(job)
         return await job.reply
@@ -123,7 +124,7 @@ class GraderPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._fail_queued("the graders were closed")
+        self._fail_queued("the graders are closed")
 
     def _add_task(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -1,0 +1,73 @@
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from alphaapollo.rewards.base import check_data_sources, find_grader, get_reward, to_score
+from alphaapollo.types import Outcome, Score
+
+
+@pytest.mark.parametrize(
+    ("data_source", "grader"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("gsm8k", "gsm8k"),
+        ("DigitalLearningGmbH/MATH-lighteval", "math"),
+        ("HuggingFaceH4/MATH-500", "math"),
+        ("HuggingFaceH4/aime_2024", "math"),
+        ("math", "math"),
+        ("exact", "exact"),
+    ],
+)
+def test_data_sources_find_their_grader(data_source, grader):
+    assert find_grader(data_source).name == grader
+
+
+def test_an_unknown_data_source_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"data_source 'poems'.*gsm8k: \*gsm8k\*.*custom_reward_function\.path"):
+        check_data_sources({"gsm8k", "poems"})
+    with pytest.raises(ValueError, match="rows without a data_source"):
+        get_reward("")
+
+
+@pytest.mark.parametrize("number", [1, 1.0, True, np.float32(1), np.array(1.0), np.array([1.0]), np.int64(1)])
+def test_any_single_number_is_a_reward(number):
+    assert to_score(number) == Score(1.0)
+    assert type(to_score(number).reward) is float
+
+
+def test_a_dict_with_reward_has_its_total():
+    assert to_score({"reward": 0.75, "accuracy": 1, "format": 0}) == Score(0.75, {"accuracy": 1.0, "format": 0.0})
+
+
+def test_a_dict_without_reward_is_summed():
+    assert to_score({"accuracy": 1.0, "format": 0.5}) == Score(1.5, {"accuracy": 1.0, "format": 0.5})
+
+
+def test_a_score_passes():
+    score = Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number")
+    assert to_score(score) == score
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        (None, "the reward is a NoneType"),
+        ("1.0", "the reward is a str"),
+        ([1.0, 0.0], "the reward is a list of length 2; a reward function returns one number"),
+        ([1.0], "the reward is a list of length 1"),
+        (np.array([1.0, 2.0]), "the reward is a ndarray of length 2"),
+        ({"accuracy": "high"}, "component 'accuracy' is a str"),
+        ({}, "empty dict"),
+        (1j, "the reward is a complex"),
+        (math.nan, "the reward is nan"),
+        (math.inf, "the reward is inf"),
+        ({"accuracy": math.nan}, "component 'accuracy' is nan"),
+        (Score(math.nan), "the reward is nan"),
+        (SimpleNamespace(item=lambda: "x"), "the reward is a str"),
+    ],
+)
+def test_anything_else_is_refused_with_a_reason(result, what):
+    with pytest.raises((TypeError, ValueError), match=what):
+        to_score(result)

@@ -1,0 +1,80 @@
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.rewards.gsm8k import grade, read_number
+from alphaapollo.types import Outcome, Prompt
+
+LABELLED = Path(__file__).parents[3] / "../shared/data/gsm8k_model_solutions.jsonl"
+
+
+def prompt(truth):
+    return Prompt(id=0, data_source="gsm8k", content="?", ground_truth=truth)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### 72", 72),
+        ("#### $1,200", 1200),
+        ("#### -12\nbye 5", -12),
+        ("so she has 3 + 4 = 7 apples.", 7),
+        ("5-3", 3),
+        ("x = -5", -5),
+        ("(-5)", -5),
+        ("-$5", -5),
+        (r"\boxed{\$18}", 18),
+        (r"\boxed{\frac{1}{2}}", Fraction(1, 2)),
+        (r"\boxed{-\frac{1}{2}}", Fraction(-1, 2)),
+        ("1/2", Fraction(1, 2)),
+        ("1/0", None),
+        (".5", Fraction(1, 2)),
+        ("3.", 3),
+        ("50%", 50),
+        ("1,234,567.50", Fraction(2469135, 2)),
+        ("<answer>\\boxed{7}</answer> 8", 7),
+        ("<answer>none</answer> 8", None),
+        ("no number", None),
+        ("", None),
+        ("3" * 5000, None),
+    ],
+)
+def test_the_final_number(text, number):
+    assert read_number(text) == number
+
+
+@pytest.mark.parametrize(("text", "reward"), [("#### 18", 1.0), ("18.0", 1.0), ("#### 19", 0.0)])
+def test_equal_numbers_earn_one(text, reward):
+    score = grade(prompt("18"), text)
+    assert (score.reward, score.accuracy, score.outcome) == (reward, reward, Outcome.SCORED)
+
+
+def test_a_ground_truth_may_be_a_whole_solution():
+    assert grade(prompt("9 * 2 = <<9*2=18>>18\n#### 18"), "18").reward == 1.0
+
+
+def test_no_number_is_a_wrong_format():
+    score = grade(prompt("18"), "I do not know")
+    assert (score.reward, score.outcome) == (0.0, Outcome.WRONG_FORMAT)
+
+
+@pytest.mark.parametrize("truth", [None, "", "many"])
+def test_a_ground_truth_without_number_is_the_graders_failure(truth):
+    with pytest.raises(ValueError, match="has no number"):
+        grade(prompt(truth), "5")
+
+
+@pytest.mark.skipif(not LABELLED.exists(), reason="the labelled GSM8K solutions are not at hand")
+def test_it_agrees_with_all_labelled_solutions():
+    disagreements, rows = [], 0
+    for line in LABELLED.read_text(encoding="utf-8").splitlines():
+        problem = json.loads(line)
+        truth = problem["ground_truth"].rpartition("A:")[2].strip()
+        for solution in (value for value in problem.values() if isinstance(value, dict)):
+            rows += 1
+            if (grade(prompt(truth), solution["solution"]).reward == 1.0) != solution["is_correct"]:
+                disagreements.append((truth, solution))
+    assert rows == 5276
+    assert disagreements == []

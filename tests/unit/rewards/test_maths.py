@@ -1,0 +1,67 @@
+import pytest
+
+from alphaapollo.rewards import maths
+from alphaapollo.types import Outcome, Prompt
+
+
+def score(truth, text):
+    return maths.grade(Prompt(id=0, data_source="math", content="?", ground_truth=truth), text)
+
+
+@pytest.mark.parametrize(
+    ("truth", "text"),
+    [
+        (r"\frac{1}{2}", r"The answer is \boxed{0.5}"),
+        (r"\frac{1}{2}", "<answer>1/2</answer>"),
+        (r"\frac{3}{4}", r"\boxed{\dfrac34}"),
+        ("x+1", r"<answer>\boxed{1+x}</answer>"),
+        ("x+1", "<answer>1+x</answer>"),
+        ("5", "<answer>The answer is 5.</answer>"),
+        ("5", "<answer>The answer is 5 apples</answer>"),
+        ("18", "<answer>18 dollars</answer>"),
+        ("5", "<answer>$5$</answer>"),
+        ("5", r"<answer>\(5\)</answer>"),
+        ("5", "so the answer is $x=5$."),
+        (r"\$18", r"\boxed{18}"),
+        ("18", r"\boxed{\$18}"),
+        ("1,234", r"\boxed{1234}"),
+        (r"2\sqrt{3}", r"\boxed{\sqrt{12}}"),
+        (r"\{1,2\}", r"\boxed{\{2,1\}}"),
+        ("(3,4)", r"\boxed{(3, 4)}"),
+        (r"(-\infty, 3]", r"\boxed{(-\infty,3]}"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}"),
+        (r"\text{Monday}", r"\boxed{Monday}"),
+        ("12", r"\boxed{12 \text{ cm}}"),
+        (r"so it is \boxed{7}", "7"),
+        ("72", "she sold 48+24 = 72 clips.\n#### 72"),
+    ],
+)
+def test_equal_answers_earn_one(truth, text):
+    result = score(truth, text)
+    assert (result.reward, result.outcome) == (1.0, Outcome.SCORED)
+
+
+@pytest.mark.parametrize(
+    ("truth", "text"),
+    [
+        ("5", r"\boxed{6} though 5"),
+        ("5", "<answer>x+5</answer>"),
+        ("2", "<answer>1 and 2</answer>"),
+        ("(3,4)", r"\boxed{(4, 3)}"),
+        ("Monday", r"\boxed{Tuesday}"),
+    ],
+)
+def test_other_answers_earn_nothing(truth, text):
+    result = score(truth, text)
+    assert (result.reward, result.accuracy, result.outcome) == (0.0, 0.0, Outcome.SCORED)
+
+
+@pytest.mark.parametrize("text", ["", "I do not know", r"\boxed{}"])
+def test_no_expression_is_a_wrong_format(text):
+    assert score("5", text).outcome is Outcome.WRONG_FORMAT
+
+
+@pytest.mark.parametrize("truth", [None, ""])
+def test_an_unreadable_ground_truth_is_the_graders_failure(truth):
+    with pytest.raises(ValueError, match="not a mathematical expression"):
+        score(truth, "5")
