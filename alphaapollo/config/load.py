@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +29,7 @@ from alphaapollo.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
-USAGE = """usage: python -m alphaapollo.trainer.{command} [options] [KEY=VALUE ...]
+USAGE = """usage: python -m alphaapollo.trainer.main_{name} [options] [KEY=VALUE ...]
 
   KEY=VALUE            set a key, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet]
   GROUP=PRESET         take a preset: {presets}
@@ -64,15 +63,7 @@ def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) ->
         folders.insert(0, _own_folder(options.config_dir))
     if options.help:
         presets = ", ".join(_presets(folders)) or "none"
-        print(
-            USAGE.format(
-                command=f"main_{config_name}",
-                presets=presets,
-                name=config_name,
-                shipped=shipped,
-            ),
-            end="",
-        )
+        print(USAGE.format(name=config_name, presets=presets, shipped=shipped), end="")
         raise SystemExit(0)
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)
@@ -111,9 +102,9 @@ def to_yaml(config: BaseModel) -> str:
 def save_config(config: BaseModel, path: Path) -> None:
     """Write the resolved configuration; the file is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-        file.write(to_yaml(config))
-    Path(file.name).replace(path)
+    part = path.with_suffix(".part")
+    part.write_text(to_yaml(config), encoding="utf-8")
+    part.replace(path)
 
 
 def load_saved(schema: type[SchemaT], path: Path) -> SchemaT:
@@ -187,10 +178,7 @@ def _is_group(name: str, folders: Sequence[Path]) -> bool:
 
 
 def _compose(
-    schema: type[BaseModel],
-    name: str,
-    folders: Sequence[Path],
-    overrides: Sequence[Override],
+    schema: type[BaseModel], name: str, folders: Sequence[Path], overrides: Sequence[Override]
 ) -> dict[str, Any]:
     """The composed values, as plain containers. The schema's defaults lie below the YAML, so no key needs a `+`."""
     if not any((folder / f"{name}.yaml").is_file() for folder in folders):
@@ -200,14 +188,14 @@ def _compose(
         where = ", ".join(map(str, folders))
         raise ConfigError(f"--config-name {name}: no {name}.yaml in {where}.{hint} Known: {', '.join(names)}.")
     store = ConfigStore.instance()
-    store.store(name="schema_defaults", node=schema().model_dump(mode="json"))
-    store.store(name="composed", node={"defaults": ["schema_defaults", name, "_self_"]})
+    store.store(name="_schema", node=schema().model_dump(mode="json"))
+    store.store(name="_composed", node={"defaults": ["_schema", name, "_self_"]})
     search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in folders[1:]) + "]"
     try:
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
-            chosen = compose("composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
+            chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
             words = [_as_hydra_wants(override, set(chosen), folders) for override in overrides]
-            values = OmegaConf.to_container(compose("composed", overrides=[search, *words]), resolve=True)
+            values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_in_one_line(error, name)) from None
     assert isinstance(values, dict)
@@ -229,15 +217,10 @@ def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path
 
 def _in_one_line(error: Exception, name: str) -> str:
     text = str(error).split("Config search path:")[0]
-    return f"{name}.yaml: " + " ".join(text.replace("In 'composed': ", "").split()).rstrip(".") + "."
+    return f"{name}.yaml: " + " ".join(text.replace("In '_composed': ", "").split()).rstrip(".") + "."
 
 
-def _problem(
-    schema: type[BaseModel],
-    kind: str,
-    loc: tuple[int | str, ...],
-    values: dict[str, Any],
-) -> str:
+def _problem(schema: type[BaseModel], kind: str, loc: tuple[int | str, ...], values: dict[str, Any]) -> str:
     """One line for one of pydantic's errors: key, what is expected, what was got, how to mend it."""
     parts = [str(part) for part in loc]
     if kind == "extra_forbidden":
@@ -259,14 +242,7 @@ def _value_at(values: Any, parts: Sequence[str]) -> Any:
 
 
 def _kind(value: Any) -> str:
-    kinds = {
-        bool: "true | false",
-        int: "integer",
-        float: "number",
-        str: "text",
-        list: "list",
-        dict: "section",
-    }
+    kinds = {bool: "true | false", int: "integer", float: "number", str: "text", list: "list", dict: "section"}
     return kinds.get(type(value), "null")
 
 
@@ -277,6 +253,8 @@ def _hint(name: str, expected: str, got: Any) -> str:
         return f" Write {got} without quotes."
     if expected.startswith("integer") and isinstance(got, float) and got.is_integer():
         return f" Write {int(got)}."
+    if expected.startswith("text") and got is None:
+        return f" Write {name}= for nothing."
     if expected.startswith("text") and isinstance(got, bool):
         return f" Write '{name}=\"{str(got).lower()}\"' if the text is meant."
     near = nearest(str(got).lower(), expected.split(" | ")) if " | " in expected else []

@@ -144,6 +144,7 @@ def test_keys_of_verl_say_what_became_of_them():
         ("trainer.logger=[wandb,mail]", "trainer.logger: expected list of console | tensorboard | wandb"),
         ("trainer.device=CPU", "trainer.device: expected auto | cpu | cuda, got CPU (text). Did you mean cpu"),
         ("algorithm.adv_estimator=true", "algorithm.adv_estimator: expected text, got true (true | false)."),
+        ("trainer.resume_from_path=null", "got null (null). Write trainer.resume_from_path= for nothing."),
         ("algorithm.kl_ctrl=3", "algorithm.kl_ctrl: expected a section with the keys type, kl_coef"),
         ("actor_rollout_ref.actor.optim.betas=[0.9]", "actor_rollout_ref.actor.optim.betas: expected list of 2"),
         ("actor_rollout_ref.actor.kl_loss_type=k4", "Did you mean kl or k3"),
