@@ -13,7 +13,21 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Frequency = Annotated[int, Field(ge=-1)]
 KLKind = Literal[
-    "kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "kl+", "abs+", "mse+", "low_var_kl+", "k1+", "k2+", "k3+"
+    "kl",
+    "abs",
+    "mse",
+    "low_var_kl",
+    "full",
+    "k1",
+    "k2",
+    "k3",
+    "kl+",
+    "abs+",
+    "mse+",
+    "low_var_kl+",
+    "k1+",
+    "k2+",
+    "k3+",
 ]
 AggregationMode = Literal[
     "token-mean",
