@@ -1,0 +1,278 @@
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.advantages import (
+    AdvantageInputs,
+    Advantages,
+    estimator_names,
+    get_estimator,
+    register_estimator,
+)
+from alphaapollo.config.schema import Algorithm
+
+ROOT3 = math.sqrt(3.0)
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
+
+
+def batch(scores: list[float], **more: object) -> AdvantageInputs:
+    """Four rows of two groups, one a trajectory; the outcome stands on the last action token."""
+    token_rewards = torch.zeros(4, 3, dtype=torch.float64)
+    for row, (score, last) in enumerate(zip(scores, (1, 2, 0, 1), strict=True)):
+        token_rewards[row, last] = score
+    inputs = {
+        "token_rewards": token_rewards,
+        "mask": MASK,
+        "scores": torch.tensor(scores, dtype=torch.float64),
+        "group_ids": torch.tensor([0, 0, 1, 1]),
+        "trajectory_ids": torch.arange(4),
+    }
+    return AdvantageInputs(**{**inputs, **more})
+
+
+def per_row(advantages: torch.Tensor) -> list[float]:
+    """The one value that each row has on its action tokens; zero elsewhere."""
+    values = [row[mask.bool()].unique() for row, mask in zip(advantages, MASK, strict=True)]
+    assert all(len(value) == 1 for value in values)
+    assert not advantages[~MASK.bool()].any()
+    return [value.item() for value in values]
+
+
+def estimate(name: str, scores: list[float], config: Algorithm | None = None, **more: object) -> list[float]:
+    return per_row(get_estimator(name)(batch(scores, **more), config or Algorithm()).advantages)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "scores", "expected"),
+    [
+        ("grpo", {"adv_ddof": 0, "adv_eps": 0.0}, [1, 3, 5, 5], [-1, 1, 0, 0]),
+        ("grpo", {"adv_ddof": 1, "adv_eps": 0.0}, [1, 3, 5, 5], [-math.sqrt(0.5), math.sqrt(0.5), 0, 0]),
+        ("grpo", {"adv_ddof": 0, "adv_eps": 1.0}, [1, 3, 5, 5], [-0.5, 0.5, 0, 0]),
+        ("grpo", {"norm_adv_by_std_in_grpo": False}, [1, 3, 5, 5], [-1, 1, 0, 0]),
+        ("dr_grpo", {}, [1, 3, 5, 6], [-1, 1, -0.5, 0.5]),
+        ("rloo", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),
+        # lengths 2, 3: b = (2*1 + 3*3)/5 = 2.2; lengths 1, 1: b = 5.5
+        ("opo", {}, [1, 3, 5, 6], [-1.2, 0.8, -0.5, 0.5]),
+        ("gpg", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),  # alpha = 4 / (4 - 2)
+        ("gpg", {"gpg_std_norm": True, "adv_ddof": 0}, [1, 5, 5, 5], [-2, 2, 0, 0]),
+        # centred -1, 1, -3, 3: mean 0, var 20/3 with ddof 1, 5 with ddof 0
+        ("magistral", {"adv_ddof": 0}, [1, 3, 0, 6], [x / math.sqrt(5.0) for x in (-1, 1, -3, 3)]),
+        (
+            "reinforce_plus_plus_baseline",
+            {"adv_ddof": 0, "adv_eps": 0.0},
+            [1, 3, 0, 6],
+            [x / math.sqrt(5.0) for x in (-1, 1, -3, 3)],
+        ),
+        ("grpo_passk", {}, [1, 3, 5, 5], [0, 2, 0, 0]),
+        ("grpo_passk", {"passk_std_norm": True, "adv_ddof": 0, "adv_eps": 1.0}, [1, 3, 5, 5], [0, 1, 0, 0]),
+        ("grpo_passk_analytic", {"passk_k": 1}, [1, 0, 1, 1], [1, -1, 0, 0]),
+        # k = N: one right sample makes the group right: no spread left
+        ("grpo_passk_analytic", {"passk_k": 2}, [1, 0, 0, 0], [0, 0, 0, 0]),
+    ],
+)
+def test_one_value_a_trajectory(name: str, options: dict, scores: list[float], expected: list[float]):
+    assert estimate(name, scores, Algorithm(**options)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_reinforce_pp_baseline_over_tokens():
+    config = Algorithm(reinforce_pp_level="token", adv_ddof=0, adv_eps=0.0)
+    # centred -1, 1, 0, 0 on 2, 3, 1, 1 tokens: mean 1/7, mean square 5/7
+    std = math.sqrt(5 / 7 - 1 / 49)
+    expected = [(x - 1 / 7) / std for x in (-1, 1, 0, 0)]
+    assert estimate("reinforce_plus_plus_baseline", [1, 3, 5, 5], config) == pytest.approx(expected)
+
+
+def test_gae_by_hand():
+    values = torch.tensor([[1.0, 2.0, 99.0], [0.0, 0.0, 0.0], [3.0, 99.0, 99.0], [99.0, 4.0, 99.0]])
+    config = Algorithm(gamma=0.5, lam=0.5, whiten_advantages=False)
+    result = get_estimator("gae")(batch([1, 4, 5, 5], values=values.double()), config)
+    # row 0: A_1 = 1 - 2 = -1; A_0 = 0 + .5*2 - 1 + .25*(-1) = -.25. row 1: 4, then 0 + .25*4, then .25*1
+    expected = [[-0.25, -1.0, 0], [0.25, 1.0, 4.0], [2.0, 0, 0], [0, 1.0, 0]]
+    assert result.advantages.tolist() == expected
+    assert result.returns.tolist() == [[0.75, 1.0, 0], [0.25, 1.0, 4.0], [5.0, 0, 0], [0, 5.0, 0]]
+
+
+def test_gae_whitens_over_action_tokens():
+    result = get_estimator("gae")(batch([1, 4, 5, 6], values=torch.zeros(4, 3, dtype=torch.float64)), Algorithm())
+    on_actions = result.advantages[MASK.bool()]
+    assert on_actions.mean().item() == pytest.approx(0.0, abs=1e-12)
+    assert on_actions.std().item() == pytest.approx(1.0)
+    assert not result.advantages[~MASK.bool()].any()
+    assert result.returns[MASK.bool()].tolist() == [1, 1, 4, 4, 4, 5, 6]  # the critic's targets are not whitened
+
+
+def test_remax_by_hand():
+    greedy = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    assert estimate("remax", [1, 4, 5, 0], greedy_rewards=greedy) == [0, 3, 5, 0]
+
+
+def test_reinforce_plus_plus_whitens_returns():
+    result = get_estimator("reinforce_plus_plus")(batch([1, 1, 8, 8]), Algorithm(adv_ddof=0, adv_eps=0.0))
+    # returns: 5 tokens of 1, 2 tokens of 8: mean 3, mean square 19, var 10
+    expected = [(x - 3) / math.sqrt(10) for x in (1, 1, 8, 8)]
+    assert per_row(result.advantages) == pytest.approx(expected)
+    assert per_row(result.returns) == [1, 1, 8, 8]
+
+
+@pytest.mark.parametrize("name", ["gae", "remax", "reinforce_plus_plus"])
+def test_a_reward_on_an_observation_token_survives(name: str):
+    inputs = batch(
+        [0, 0, 0, 0],
+        token_rewards=torch.tensor([[0, 0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64),
+        values=torch.zeros(4, 3, dtype=torch.float64),
+        greedy_rewards=torch.zeros(4, dtype=torch.float64),
+    )
+    result = get_estimator(name)(inputs, Algorithm())
+    assert result.returns.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+COMPONENTS = {
+    "accuracy": torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64),
+    "format": torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "summed"),
+    [
+        ({}, [1, -1, -1, 1]),
+        ({"gdpo_rewards": ["accuracy"]}, [1, -1, 0, 0]),
+        ({"gdpo_rewards": ["format", "accuracy"], "gdpo_weights": [3.0, 1.0]}, [1, -1, -3, 3]),
+    ],
+)
+def test_gdpo_normalises_each_reward_then_the_batch(options: dict, summed: list[float]):
+    config = Algorithm(adv_ddof=0, adv_eps=0.0, **options)
+    std = math.sqrt(sum(x * x for x in summed) / 4)
+    assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS) == pytest.approx([x / std for x in summed])
+
+
+@pytest.mark.parametrize(
+    ("options", "components", "said"),
+    [
+        ({"gdpo_rewards": ["speed"]}, COMPONENTS, "named rewards: speed; the reward function gives accuracy, format"),
+        ({}, {}, "the reward function gives none"),
+        ({"gdpo_weights": [1.0]}, COMPONENTS, "1 entries for the 2 rewards accuracy, format"),
+        ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, "format is missing or not finite"),
+    ],
+)
+def test_gdpo_bad_components(options: dict, components: dict, said: str):
+    with pytest.raises(ValueError, match=said):
+        get_estimator("gdpo")(batch([0, 0, 0, 0], components=components), Algorithm(**options))
+
+
+def test_passk_analytic_by_hand():
+    # N = 4, one right, k = 2: all fail with C(3,2)/C(4,2) = 1/2, s = 1/2; a wrong sample's partners fail with 2/3
+    inputs = batch([1, 0, 0, 0], group_ids=torch.zeros(4, dtype=torch.int64))
+    advantages = get_estimator("grpo_passk_analytic")(inputs, Algorithm(passk_k=2)).advantages
+    assert per_row(advantages) == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+
+
+def test_passk_analytic_bad_inputs():
+    estimator = get_estimator("grpo_passk_analytic")
+    with pytest.raises(ValueError, match="needs groups of at least 3 samples, got 2"):
+        estimator(batch([1, 0, 0, 0]), Algorithm(passk_k=3))
+    with pytest.raises(ValueError, match="rewards of 0 or 1"):
+        estimator(batch([1, 0.5, 0, 0]), Algorithm(passk_k=2))
+
+
+def test_a_group_that_lost_samples_is_not_an_error_of_passk():
+    inputs = batch([1, 0, 1, 0], group_ids=torch.tensor([0, 0, 0, 1]))
+    advantages = get_estimator("grpo_passk_analytic")(inputs, Algorithm(passk_k=2)).advantages
+    assert not advantages[3].any()
+
+
+GROUP_ESTIMATORS = [name for name in estimator_names() if get_estimator(name).group]
+
+
+def full_batch(scores: list[float], **more: object) -> AdvantageInputs:
+    return batch(
+        scores,
+        values=torch.zeros(4, 3, dtype=torch.float64),
+        greedy_rewards=torch.zeros(4, dtype=torch.float64),
+        components={"accuracy": torch.tensor(scores, dtype=torch.float64)},
+        **more,
+    )
+
+
+@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
+def test_equal_groups_get_exactly_zero(name: str):
+    result = get_estimator(name)(full_batch([1.0, 1.0, 0.0, 0.0]), Algorithm(passk_k=2))
+    assert not result.advantages.any()
+
+
+@pytest.mark.parametrize("name", estimator_names())
+def test_fully_masked_rows_give_nothing_and_no_nan(name: str):
+    mask = MASK.clone()
+    mask[1] = 0
+    result = get_estimator(name)(full_batch([1.0, 0.0, 1.0, 0.0], mask=mask), Algorithm(passk_k=2))
+    assert result.advantages.isfinite().all()
+    assert not result.advantages[1].any()
+    nothing = get_estimator(name)(full_batch([1.0, 0.0, 1.0, 0.0], mask=torch.zeros_like(MASK)), Algorithm(passk_k=2))
+    assert not nothing.advantages.any()
+
+
+@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
+def test_statistics_count_trajectories_not_rows(name: str):
+    """A trajectory of three rows weighs as much as one of a single row with the same tokens."""
+    scores = [1.0, 0.0, 0.0, 1.0]
+
+    def inputs(mask: list[list[int]], owners: list[int]) -> AdvantageInputs:
+        own = torch.tensor(owners)
+        per_row_scores = torch.tensor(scores, dtype=torch.float64)[own]
+        return AdvantageInputs(
+            token_rewards=torch.zeros(len(owners), 3, dtype=torch.float64),
+            mask=torch.tensor(mask, dtype=torch.float64),
+            scores=per_row_scores,
+            group_ids=torch.tensor([0, 0, 0, 1])[own],
+            trajectory_ids=own + 100,
+            components={"accuracy": per_row_scores},
+        )
+
+    config = Algorithm(passk_k=1)
+    one = get_estimator(name)(inputs([[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 0, 0]], [0, 1, 2, 3]), config)
+    split = get_estimator(name)(
+        inputs([[1, 0, 0], [0, 1, 1], [1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]], [0, 0, 1, 2, 3, 3]), config
+    )
+    assert split.advantages[0, 0] == split.advantages[1, 1] == one.advantages[0, 0]
+    assert split.advantages[2, 0] == one.advantages[1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "need"), [("gae", "values"), ("remax", "greedy_rewards"), ("gdpo", "components")]
+)
+def test_what_an_estimator_needs(name: str, need: str):
+    assert get_estimator(name).needs == (need,)
+    with pytest.raises(ValueError, match=f"{name!r} needs {need}"):
+        get_estimator(name)(batch([0, 0, 0, 0]), Algorithm())
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_rewards_that_are_no_numbers(reward: float):
+    with pytest.raises(ValueError, match=r"rewards of 1 trajectories are NaN or infinite \(ids \[2\]\)"):
+        get_estimator("grpo")(batch([0, 0, reward, 0]), Algorithm())
+
+
+def test_unknown_estimators_name_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown advantage estimator 'gpro'. Did you mean 'grpo'"):
+        get_estimator("gpro")
+
+
+def test_unknown_needs():
+    with pytest.raises(ValueError, match="only values, greedy_rewards, components"):
+        register_estimator("with_logits", needs=("logits",))
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (torch.zeros(4, 2), r"shape \(4, 2\); it must be that of the mask, \(4, 3\)"),
+        (torch.ones(4, 3), "off the action mask"),
+        (torch.full((4, 3), math.nan), "not finite"),
+    ],
+)
+def test_what_an_estimator_returns_is_checked(result: torch.Tensor, said: str):
+    name = f"bad_{said[:5]}"
+    register_estimator(name)(lambda inputs, config: Advantages(result, result))
+    with pytest.raises(ValueError, match=said):
+        get_estimator(name)(batch([0, 0, 0, 0]), Algorithm())

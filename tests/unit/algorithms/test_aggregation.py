@@ -1,0 +1,81 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
+
+MODES = [
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-mean-token-mean",
+]
+LENGTHS = torch.tensor([4, 2, 0, 2])  # group 0: 6 tokens; group 1: 2 tokens and an empty row
+GROUPS = torch.tensor([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("mode", "weights"),
+    [
+        ("token-mean", [1 / 8, 1 / 8, 0, 1 / 8]),
+        ("token-sum", [1, 1, 0, 1]),
+        ("seq-mean-token-sum", [1 / 3, 1 / 3, 0, 1 / 3]),
+        ("seq-mean-token-mean", [1 / 12, 1 / 6, 0, 1 / 6]),
+        ("seq-mean-token-sum-norm", [1 / 30, 1 / 30, 0, 1 / 30]),
+        ("group-mean-token-mean", [1 / 12, 1 / 12, 0, 1 / 4]),
+    ],
+)
+def test_weights_by_hand(mode: str, weights: list[float]):
+    assert row_weights(LENGTHS, GROUPS, mode, horizon=10).tolist() == pytest.approx(weights)
+
+
+def test_empty_rows_can_be_counted():
+    assert row_weights(LENGTHS, GROUPS, "seq-mean-token-sum", 10, count="all").tolist() == [0.25, 0.25, 0, 0.25]
+    assert sequence_weights(LENGTHS, count="all").tolist() == [0.25, 0.25, 0, 0.25]
+    assert sequence_weights(LENGTHS).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+
+
+def test_unknown_mode():
+    with pytest.raises(ValueError, match="unknown aggregation mode 'token-median'"):
+        row_weights(LENGTHS, GROUPS, "token-median", 10)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_masked_is_zero_with_a_gradient_of_zero(mode: str):
+    loss = torch.full((2, 3), float("nan"), requires_grad=True)
+    mask = torch.zeros(2, 3)
+    total = aggregate(loss, mask, row_weights(mask.sum(1), torch.tensor([0, 1]), mode, 3))
+    total.backward()
+    assert total == 0.0
+    assert not loss.grad.any()
+
+
+def test_sequence_level_ignores_empty_rows():
+    loss = torch.tensor([3.0, float("nan"), 6.0])
+    assert aggregate_sequences(loss, sequence_weights(torch.tensor([5, 0, 1]))) == pytest.approx(4.5)
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    mode=st.sampled_from(MODES),
+    cut=st.integers(0, 8),
+    padding=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_micro_batches_ranks_order_and_padding_change_nothing(
+    lengths: list[int], mode: str, cut: int, padding: int, seed: int
+):
+    generator = torch.Generator().manual_seed(seed)
+    rows, width = len(lengths), 6
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).double()
+    loss = torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    weights = row_weights(mask.sum(1), torch.arange(rows) // 2, mode, horizon=width)
+    whole = aggregate(loss, mask, weights)
+    order = torch.randperm(rows, generator=generator)
+    wider = [torch.nn.functional.pad(each, (0, padding)) for each in (loss, mask)]
+    parts = [aggregate(wider[0][part], wider[1][part], weights[part]) for part in (order[:cut], order[cut:])]
+    torch.testing.assert_close(parts[0] + parts[1], whole)

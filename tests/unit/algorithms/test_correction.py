@@ -1,0 +1,49 @@
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.correction import mismatch_weights
+
+# Ratios by token: row 0 has 0.5, 4 and an observation; row 1 has 2; row 2 is empty.
+TRAIN = torch.tensor([[0.5, 4.0, 7.0], [2.0, 1.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()
+ROLLOUT = torch.zeros(3, 3, dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+ROOT = math.sqrt(2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[0.5, 2.0, 0], [2.0, 0, 0], [0, 0, 0]]),
+        ({"low": 0.9}, [[0.9, 2.0, 0], [2.0, 0, 0], [0, 0, 0]]),
+        ({"high": None}, [[0.5, 4.0, 0], [2.0, 0, 0], [0, 0, 0]]),
+        ({"method": "mask", "low": 0.5, "high": 3.0}, [[0.5, 0, 0], [2.0, 0, 0], [0, 0, 0]]),
+        ({"method": "mask", "level": "sequence", "high": 1.9}, [[0, 0, 0], [0, 0, 0], [0, 0, 0]]),
+        ({"method": "mask", "level": "sequence", "high": 2.0001}, [[2.0, 2.0, 0], [2.0, 0, 0], [0, 0, 0]]),
+        ({"method": "mask", "level": "geometric", "high": 1.9}, [[ROOT, ROOT, 0], [0, 0, 0], [0, 0, 0]]),
+        ({"high": None, "batch_normalise": True}, [[3 / 13, 24 / 13, 0], [12 / 13, 0, 0], [0, 0, 0]]),
+        ({"level": "geometric", "high": 1.0, "batch_normalise": True}, [[1.0, 1.0, 0], [1.0, 0, 0], [0, 0, 0]]),
+    ],
+)
+def test_weights_by_hand(options: dict, expected: list[list[float]]):
+    weights = mismatch_weights(TRAIN, ROLLOUT, MASK, **options)
+    torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_weights_are_constants():
+    train = TRAIN.clone().requires_grad_()
+    assert not mismatch_weights(train, ROLLOUT, MASK).requires_grad
+
+
+def test_all_masked_batch():
+    nothing = torch.zeros(3, 3)
+    assert not mismatch_weights(TRAIN, ROLLOUT, nothing, batch_normalise=True).any()
+
+
+def test_a_product_over_a_long_row_stays_finite():
+    train = torch.full((1, 500), 1.0)
+    weights = mismatch_weights(
+        train, torch.zeros(1, 500), torch.ones(1, 500), method="tis", level="sequence", high=None
+    )
+    assert weights.isfinite().all()

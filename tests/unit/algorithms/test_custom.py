@@ -1,0 +1,63 @@
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
+from alphaapollo.algorithms.custom import load_custom_module
+from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
+from alphaapollo.config.schema import Actor, Algorithm
+
+MODULE = """
+from alphaapollo.algorithms.advantages import Advantages, register_estimator
+from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
+
+@register_estimator("{name}", group=True)
+def double(inputs, config):
+    advantages = 2 * inputs.scores.unsqueeze(1) * inputs.mask
+    return Advantages(advantages, advantages)
+
+@register_policy_loss("{name}")
+def plain(inputs, config):
+    return PolicyLossOutput(-inputs.logp * inputs.advantages)
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.py") -> str:
+    path = folder / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return str(path)
+
+
+def test_a_users_module_registers_what_it_defines(tmp_path: Path):
+    path = write(tmp_path, MODULE.format(name="mine"))
+    assert load_custom_module(path) is load_custom_module(path)
+    one = torch.ones(1, 2)
+    inputs = AdvantageInputs(one, one, torch.tensor([3.0]), torch.tensor([0]), torch.tensor([0]))
+    assert get_estimator("mine")(inputs, Algorithm()).advantages.tolist() == [[6.0, 6.0]]
+    assert get_policy_loss("mine")(PolicyLossInputs(-one, -one, one, one), Actor()).loss.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("path", ["missing.py", "", "."])
+def test_no_such_file(tmp_path: Path, path: str):
+    with pytest.raises(ValueError, match=r"is not a Python file; give the path of a \.py file"):
+        load_custom_module(str(tmp_path / path) if path else "")
+
+
+def test_not_python(tmp_path: Path):
+    with pytest.raises(ValueError, match="is not a Python file"):
+        load_custom_module(write(tmp_path, "", "notes.txt"))
+
+
+@pytest.mark.parametrize("text", ["import nowhere_to_be_found", "1 / 0", "def broken(:"])
+def test_a_module_that_fails(tmp_path: Path, text: str):
+    path = write(tmp_path, text, "bad.py")
+    for _ in range(2):  # a failed module is not taken for a loaded one
+        with pytest.raises(ValueError, match="fails while imported"):
+            load_custom_module(path)
+
+
+def test_a_taken_name(tmp_path: Path):
+    with pytest.raises(ValueError, match="'grpo' is registered twice"):
+        load_custom_module(write(tmp_path, MODULE.format(name="grpo"), "taken.py"))

@@ -1,0 +1,37 @@
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.groups import Groups, deviations, normalised
+
+IDS = torch.tensor([7, 9, 7, 9, 4])  # groups 4, 7, 9 in this order: one, two and two samples
+SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)
+
+
+def test_statistics_by_group():
+    groups = Groups.of(IDS)
+    assert groups.index.tolist() == [1, 2, 1, 2, 0]
+    assert groups.sum(SCORES).tolist() == [8.0, 4.0, 10.0]
+    assert groups.mean(SCORES).tolist() == [8.0, 2.0, 5.0]
+    assert groups.max(SCORES).tolist() == [8.0, 3.0, 5.0]
+    assert groups.equal(SCORES).tolist() == [True, False, True]
+    assert groups.std(SCORES, ddof=1).tolist() == pytest.approx([0.0, math.sqrt(2.0), 0.0])
+    assert groups.std(SCORES, ddof=0).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_max_of_negative_values():
+    assert Groups.of(torch.tensor([0, 0])).max(torch.tensor([-3.0, -2.0])).tolist() == [-2.0]
+
+
+def test_deviations_and_singletons():
+    groups = Groups.of(IDS)
+    assert deviations(SCORES, groups).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
+    assert deviations(SCORES, groups, singleton="raw").tolist() == [-1.0, 0.0, 1.0, 0.0, 8.0]
+
+
+def test_normalised():
+    groups = Groups.of(IDS)
+    assert normalised(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
+    assert normalised(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
+    assert normalised(SCORES, groups, ddof=0, eps=1.0, singleton="raw")[4] == 8.0

@@ -1,0 +1,133 @@
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.kl import (
+    ESTIMATORS,
+    AdaptiveKL,
+    DoublingKL,
+    DualKL,
+    FixedKL,
+    kl_full,
+    kl_penalty,
+    make_kl_controller,
+)
+from alphaapollo.config.schema import KLController as KLControllerConfig
+
+
+def value_and_gradient(kind: str, d: float) -> tuple[float, float]:
+    logp = torch.tensor(d - 1.0, dtype=torch.float64, requires_grad=True)
+    kl = kl_penalty(logp, torch.tensor(-1.0, dtype=torch.float64), kind)
+    kl.backward()
+    return kl.item(), logp.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "gradient"),
+    [
+        ("kl", 0.5, 1.0),
+        ("abs", 0.5, 1.0),
+        ("mse", 0.125, 0.5),
+        ("low_var_kl", math.exp(-0.5) - 0.5, 1.0 - math.exp(-0.5)),
+        ("kl+", 0.5, 0.5),
+        ("abs+", 0.5, 0.5),
+        ("mse+", 0.125, 0.5),
+        ("low_var_kl+", math.exp(-0.5) - 0.5, 0.5),
+    ],
+)
+def test_estimators_by_hand(kind: str, value: float, gradient: float):
+    assert value_and_gradient(kind, 0.5) == pytest.approx((value, gradient))
+
+
+def test_names_of_one_formula():
+    for one, other in (("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")):
+        assert value_and_gradient(one, -0.3) == value_and_gradient(other, -0.3)
+
+
+def test_k3_overflow_is_guarded_in_float32():
+    logp, ref_logp = torch.tensor([-300.0]), torch.tensor([-1.0])
+    assert kl_penalty(logp, ref_logp, "k3").isfinite().all()
+    assert kl_penalty(ref_logp, logp, "k3").tolist() == [298.0]  # large d needs no guard
+
+
+def test_full_and_unknown_kinds_are_errors():
+    logp = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="kl_full"):
+        kl_penalty(logp, logp, "full")
+    with pytest.raises(ValueError, match="unknown KL kind 'k4'"):
+        kl_penalty(logp, logp, "k4")
+
+
+def test_full_by_hand():
+    # p = (1/2, 1/2), q = (1/4, 3/4)
+    logits, ref = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3.0)]])
+    expected = 0.5 * math.log(2.0) + 0.5 * math.log(0.5 / 0.75)
+    assert kl_full(logits, ref).tolist() == pytest.approx([expected])
+
+
+def test_full_works_in_chunks():
+    generator = torch.Generator().manual_seed(0)
+    logits, ref = torch.randn(2, 6, 11, generator=generator).unbind(0)
+    parts = [kl_full(logits[at : at + 4], ref[at : at + 4]) for at in (0, 4)]
+    torch.testing.assert_close(torch.cat(parts), kl_full(logits, ref))
+
+
+def test_expectations_by_exact_enumeration():
+    """E[k1] = E[k3] = KL; E[grad k1] = 0, E[grad k2] = grad KL(pi||ref), E[grad k3] = grad KL(ref||pi); k3+ has both."""
+    generator = torch.Generator().manual_seed(1)
+    logits, ref_logits = torch.randn(2, 6, generator=generator, dtype=torch.float64).unbind(0)
+    logits.requires_grad_()
+
+    def gradient(loss: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(loss, logits, retain_graph=True)[0]
+
+    logp, ref_logp = logits.log_softmax(0), ref_logits.log_softmax(0)
+    p = logp.exp().detach()
+    kl = kl_full(logits, ref_logits)
+    reverse = kl_full(ref_logits, logits)
+    expected = {kind: (p * kl_penalty(logp, ref_logp, kind)).sum() for kind in ("k1", "k2", "k3", "k3+")}
+    for kind in ("k1", "k3", "k3+"):
+        torch.testing.assert_close(expected[kind], kl)
+    assert abs(expected["k2"] - kl) > 1e-3
+    torch.testing.assert_close(gradient(expected["k1"]), torch.zeros(6, dtype=torch.float64))
+    torch.testing.assert_close(gradient(expected["k2"]), gradient(kl))
+    torch.testing.assert_close(gradient(expected["k3"]), gradient(reverse))
+    torch.testing.assert_close(gradient(expected["k3+"]), gradient(kl))
+
+
+def test_every_name_has_a_formula():
+    for kind in ESTIMATORS:
+        assert kl_penalty(torch.zeros(2), torch.zeros(2), kind).tolist() == [0.0, 0.0]
+
+
+def test_controllers():
+    fixed, adaptive = FixedKL(0.5), AdaptiveKL(0.2, target=6.0, horizon=1000.0)
+    doubling, dual = DoublingKL(1.0, target=0.01), DualKL(0.05, target=0.05, step_size=2.0)
+    fixed.update(99.0, 10)
+    assert fixed.coef == 0.5
+    adaptive.update(6.6, 100)  # error 0.1
+    assert adaptive.coef == pytest.approx(0.2 * 1.01)
+    adaptive.update(600.0, 100)  # clipped to 0.2
+    assert adaptive.coef == pytest.approx(0.2 * 1.01 * 1.02)
+    for kl, coef in ((0.015, 1.0), (0.0151, 2.0), (0.0066, 1.0)):  # the thresholds are strict
+        doubling.update(kl, 1)
+        assert doubling.coef == coef
+    dual.update(0.1, 1)
+    assert dual.coef == pytest.approx(0.15)
+    dual.update(-9.0, 1)  # projected: a negative multiplier would reward divergence
+    assert dual.coef == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("fixed", FixedKL(0.3)),
+        ("adaptive", AdaptiveKL(0.3, 4.0, 500.0)),
+        ("doubling", DoublingKL(0.3, 4.0)),
+        ("dual", DualKL(0.3, 4.0, 0.2)),
+    ],
+)
+def test_controller_from_config(kind: str, expected: object):
+    config = KLControllerConfig(type=kind, kl_coef=0.3, target_kl=4.0, horizon=500.0, dual_step_size=0.2)
+    assert make_kl_controller(config) == expected

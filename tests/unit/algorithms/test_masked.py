@@ -1,0 +1,76 @@
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.masked import (
+    fold_to_actions,
+    last_action,
+    masked,
+    masked_mean,
+    put_on_last_action,
+    reward_to_go,
+    row_mean,
+    standardised,
+    whiten,
+)
+
+# Row 0: two actions, an observation, an action. Row 1: empty.
+MASK = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]])
+
+
+def matrix(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_masked_drops_nan_in_value_and_gradient():
+    values = matrix([1.0, 2.0, math.nan, 4.0], [math.inf] * 4).requires_grad_()
+    masked(values, MASK).sum().backward()
+    assert masked(values, MASK).tolist() == [[1.0, 2.0, 0.0, 4.0], [0.0] * 4]
+    assert values.grad.tolist() == [[1.0, 1.0, 0.0, 1.0], [0.0] * 4]
+
+
+def test_means_ignore_what_is_masked():
+    values = matrix([1.0, 2.0, 100.0, 6.0], [100.0] * 4)
+    assert masked_mean(values, MASK) == 3.0
+    assert row_mean(values, MASK).tolist() == [3.0, 0.0]
+
+
+def test_mean_of_nothing_is_zero():
+    assert masked_mean(matrix([5.0]), torch.tensor([[0]])) == 0.0
+
+
+def test_standardised_by_hand():
+    # mean 2, squares 1 + 0 + 1; var 1 with ddof 1
+    assert standardised(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
+    inside = standardised(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0)
+    outside = standardised(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0, eps_inside=False)
+    assert inside.tolist() == [-0.5, 0.0, 0.5]
+    assert outside.tolist() == [-0.25, 0.0, 0.25]
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [0.7] * 8])
+def test_standardised_without_spread_is_exactly_zero(values: list[float]):
+    assert not standardised(torch.tensor(values), ddof=1, eps=0.0).any()
+
+
+def test_whiten_is_zero_off_the_mask():
+    whitened = whiten(matrix([1.0, 2.0, 9.0, 3.0], [9.0] * 4), MASK, eps=0.0)
+    assert whitened.tolist() == [[-1.0, 0.0, 0.0, 1.0], [0.0] * 4]
+
+
+def test_reward_to_go_skips_observations():
+    rewards = matrix([1.0, 2.0, 50.0, 4.0], [9.0] * 4)
+    # 4; 2 + .5*4 = 4; 1 + .5*4 = 3: the observation costs no discount
+    assert reward_to_go(rewards, MASK, gamma=0.5).tolist() == [[3.0, 4.0, 0.0, 4.0], [0.0] * 4]
+
+
+def test_last_action():
+    assert last_action(MASK).tolist() == [3, -1]
+    assert put_on_last_action(torch.tensor([5.0, 7.0]), MASK).tolist() == [[0, 0, 0, 5.0], [0.0] * 4]
+
+
+def test_fold_moves_strays_back_to_the_action_before():
+    mask = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
+    rewards = matrix([1.0, 10.0, 100.0, 1000.0, 10000.0], [1.0] * 5)
+    assert fold_to_actions(rewards, mask).tolist() == [[0, 111.0, 0, 11000.0, 0], [0.0] * 5]
