@@ -1,0 +1,80 @@
+"""What the benchmarks train on: a random Qwen3 of a given size with a byte tokenizer, and questions in parquet."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a model; heads are 64 wide (32 in the small one), half as many for keys and values."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    head_dim: int
+
+
+SIZES = {
+    "3M": Size(vocab_size=272, hidden_size=256, num_layers=4, head_dim=32),
+    "100M": Size(vocab_size=32_000, hidden_size=768, num_layers=11, head_dim=64),
+}
+
+
+def make_model(folder: Path, size: Size, seed: int = 0) -> int:
+    """Model and tokenizer in `folder`; the number of parameters. Tokens that no text needs fill up the vocabulary."""
+    import torch
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = letters + [f"<{index}>" for index in range(size.vocab_size - len(letters) - len(SPECIAL_TOKENS))]
+    core = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=SPECIAL_TOKENS[0], eos_token=SPECIAL_TOKENS[2], chat_template=CHAT_TEMPLATE
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=size.vocab_size,
+        hidden_size=size.hidden_size,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.hidden_size // size.head_dim,
+        num_key_value_heads=size.hidden_size // size.head_dim // 2,
+        head_dim=size.head_dim,
+        intermediate_size=3 * size.hidden_size,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    return model.num_parameters()
+
+
+def make_prompts(file: Path, count: int, seed: int = 0) -> None:
+    """Sums of two 6-digit numbers as chats, in the columns that main_ppo reads."""
+    rng = random.Random(seed)
+    sums = [(rng.randrange(10**5, 10**6), rng.randrange(10**5, 10**6)) for _ in range(count)]
+    rows = [
+        {
+            "data_source": "bench/sums",
+            "prompt": [{"role": "user", "content": f"What is {a} + {b}? Think step by step."}],
+            "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+        }
+        for a, b in sums
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_parquet(file)
