@@ -238,9 +238,7 @@ def test_statistics_count_trajectories_not_rows(name: str):
     assert split.advantages[2, 0] == one.advantages[1, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "need"), [("gae", "values"), ("remax", "greedy_rewards"), ("gdpo", "components")]
-)
+@pytest.mark.parametrize(("name", "need"), [("gae", "values"), ("remax", "greedy_rewards"), ("gdpo", "components")])
 def test_what_an_estimator_needs(name: str, need: str):
     assert get_estimator(name).needs == (need,)
     with pytest.raises(ValueError, match=f"{name!r} needs {need}"):

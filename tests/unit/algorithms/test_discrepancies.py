@@ -1,0 +1,232 @@
+"""Where widespread implementations err, ours follows the paper: one test for each finding, with its numbers.
+
+D1 .. D20 are the rows of the table "what others do differently" in docs/algorithms.md.
+"""
+
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms import preference
+from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
+from alphaapollo.algorithms.advantages.gpg import gpg_alpha
+from alphaapollo.algorithms.advantages.magistral import magistral
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
+from alphaapollo.algorithms.correction import mismatch_weights
+from alphaapollo.algorithms.group_filter import keep_group
+from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.kl import AdaptiveKL, kl_full, kl_penalty
+from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
+from alphaapollo.algorithms.reward_shaping import kl_in_reward, place_outcome_reward
+from alphaapollo.config.schema import Actor, Algorithm
+
+
+def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:
+    rewards = torch.tensor(scores, dtype=dtype)
+    return AdvantageInputs(
+        rewards.unsqueeze(1),
+        torch.ones(len(scores), 1, dtype=dtype),
+        rewards,
+        torch.tensor(groups),
+        torch.arange(len(scores)),
+    )
+
+
+def advantages(name: str, inputs: AdvantageInputs, **options: object) -> torch.Tensor:
+    return get_estimator(name)(inputs, Algorithm(**options)).advantages
+
+
+def token_inputs(log_ratios: list[list[float]], adv: list[list[float]], mask: list[list[int]]) -> PolicyLossInputs:
+    logp = torch.tensor(log_ratios, requires_grad=True)
+    return PolicyLossInputs(logp, torch.zeros_like(logp), torch.tensor(adv), torch.tensor(mask, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("reward", [0.7, 0.1, 0.3])
+def test_d1_equal_rewards_in_float32_are_worth_exactly_nothing(reward: float):
+    batch = one_token_batch([reward] * 8, [0] * 8, torch.float32)
+    for name in ("grpo", "dr_grpo", "rloo", "opo", "gpg", "magistral", "reinforce_plus_plus_baseline", "grpo_passk"):
+        assert not advantages(name, batch).any()
+    assert not keep_group([reward] * 3)
+
+
+def test_d2_an_outcome_is_not_lost_behind_the_mask():
+    mask = torch.tensor([[1.0, 1.0, 0.0]])  # the last attended token is a tool's answer
+    assert place_outcome_reward(torch.tensor([1.0]), mask).tolist() == [[0.0, 1.0, 0.0]]
+    inputs = AdvantageInputs(
+        torch.tensor([[0.0, 0.0, 1.0]]),  # an environment that put it there all the same
+        mask,
+        torch.tensor([1.0]),
+        torch.tensor([0]),
+        torch.tensor([0]),
+        values=torch.zeros(1, 3),
+        greedy_rewards=torch.zeros(1),
+    )
+    for name in ("gae", "reinforce_plus_plus", "remax"):
+        assert get_estimator(name)(inputs, Algorithm()).returns.tolist() == [[1.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(("second", "alpha"), [([1.0, 0, 0, 0], 1.0), ([1.0, 1, 1, 1], 2.0)])
+def test_d3_gpg_counts_groups_without_spread(second: list[float], alpha: float):
+    scores = torch.tensor([1.0, 0, 0, 0, *second])
+    assert gpg_alpha(scores, Groups.of(torch.arange(8) // 4)) == alpha
+
+
+def test_d4_gmpo_over_micro_batches_is_a_mean_over_sequences():
+    batch = token_inputs([[0.1, 0.2], [0.3, 0.0], [0.0, 0.0]], [[1.0] * 2] * 3, [[1, 1], [1, 0], [0, 0]])
+    weights = sequence_weights(batch.mask.sum(1))
+    loss = get_policy_loss("gmpo")(batch, Actor()).loss
+    whole = aggregate_sequences(loss, weights)
+    parts = sum(aggregate_sequences(loss[rows], weights[rows]) for rows in ([0], [1, 2]))
+    assert whole.item() == pytest.approx(-(math.exp(0.15) + math.exp(0.3)) / 2)
+    assert parts.item() == pytest.approx(whole.item())
+
+
+@pytest.mark.parametrize("name", ["gdpo", "reinforce_plus_plus_baseline", "magistral"])
+def test_d5_batch_statistics_are_over_samples_not_tokens(name: str):
+    def of(lengths: list[int]) -> torch.Tensor:
+        scores = torch.tensor([1.0, 0.0, 0.0, 5.0, 0.0, 0.0])
+        mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).float()
+        inputs = AdvantageInputs(
+            torch.zeros(6, 9),
+            mask,
+            scores,
+            torch.arange(6) // 3,
+            torch.arange(6),
+            components={"accuracy": scores},
+        )
+        return advantages(name, inputs)[:, 0]
+
+    torch.testing.assert_close(of([1, 2, 3, 4, 5, 6]), of([9, 1, 1, 1, 9, 1]))
+
+
+def test_d6_cispo_caps_at_1_plus_the_bound_and_has_no_floor():
+    batch = token_inputs([[math.log(5.0), math.log(0.01)]], [[1.0, 1.0]], [[1, 1]])
+    loss = get_policy_loss("cispo")(batch, Actor(clip_ratio_high=0.28)).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), batch.logp)
+    assert gradient.tolist() == [pytest.approx([-1.28, -0.01])]
+
+
+def test_d7_k3_is_not_cut_at_10():
+    for kind, gradient in (("k3", 1 - math.exp(5.9)), ("k3+", -5.9)):
+        logp = torch.tensor(-5.9, dtype=torch.float64, requires_grad=True)
+        value = kl_penalty(logp, torch.zeros((), dtype=torch.float64), kind)
+        value.backward()
+        assert value.item() == pytest.approx(math.exp(5.9) - 5.9 - 1)  # 358.1
+        assert logp.grad.item() == pytest.approx(gradient)  # -364, -5.9
+
+
+def test_d8_the_guard_on_ratios_is_invisible_with_the_dual_clip():
+    batch = token_inputs([[24.9]], [[-1.0]], [[1]])
+    assert get_policy_loss("ppo")(batch, Actor()).loss.item() == pytest.approx(math.exp(20.0), rel=1e-5)
+    dual = get_policy_loss("ppo")(batch, Actor(clip_ratio_c=3.0)).loss
+    (gradient,) = torch.autograd.grad(dual.sum(), batch.logp)
+    assert (dual.item(), gradient.item()) == (3.0, 0.0)  # as without any guard
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "group-mean-token-mean"])
+def test_d9_an_all_masked_batch_has_loss_0(mode: str):
+    mask = torch.zeros(2, 3)
+    weights = row_weights(mask.sum(1), torch.tensor([0, 1]), mode, 3)
+    assert aggregate(torch.ones(2, 3), mask, weights) == 0.0
+
+
+def test_d10_whitened_gae_is_zero_off_the_mask_and_takes_a_single_token():
+    ids = torch.tensor([0])
+    inputs = AdvantageInputs(
+        torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.ones(1), ids, ids, values=torch.ones(1, 2)
+    )
+    assert advantages("gae", inputs).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "gpg"])
+def test_d11_a_group_of_one_has_no_advantage_unless_asked(name: str):
+    assert advantages(name, one_token_batch([1.0, 0.0, 5.0], [0, 0, 1]))[2] == 0.0
+
+
+def test_d11_the_raw_reward_is_an_option():
+    assert advantages("rloo", one_token_batch([1.0, 0.0, 5.0], [0, 0, 1]), adv_singleton="raw")[2] == 5.0
+
+
+def test_d12_bounds_are_of_the_ratio_itself():
+    ratios = torch.tensor([[0.4, 0.6, 2.5, 3.5]])
+    zeros, ones = torch.zeros(1, 4), torch.ones(1, 4)
+    weights = mismatch_weights(ratios.log(), zeros, ones, method="mask", low=0.5, high=3.0)
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.6, 2.5, 0.0]]))
+
+
+def test_d13_ipo_is_on_sums_and_means_are_the_callers_choice():
+    u, v = torch.tensor([6.0]), torch.tensor([2.0])
+    assert preference.ipo(u - v, tau=0.5).item() == 9.0  # (4 - 1)^2
+    assert preference.ipo(u / 3 - v / 2, tau=0.5).item() == 0.0  # (1 - 1)^2
+
+
+def test_d14_label_smoothing_counts():
+    margin = torch.tensor([2.0])
+    assert preference.dpo(margin, 1.0, 0.1).item() == pytest.approx(preference.dpo(margin, 1.0).item() + 0.1 * 2.0)
+
+
+def test_d15_slic_is_not_the_hinge_of_rso():
+    chosen, rejected = torch.tensor([-1.0]), torch.tensor([-1.5])
+    reference_margin = torch.tensor([3.0])
+    assert preference.slic(chosen, rejected, delta=1.0).item() == 0.5  # no reference
+    assert preference.hinge(chosen - rejected - reference_margin, beta=1.0).item() == 3.5
+
+
+def test_d16_magistral_divides_by_the_spread_of_centred_rewards():
+    # two prompts of very different difficulty, the same spread inside: only that spread counts
+    scores = torch.tensor([0.0, 2.0, 100.0, 102.0], dtype=torch.float64)
+    got = magistral(scores, Groups.of(torch.tensor([0, 0, 1, 1])), ddof=0)
+    assert got.tolist() == [-1.0, 1.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["gmpo", "sequence_ppo", "gspo"])
+def test_d17_an_empty_row_adds_nothing(name: str):
+    with_empty = token_inputs([[0.1], [0.0]], [[1.0], [9.0]], [[1], [0]])
+    alone = token_inputs([[0.1]], [[1.0]], [[1]])
+
+    def loss(batch: PolicyLossInputs) -> float:
+        output = get_policy_loss(name)(batch, Actor()).loss
+        return aggregate_sequences(output, sequence_weights(batch.mask.sum(1))).item()
+
+    assert loss(with_empty) == loss(alone)
+
+
+@pytest.mark.parametrize("name", ["gspo_token", "sapo"])
+def test_d18_token_losses_leave_the_aggregation_to_the_config(name: str):
+    assert get_policy_loss(name).level == "token"
+
+
+def test_d18_the_full_kl_exists():
+    assert kl_full(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0])) == 0.0
+
+
+def test_d19_controllers_are_steered_by_the_kl_of_a_sequence():
+    # 4 tokens of 2 nats: 8 a sequence, above a target of 6, though 2 a token is below
+    ones = torch.ones(1, 4)
+    shaped = kl_in_reward(torch.zeros(1, 4), 2 * ones, torch.zeros(1, 4), ones, coef=0.1)
+    controller = AdaptiveKL(0.1, target=6.0, horizon=100.0)
+    controller.update(shaped.per_sequence.item(), 1)
+    assert shaped.per_sequence == 8.0
+    assert controller.coef > 0.1
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_d20_a_trajectory_counts_once_however_many_turns_it_has(name: str):
+    scores = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])  # three turns of one trajectory, then two trajectories
+    inputs = AdvantageInputs(
+        torch.zeros(5, 1),
+        torch.ones(5, 1),
+        scores,
+        torch.zeros(5, dtype=torch.int64),
+        torch.tensor([0, 0, 0, 1, 2]),
+    )
+    by_trajectory = advantages(name, one_token_batch([1.0, 0.0, 0.0], [0, 0, 0], torch.float32)).squeeze(1)
+    torch.testing.assert_close(advantages(name, inputs).squeeze(1), by_trajectory[torch.tensor([0, 0, 0, 1, 2])])
+
+
+def test_d20_a_masked_token_does_not_cut_the_return():
+    mask = torch.tensor([[1.0, 0.0, 1.0]])
+    ids = torch.tensor([0])
+    inputs = AdvantageInputs(torch.tensor([[0.0, 0.0, 1.0]]), mask, torch.ones(1), ids, ids)
+    assert get_estimator("reinforce_plus_plus")(inputs, Algorithm()).returns.tolist() == [[1.0, 0.0, 1.0]]

@@ -1,0 +1,150 @@
+"""Identities that hold between algorithms, on random batches."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
+from alphaapollo.algorithms.masked import reward_to_go
+from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
+from alphaapollo.config.schema import Actor, Algorithm
+
+many = settings(deadline=None, max_examples=40)
+seeds = st.integers(0, 2**31)
+
+
+def random_batch(seed: int, drift: float, constant: bool) -> PolicyLossInputs:
+    """Six rows, one of them empty, with holes in the mask; `constant`: one advantage a row."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, width = 6, 5
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    logp = -normal(rows, width).abs() - 0.1
+    mask = (torch.rand(rows, width, generator=generator) < 0.7).double()
+    mask[:, 0], mask[-1] = 1.0, 0.0
+    advantages = normal(rows, 1).expand(rows, width) if constant else normal(rows, width)
+    old = logp - drift * normal(rows, width)
+    return PolicyLossInputs(logp.requires_grad_(), old, advantages * mask, mask)
+
+
+def loss_and_gradient(
+    name: str, batch: PolicyLossInputs, actor: Actor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Aggregated as seq-mean-token-mean, or as a mean over rows."""
+    loss = get_policy_loss(name)
+    output = loss(batch, actor or Actor()).loss
+    lengths = batch.mask.sum(1)
+    if loss.level == "token":
+        weights = row_weights(lengths, torch.arange(len(lengths)), "seq-mean-token-mean", 1)
+        total = aggregate(output, batch.mask, weights)
+    else:
+        total = aggregate_sequences(output, sequence_weights(lengths))
+    (gradient,) = torch.autograd.grad(total, batch.logp)
+    return total.detach(), gradient
+
+
+@many
+@given(seed=seeds, size=st.integers(2, 9))
+def test_rloo_is_scaled_dr_grpo(seed: int, size: int):
+    generator = torch.Generator().manual_seed(seed)
+    count = 3 * size
+    scores = torch.randn(count, generator=generator, dtype=torch.float64)
+    ones = torch.ones(count, 1, dtype=torch.float64)
+    groups = torch.arange(count) % 3
+    inputs = AdvantageInputs(scores.unsqueeze(1), ones, scores, groups, torch.arange(count))
+    rloo = get_estimator("rloo")(inputs, Algorithm()).advantages
+    dr_grpo = get_estimator("dr_grpo")(inputs, Algorithm()).advantages
+    torch.testing.assert_close(rloo, size / (size - 1) * dr_grpo)
+    # and it is the reward minus the mean of the others
+    others = torch.stack([(scores[groups == groups[i]].sum() - scores[i]) / (size - 1) for i in range(count)])
+    torch.testing.assert_close(rloo.squeeze(1), scores - others)
+
+
+@many
+@given(seed=seeds, gamma=st.floats(0.0, 1.0))
+def test_gae_with_lambda_1_is_return_minus_value(seed: int, gamma: float):
+    batch = random_batch(seed, drift=0.0, constant=False)
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(batch.mask.shape, generator=generator, dtype=torch.float64)
+    rewards = batch.advantages
+    ids = torch.arange(len(rewards))
+    inputs = AdvantageInputs(rewards, batch.mask, rewards.sum(1), ids, ids, values=values)
+    result = get_estimator("gae")(inputs, Algorithm(gamma=gamma, lam=1.0, whiten_advantages=False))
+    returns = reward_to_go(rewards, batch.mask, gamma)
+    torch.testing.assert_close(result.advantages, (returns - values) * batch.mask)
+    torch.testing.assert_close(result.returns, returns)
+
+
+@many
+@given(seed=seeds, clip=st.floats(0.01, 0.5))
+def test_gspo_is_gspo_token_for_constant_advantages(seed: int, clip: float):
+    batch = random_batch(seed, drift=0.5, constant=True)
+    actor = Actor(clip_ratio=clip)
+    for got, expected in zip(
+        loss_and_gradient("gspo", batch, actor), loss_and_gradient("gspo_token", batch, actor), strict=True
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+ON_POLICY = ["ppo", "cispo", "sapo", "gspo", "gspo_token", "gmpo"]
+
+
+@many
+@given(seed=seeds, name=st.sampled_from(ON_POLICY))
+def test_losses_share_one_gradient_on_policy(seed: int, name: str):
+    batch = random_batch(seed, drift=0.0, constant=True)
+    _, expected = loss_and_gradient("reinforce", batch)
+    _, gradient = loss_and_gradient(name, batch)
+    torch.testing.assert_close(gradient, expected)
+
+
+BATCH_WIDE = {"clip_cov", "kl_cov"}  # their covariance is of the tokens of one call
+
+
+@many
+@given(
+    seed=seeds,
+    name=st.sampled_from([name for name in policy_loss_names() if name not in BATCH_WIDE]),
+    mode=st.sampled_from(["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "group-mean-token-mean"]),
+    size=st.integers(1, 6),
+)
+def test_micro_batches_and_row_order_cannot_change_a_gradient(seed: int, name: str, mode: str, size: int):
+    batch = random_batch(seed, drift=0.3, constant=True)
+    loss = get_policy_loss(name)
+    lengths = batch.mask.sum(1)
+    weights = (
+        row_weights(lengths, torch.tensor([0, 0, 1, 1, 2, 2]), mode, horizon=5)
+        if loss.level == "token"
+        else sequence_weights(lengths)
+    )
+
+    def gradient(parts: list[torch.Tensor]) -> torch.Tensor:
+        total = torch.zeros_like(batch.logp)
+        for rows in parts:
+            part = PolicyLossInputs(
+                *(each[rows] for each in (batch.logp, batch.old_logp, batch.advantages, batch.mask))
+            )
+            output = loss(part, Actor()).loss
+            one = (
+                aggregate(output, part.mask, weights[rows])
+                if loss.level == "token"
+                else aggregate_sequences(output, weights[rows])
+            )
+            total += torch.autograd.grad(one, batch.logp)[0]
+        return total
+
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(gradient(list(order.split(size))), gradient([torch.arange(6)]))
+
+
+@pytest.mark.parametrize("name", policy_loss_names())
+def test_padding_cannot_change_a_loss(name: str):
+    batch = random_batch(5, drift=0.3, constant=True)
+    wide = PolicyLossInputs(
+        *(torch.nn.functional.pad(each, (0, 3)) for each in (batch.logp, batch.old_logp, batch.advantages, batch.mask))
+    )
+    assert loss_and_gradient(name, batch)[0] == pytest.approx(loss_and_gradient(name, wide)[0].item(), rel=1e-12)
