@@ -74,7 +74,8 @@ def test_full_works_in_chunks():
 
 
 def test_expectations_by_exact_enumeration():
-    """E[k1] = E[k3] = KL; E[grad k1] = 0, E[grad k2] = grad KL(pi||ref), E[grad k3] = grad KL(ref||pi); k3+ has both."""
+    """E[k1] = E[k3] = KL. E[grad k1] = 0, E[grad k2] = grad KL(pi||ref), E[grad k3] = grad KL(ref||pi). k3+ has the
+    value of the one and the gradient of the other."""
     generator = torch.Generator().manual_seed(1)
     logits, ref_logits = torch.randn(2, 6, generator=generator, dtype=torch.float64).unbind(0)
     logits.requires_grad_()
