@@ -1,4 +1,4 @@
-"""Every trajectory on disk: rollouts/step_000012.jsonl, and rollouts/val_000012.jsonl for validation.
+"""Every trajectory on disk: rollouts/step_000012.jsonl, and rollouts/val_000012.jsonl (val_greedy_...) for validation.
 
     loop -- write(step, groups) --> queue --> thread: one JSON line a trajectory --> .part file --> renamed when whole
 
@@ -40,9 +40,9 @@ class RolloutLog:
         """Take the trajectories of a training iteration; they must not change any more. OSError: an earlier write."""
         self._submit(f"step_{step:06d}.jsonl", step, groups)
 
-    def write_validation(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """Take the trajectories of a validation."""
-        self._submit(f"val_{step:06d}.jsonl", step, groups)
+    def write_validation(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
+        """Take the trajectories of a validation; `suffix`, e.g. "_greedy", tells several of one step apart."""
+        self._submit(f"val{suffix}_{step:06d}.jsonl", step, groups)
 
     def close(self) -> None:
         """Return when everything taken so far is on disk."""

@@ -154,7 +154,8 @@ async def validate_now(run: Run, step: int) -> dict[str, float]:
         seed=run.config.trainer.seed,
         console=run.console,
     )
-    run.rollout_log.write_validation(step, groups)
+    for suffix, own in groups.items():
+        run.rollout_log.write_validation(step, own, suffix)
     return metrics
 
 

@@ -139,6 +139,7 @@ def assign_credit(
 ) -> tuple[list[Columns], dict[str, float]]:
     """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank."""
     rewards, metrics = batch.token_rewards, {}
+    num_trajectories = int(batch.trajectory_ids.max()) + 1
     if algorithm.use_kl_in_reward:
         assert computed.old_logprobs is not None and computed.ref_logprobs is not None
         old, ref = _double(computed.old_logprobs), _double(computed.ref_logprobs)
@@ -146,10 +147,9 @@ def assign_credit(
         rewards = rewards - kl_coef * kl
         metrics = {
             "kl/reward_coef": kl_coef,
-            "kl/per_sequence": float(kl.sum(-1).mean()),
+            "kl/per_sequence": float(kl.sum()) / num_trajectories,
             "kl/per_token": float(kl.sum() / batch.mask.sum().clamp(min=1)),
         }
-    num_trajectories = int(batch.trajectory_ids.max()) + 1
     returns = torch.zeros(num_trajectories, dtype=rewards.dtype).index_add_(0, batch.trajectory_ids, rewards.sum(-1))
     inputs = AdvantageInputs(
         token_rewards=rewards,

@@ -21,17 +21,19 @@ async def validate(
     max_tokens: int,
     seed: int,
     console: Console,
-) -> tuple[dict[str, float], list[TrajectoryGroup]]:
-    """val/accuracy (sampled) and, where asked for, val/accuracy_greedy.
+) -> tuple[dict[str, float], dict[str, list[TrajectoryGroup]]]:
+    """val/accuracy (sampled) and, where asked for, val/accuracy_greedy; and the groups of each pass by its suffix.
 
     The draws are the same at every validation, so that two of them differ by the weights alone. A failed trajectory
     counts as missing, and the share of them is a metric.
     """
-    sampled = Sampling(max_tokens, settings.temperature, settings.top_p, settings.top_k, seed)
-    metrics, groups = await _run(engines, prompts, sampled, settings.n, console, "")
+    passes = {"": (Sampling(max_tokens, settings.temperature, settings.top_p, settings.top_k, seed), settings.n)}
     if settings.greedy:
-        greedy, greedy_groups = await _run(engines, prompts, Sampling(max_tokens, 0.0, seed=seed), 1, console, "_greedy")
-        metrics, groups = metrics | greedy, groups + greedy_groups
+        passes["_greedy"] = (Sampling(max_tokens, temperature=0.0, seed=seed), 1)
+    metrics, groups = {}, {}
+    for suffix, (sampling, n) in passes.items():
+        own, groups[suffix] = await _run(engines, prompts, sampling, n, console, suffix)
+        metrics |= own
     return metrics, groups
 
 

@@ -18,15 +18,15 @@ CURVES = ("val/accuracy", "val/accuracy_greedy")
 
 def read_validation(folder: Path, step: int) -> dict[str, dict[str, Any]]:
     """The greedy answers of one validation: question -> record."""
-    lines = (folder / f"rollouts/val_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / f"rollouts/val_greedy_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
-    return {record["prompt"][-1]["content"]: record for record in records}  # the greedy pass is written last
+    return {record["prompt"][-1]["content"]: record for record in records}
 
 
 def panel(record: dict[str, Any], title: str) -> Panel:
-    right = record["score"]["reward"] == 1
+    right = record["reward"] == 1
     style = "green" if right else "red"
-    return Panel(f"{record['turns'][0]['text']}\n[{style}]{'right' if right else 'wrong'}[/]", title=title, width=34)
+    return Panel(f"{record['text']}\n[{style}]{'right' if right else 'wrong'}[/]", title=title, width=34)
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
 
     last = int(curves["val/accuracy"][-1][0])
     before, after = read_validation(run, 0), read_validation(run, last)
-    learned = [q for q in before if before[q]["score"]["reward"] == 0 and after[q]["score"]["reward"] == 1]
+    learned = [q for q in before if before[q]["reward"] == 0 and after[q]["reward"] == 1]
     for question in learned[:2]:
         terminal.print(f"\n[bold]{question}[/] (held out)")
         terminal.print(Columns([panel(before[question], "after the warm-up"), panel(after[question], "after GRPO")]))

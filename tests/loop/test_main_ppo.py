@@ -48,9 +48,9 @@ def test_rollout_log_holds_every_token(ppo: Runner) -> None:
     done = ppo.run("trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1")
     for record in done.rollouts(1):
         (row,) = record["rows"]
-        assert len(row["token_ids"]) == len(row["action_mask"]) == len(row["logprobs"])
-        assert sum(row["action_mask"]) == len(record["turns"][0]["token_ids"])
-        assert {"reward", "components", "outcome"} <= record["score"].keys()
+        assert len(row["ids"]) == len(row["mask"]) == len(row["logprobs"])
+        assert sum(row["mask"]) == record["turns"][0]["num_tokens"]
+        assert {"reward", "components", "outcome", "stop_reason", "weight_version", "text"} <= record.keys()
 
 
 def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
