@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from alphaapollo.controller.handles import EngineGroup, PolicyGroup
+from alphaapollo.controller.ranks import LocalRanks
+from alphaapollo.controller.weights import WeightPublisher, WeightSyncError
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
+
+
+@dataclass
+class Engine:
+    """A rollout worker that plays nothing, slowly for long prompts, and counts how much it plays at a time."""
+
+    playing: int = 0
+    most: int = 0
+    receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))
+    log_probs: list[float] = field(default_factory=lambda: [-1.0, -2.0])
+
+    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+        self.playing += request.num_samples
+        self.most = max(self.most, self.playing)
+        await asyncio.sleep(0.001 * request.prompt.id)
+        self.playing -= request.num_samples
+        return TrajectoryGroup(request.prompt, [])
+
+    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
+        return self.receipt
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        return self.log_probs
+
+
+@dataclass
+class Policy:
+    def send_weights(self, version: int) -> WeightUpdate:
+        return WeightUpdate(version, "abc")
+
+    def probe(self, token_ids: list[int]) -> list[float]:
+        return [-1.0, -2.0]
+
+
+class TwoRanks:
+    """Ranks over two objects of this process."""
+
+    def __init__(self, *workers: Engine):
+        self.workers, self.size = workers, len(workers)
+
+    async def call_one(self, rank, function):  # type: ignore[no-untyped-def]
+        return await function(self.workers[rank])
+
+
+def requests(count: int) -> list[GroupRequest]:
+    return [GroupRequest(Prompt(i, "test", "text"), 4, Sampling(8), draw=i) for i in range(count)]
+
+
+async def collect(group: EngineGroup, count: int) -> list[int]:
+    return [index async for index, _ in group.generate(requests(count))]
+
+
+def test_groups_come_as_they_end_and_never_overfill_an_engine() -> None:
+    engines = Engine(), Engine()
+    done = asyncio.run(collect(EngineGroup(TwoRanks(*engines), samples_in_flight=8), 20))  # type: ignore[arg-type]
+    assert sorted(done) == list(range(20))
+    assert [engine.most for engine in engines] == [8, 8]
+
+
+def test_a_group_larger_than_the_window_still_runs() -> None:
+    engine = Engine()
+    done = asyncio.run(collect(EngineGroup(LocalRanks(engine), samples_in_flight=2), 3))  # type: ignore[arg-type]
+    assert sorted(done) == [0, 1, 2]
+    assert engine.most == 4
+
+
+def publisher(engine: Engine) -> WeightPublisher:
+    return WeightPublisher(
+        PolicyGroup(LocalRanks(Policy())),  # type: ignore[arg-type]
+        EngineGroup(LocalRanks(engine), 1),  # type: ignore[arg-type]
+        probe=[1, 2, 3],
+        tolerance=1e-4,
+    )
+
+
+def test_publish_returns_the_gap() -> None:
+    metrics = asyncio.run(publisher(Engine(log_probs=[-1.0, -2.00002])).publish(1))
+    assert metrics["sync/probe_gap"] == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        (Engine(receipt=WeightReceipt(1, "abd")), "digest abd"),
+        (Engine(receipt=WeightReceipt(0, "abc")), "version 0"),
+        (Engine(log_probs=[-1.0, -2.1]), "does not compute"),
+        (Engine(log_probs=[-1.0, float("nan")]), "does not compute"),
+    ],
+)
+def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:
+    with pytest.raises(WeightSyncError, match=says):
+        asyncio.run(publisher(engine).publish(1))
