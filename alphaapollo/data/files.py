@@ -22,7 +22,7 @@ def read_rows(path: str | Path) -> list[DataRow]:
     Raises:
         ValueError: no such file, another kind of file, unreadable, or without rows.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}).")
     if path.is_dir() or path.suffix not in SUFFIXES:

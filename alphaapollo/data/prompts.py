@@ -112,7 +112,7 @@ def _section(row: DataRow, key: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise ValueError(f"{key!r} is a {type(value).__name__}; it must be a struct of named values: {_brief(value)}.")
-    return value
+    return {name: part for name, part in value.items() if part is not None}  # parquet gives all rows the same names
 
 
 def _metadata(value: Any) -> Any:

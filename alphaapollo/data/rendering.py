@@ -118,16 +118,18 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     """
     from transformers import AutoTokenizer
 
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(
             f"{path}: has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). Save one beside the model with "
             "tokenizer.save_pretrained, or point actor_rollout_ref.model.tokenizer_path at one."
         )
-    if not folder.is_dir() and (folder.is_absolute() or path.startswith(".") or path.count("/") > 1):
+    if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1):
         raise ValueError(f"{path}: no such folder; give a folder with a tokenizer, or a hub id.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
+        )
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         raise ValueError(f"{path}: its tokenizer cannot be loaded ({type(error).__name__}: {error}).") from error
     if len(tokenizer) < 2:  # what from_pretrained makes of a folder with a config but without a vocabulary

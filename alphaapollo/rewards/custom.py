@@ -42,7 +42,7 @@ def check_reward_function(path: str, name: str) -> None:
 
 def load_reward_function(path: str, name: str) -> RewardFunction:
     """Import the function here, in the grader's process (errors as in check_reward_function)."""
-    module = _import_file(Path(path))
+    module = _import_file(Path(path).expanduser())
     function = getattr(module, name, None)
     if function is None:
         defined = [key for key, value in vars(module).items() if inspect.isfunction(value)]

@@ -6,6 +6,7 @@ import re
 
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
+BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
 
 
 def answer_tag(text: str) -> str | None:
@@ -15,7 +16,10 @@ def answer_tag(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{...}` (or `\fbox`), braces balanced; of nested ones, the inner."""
+    r"""The content of the last complete `\boxed{...}` (or `\fbox`), braces balanced; of nested ones, the inner.
+
+    Where there is none, what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`).
+    """
     opened: list[int | None] = []  # per open brace: where its content starts, if it is a box's
     last: tuple[int, int] | None = None
     for brace in BRACE.finditer(text):
@@ -23,7 +27,10 @@ def last_boxed(text: str) -> str | None:
             opened.append(None if brace[0] == "{" else brace.end())
         elif opened and (start := opened.pop()) is not None:
             last = max(last or (0, 0), (start, brace.start()))
-    return text[last[0] : last[1]].strip() if last else None
+    if last:
+        return text[last[0] : last[1]].strip()
+    bare = BARE_BOX.findall(text)
+    return bare[-1].strip() if bare else None
 
 
 def after_hashes(text: str) -> str | None:

@@ -1,7 +1,8 @@
-"""What the scripts share: sources (a hub id, a local file or folder), questions and answers in them, the RL row, writing."""
+"""What the scripts share: sources (hub id, local file or folder), questions and answers in them, RL rows, writing."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections import Counter
@@ -208,7 +209,7 @@ def _belongs(file: Path, split: str) -> bool:
 
 def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[DataRow]]:
     try:
-        import datasets
+        datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise ValueError(
             f"{source}: no such local file or folder, and reading it from the hub needs the datasets library: "

@@ -1,0 +1,188 @@
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from alphaapollo.data.prompts import load_prompts
+from examples.data_preprocess.common import (
+    Dropped,
+    convert,
+    data_source_of,
+    find_problem,
+    ground_truth_of,
+    read_splits,
+    rl_row,
+    source_name,
+    write_parquet,
+)
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"so \boxed{1}, no: \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("48/2 = <<48/2=24>>24\n#### 72", "72"),
+        (r"\boxed{3} #### 4", "3"),
+        (" 42 ", "42"),
+        ("Monday", "Monday"),
+        (r"$\boxed 7$ apples", "7"),
+    ],
+)
+def test_the_ground_truth_is_the_last_box_or_after_hashes_or_all(answer, truth):
+    assert ground_truth_of(answer) == truth
+
+
+def test_the_first_column_that_holds_text_counts():
+    row = {"prompt": "p", "problem": "q", "question": " ", "solution": r"\boxed{1}", "target": 2, "level": 5}
+    problem = find_problem(row)
+    assert (problem.question, problem.ground_truth, problem.solution) == ("q", "1", r"\boxed{1}")
+    assert problem.metadata == {"prompt": "p", "question": " ", "target": 2, "level": 5}
+
+
+def test_an_answer_column_beside_a_solution():
+    problem = find_problem({"problem": "q", "answer": "7", "solution": r"long way to \boxed{7}"})
+    assert (problem.ground_truth, problem.solution) == ("7", r"long way to \boxed{7}")
+
+
+def test_numbers_and_chats_are_read_as_text():
+    problem = find_problem(
+        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}], "answer": 145.0}
+    )
+    assert (problem.question, problem.ground_truth) == ("q", "145")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, "no question (looked for question, problem, prompt, Problem, instruction)"),
+        ({"question": None, "answer": "1"}, "no question (looked for question, problem, prompt, Problem, instruction)"),
+        (
+            {"question": "q"},
+            "no answer (looked for answer, solution, ground_truth, final_answer, target, boxed_answer)",
+        ),
+        ({"question": "", "answer": "1"}, "the question is empty (column question)"),
+        ({"question": " \n", "answer": "1"}, "the question is empty (column question)"),
+        ({"question": ["a", "b"], "answer": "1"}, "the question is not text (column question)"),
+        ({"question": True, "answer": "1"}, "the question is not text (column question)"),
+        ({"question": "q", "answer": {"a": 1}}, "the answer is not text (column answer)"),
+        ({"question": "q \ud83d", "answer": "1"}, "the question is not valid Unicode (column question)"),
+        ({"question": "q", "answer": r"\boxed{}"}, "the ground truth is empty"),
+    ],
+)
+def test_unusable_rows_say_why(row, reason):
+    with pytest.raises(Dropped) as error:
+        find_problem(row)
+    assert str(error.value) == reason
+
+
+def test_kept_and_dropped_rows_are_counted_with_reasons():
+    rows = [{"question": "q", "answer": "1"}, {}, {"question": "", "answer": "1"}, {}]
+    made, count = convert(rows, lambda row, index: {"index": index, "problem": find_problem(row)}, "rows")
+    assert [row["index"] for row in made] == [0]
+    assert str(count) == (
+        "1 rows kept, 3 dropped\n"
+        "  2 dropped: no question (looked for question, problem, prompt, Problem, instruction)\n"
+        "  1 dropped: the question is empty (column question)"
+    )
+
+
+def test_a_written_row_comes_back_as_a_prompt(tmp_path):
+    problem = find_problem({"question": "¿2+2? 🙂", "answer": "#### 4", "level": 3})
+    write_parquet([rl_row(problem, "ask", "gsm8k", "math", "train", 7)], tmp_path / "new" / "train.parquet")
+    (prompt,) = load_prompts(str(tmp_path / "new" / "train.parquet"), "prompt")
+    assert prompt.content == [{"role": "user", "content": "ask"}]
+    assert (prompt.data_source, prompt.ground_truth) == ("gsm8k", "4")
+    facts = {"question": "¿2+2? 🙂", "ground_truth": "4", "gt_traj": "#### 4", "data_source": "gsm8k"}
+    assert prompt.extra_info == {"split": "train", "index": 7, **facts, "metadata": {"level": 3}}
+    assert prompt.env_kwargs == facts
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["train.parquet"]
+
+
+def test_a_huge_row_survives(tmp_path):
+    problem = find_problem({"question": "x" * 5_000_000, "answer": "1"})
+    write_parquet([rl_row(problem, problem.question, "math", "math", "train", 0)], tmp_path / "train.parquet")
+    assert len(load_prompts(str(tmp_path / "train.parquet"), "prompt")[0].content[0]["content"]) == 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("DigitalLearningGmbH/MATH-lighteval", "MATH-lighteval"),
+        ("x/HuggingFaceH4/aime.v2", "aime.v2"),
+    ],
+)
+def test_hub_ids_have_short_names(source, name):
+    assert source_name(source) == name
+
+
+def test_data_sources_are_names_that_a_grader_takes(tmp_path):
+    for name in ("gsm8k_train.jsonl", "mine.jsonl"):
+        write(tmp_path / name, [{}])
+    assert data_source_of(str(tmp_path / "gsm8k_train.jsonl"), "math") == "gsm8k"
+    assert data_source_of(str(tmp_path / "mine.jsonl"), "math") == "math/mine"
+    assert data_source_of("openai/gsm8k", "math") == "openai/gsm8k"
+    assert data_source_of("someone/problems", "math") == "math/someone/problems"
+
+
+def test_a_file_is_the_split_that_its_name_says(tmp_path):
+    row = {"question": "q"}
+    assert read_splits(str(write(tmp_path / "a_test.jsonl", [row])), ["train", "test"], None) == {"test": [row]}
+    assert read_splits(str(write(tmp_path / "a.jsonl", [row])), ["train", "test"], None) == {"train": [row]}
+
+
+def test_a_folder_is_searched_for_its_splits(tmp_path):
+    rows = [{"question": str(i)} for i in range(4)]
+    write(tmp_path / "data" / "train-00000-of-00002.jsonl", rows[:1])
+    write(tmp_path / "data" / "train-00001-of-00002.jsonl", rows[1:2])
+    (tmp_path / "x_test.json").write_text(json.dumps(rows[2:3]))
+    write(tmp_path / "contest.jsonl", rows[3:])
+    assert read_splits(str(tmp_path), ["train", "test"], None) == {"train": rows[:2], "test": rows[2:3]}
+
+
+def test_a_folder_without_the_splits_lists_its_files(tmp_path):
+    write(tmp_path / "data.jsonl", [{"question": "q"}])
+    with pytest.raises(ValueError, match=r"no file is named like one of the splits train, test; it has data\.jsonl"):
+        read_splits(str(tmp_path), ["train", "test"], None)
+
+
+@pytest.mark.parametrize("source", ["./none", "/none/at/all", "none.parquet", "a/b/c"])
+def test_a_path_that_is_not_there(source):
+    with pytest.raises(ValueError, match="no such file or folder"):
+        read_splits(source, ["train"], None)
+
+
+def test_a_hub_id_needs_the_datasets_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="pip install datasets"):
+        read_splits("openai/gsm8k", ["train"], None)
+
+
+def test_a_hub_id_is_read_with_its_configuration(monkeypatch):
+    asked = []
+
+    def load_dataset(*args):
+        asked.append(args)
+        return {"train": SimpleNamespace(to_list=lambda: [{"question": "q"}]), "other": None}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert read_splits("openai/gsm8k", ["train", "test"], "main") == {"train": [{"question": "q"}]}
+    assert asked == [("openai/gsm8k", "main")]
+    with pytest.raises(ValueError, match="has none of the splits dev; it has train, other"):
+        read_splits("openai/gsm8k", ["dev"], "main")
+
+
+def test_what_the_hub_raises_is_said(monkeypatch):
+    def load_dataset(*args):
+        raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(ValueError, match=r"cannot be loaded from the hub \(ConnectionError: no network\)"):
+        read_splits("openai/gsm8k", ["train"], None)
