@@ -4,7 +4,7 @@ A reward function takes `(prompt, completion)` and returns
   * a number: the reward, or
   * a dict of named numbers: `reward` is the total if it is there, else the total is their sum; the other names are
     components, shown in metrics and used by filters (`accuracy`), or
-  * a `Score`, which can also say that an answer could not be read.
+  * a `Score`, which can also say that an answer could not be read, or that grading failed, and why.
 Whatever else it returns or raises is a failure with a reason, never a reward of 0.
 """
 
@@ -69,12 +69,29 @@ def check_data_sources(data_sources: Iterable[str]) -> None:
         find_grader(data_source)
 
 
+def check_gradable(prompts: Iterable[Prompt]) -> None:
+    """Start-up check: the built-in graders can grade every prompt.
+
+    Raises:
+        ValueError: a data source has no grader, or a prompt has no ground truth (names the first).
+    """
+    prompts = list(prompts)
+    check_data_sources({prompt.data_source for prompt in prompts})
+    if without := [prompt.id for prompt in prompts if prompt.ground_truth is None]:
+        raise ValueError(
+            f"{len(without)} of {len(prompts)} prompts have no ground truth, the first is row {without[0]}: the built-in "
+            "graders need reward_model.ground_truth. Add it, or give your own custom_reward_function.path and .name."
+        )
+
+
 def to_score(result: object) -> Score:
     """What a reward function returned, as a Score.
 
     Raises:
         ValueError: NaN or infinite. TypeError: not a number, dict of numbers or Score.
     """
+    if isinstance(result, Score) and result.outcome.failed:
+        return failure(result.reason)
     if isinstance(result, Score):
         components = {name: _number(value, f"component {name!r}") for name, value in result.components.items()}
         return Score(_number(result.reward, "the reward"), components, result.outcome, result.reason)

@@ -42,7 +42,10 @@ def check_reward_function(path: str, name: str) -> None:
 
 def load_reward_function(path: str, name: str) -> RewardFunction:
     """Import the function here, in the grader's process (errors as in check_reward_function)."""
-    module = _import_file(Path(path).expanduser())
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError(f"{path}: no such file (custom_reward_function.path; working folder: {Path.cwd()}).")
+    module = _import_file(file)
     function = getattr(module, name, None)
     if function is None:
         defined = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -66,12 +69,10 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file (custom_reward_function.path; working folder: {Path.cwd()}).")
     spec = importlib.util.spec_from_file_location("custom_reward_function", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path}: custom_reward_function.path must be a Python file (.py).")
-    sys.path += [str(path.resolve().parent), str(Path.cwd())]  # at the end: they can shadow nothing
+    sys.path += [str(path.parent), str(Path.cwd())]  # at the end: they can shadow nothing
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
@@ -82,11 +83,9 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def describe(error: Exception, path: Path | None = None) -> str:
-    """The error in one line, with the line of `path` (or of wherever it was raised) that it comes from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is None or frame.filename == str(path)]
+    """The error in one line, with the last line of the file `path` on its way, or else of any file."""
     if isinstance(error, SyntaxError):
-        where = f" ({error.filename}, line {error.lineno})"
-    else:
-        where = f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([frame for frame in frames if frame.filename == str(path)] or frames)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}: {frame.line})"

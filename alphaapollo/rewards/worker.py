@@ -6,18 +6,12 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import BinaryIO
 
 from alphaapollo.rewards.base import RewardFunction, failure, get_reward, to_score
 from alphaapollo.rewards.custom import describe, load_reward_function
-from alphaapollo.rewards.protocol import (
-    IMPORTING,
-    READY,
-    decode_request,
-    encode_reply,
-    read_frame,
-    to_frame,
-)
+from alphaapollo.rewards.protocol import IMPORTING, READY, decode_request, encode_reply, read_frame, to_frame
 from alphaapollo.types import Prompt, Score
 
 PR_SET_PDEATHSIG = 1
@@ -35,7 +29,7 @@ class Worker:
         try:
             custom = load_reward_function(*self._custom) if self._custom else None
         except ValueError as error:
-            self._write(str(error).encode())
+            self._write(str(error).encode(errors="replace"))
             return
         self._write(READY)
         while (request := read_frame(self._requests)) is not None:
@@ -46,7 +40,8 @@ class Worker:
         try:
             return to_score((custom or self._built_in(prompt.data_source))(prompt, completion))
         except Exception as error:  # noqa: BLE001 whatever a reward function raises is a failure with a reason
-            return failure(f"the reward function failed: {describe(error)}")
+            path = Path(self._custom[0]).expanduser().resolve() if self._custom else None
+            return failure(f"the reward function failed: {describe(error, path)}")
 
     def _built_in(self, data_source: str) -> RewardFunction:
         if data_source not in self._functions:

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from alphaapollo.rewards.base import check_data_sources, find_grader, get_reward, to_score
-from alphaapollo.types import Outcome, Score
+from alphaapollo.rewards.base import check_data_sources, check_gradable, find_grader, get_reward, to_score
+from alphaapollo.types import Outcome, Prompt, Score
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,17 @@ def test_an_unknown_data_source_lists_the_known_ones():
         get_reward("")
 
 
+def test_every_prompt_needs_a_grader_and_a_ground_truth():
+    prompts = [
+        Prompt(id=i, data_source="gsm8k", content="?", ground_truth=truth) for i, truth in enumerate(["1", None])
+    ]
+    check_gradable(prompts[:1])
+    with pytest.raises(ValueError, match=r"1 of 2 prompts have no ground truth, the first is row 1"):
+        check_gradable(prompts)
+    with pytest.raises(ValueError, match="no reward function for data_source 'poems'"):
+        check_gradable([Prompt(id=0, data_source="poems", content="?", ground_truth="1")])
+
+
 @pytest.mark.parametrize("number", [1, 1.0, True, np.float32(1), np.array(1.0), np.array([1.0]), np.int64(1)])
 def test_any_single_number_is_a_reward(number):
     assert to_score(number) == Score(1.0)
@@ -48,6 +59,12 @@ def test_a_dict_without_reward_is_summed():
 def test_a_score_passes():
     score = Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number")
     assert to_score(score) == score
+
+
+def test_a_score_may_say_that_grading_failed():
+    score = to_score(Score(0.5, outcome=Outcome.GRADER_FAILED, reason="the judge is away"))
+    assert math.isnan(score.reward)
+    assert (score.outcome, score.reason) == (Outcome.GRADER_FAILED, "the judge is away")
 
 
 @pytest.mark.parametrize(

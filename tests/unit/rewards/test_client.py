@@ -20,7 +20,7 @@ GSM8K = Prompt(id=0, data_source="openai/gsm8k", content="?", ground_truth="4")
 MATH = Prompt(id=0, data_source="math", content="?", ground_truth=r"\frac{1}{2}")
 
 REWARD = """
-import ctypes, math, os, pathlib, sys, time
+import ctypes, json, math, os, pathlib, sys, time
 
 def f(prompt, completion):
     print("noise on stdout", flush=True)
@@ -40,6 +40,7 @@ def f(prompt, completion):
         "pid": lambda: float(os.getpid()),
         "stdin": lambda: float(len(sys.stdin.read())),
         "raise": lambda: {}["missing"],
+        "library": lambda: float(json.loads("{")),
         "nan": lambda: math.nan,
         "list": lambda: [1.0, 0.0],
         "none": lambda: None,
@@ -107,6 +108,7 @@ def test_the_users_function_grades_everything_and_its_prints_harm_nothing(custom
     ("text", "reason"),
     [
         ("raise", r"KeyError: 'missing' \(.*my_reward.py, line \d+"),
+        ("library", r"JSONDecodeError: .* \(.*my_reward.py, line \d+"),
         ("nan", "the reward is nan"),
         ("list", "a list of length 2"),
         ("none", "a NoneType"),
