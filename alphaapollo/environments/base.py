@@ -1,0 +1,68 @@
+"""What an environment is: it speaks messages, lives for one episode, and knows neither tokens nor limits.
+
+    reset(prompt) -> Observation | str      then, until done:      step(action) -> StepResult      at last: close()
+
+Everything is an environment; a prompt with a reward function is the one-step case (single_turn.py). Each method may be
+sync or async. Async ones share the event loop with every other episode, so they must await whatever takes time; sync
+ones run in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from alphaapollo.config.schema import Env
+from alphaapollo.registry import Registry
+from alphaapollo.types import Message, Prompt, Score
+
+ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
+"""`await score(prompt, text)`: the reward function in its isolation. Never raises for a grader's trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Messages that the model is shown next, e.g. `[{"role": "user", "content": "2+2=?"}]`."""
+
+    messages: list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of one action.
+
+    `observation` is what the model sees next (none after the last action). `reward` is the step's own; what the whole
+    episode was worth is `score`, given with `done` (an episode that ends without one is worth 0).
+    """
+
+    observation: Observation | None = None
+    done: bool = False
+    reward: float = 0.0
+    valid: bool = True  # false: the environment could not read an action in the text
+    score: Score | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Environment(Protocol):
+    """One episode of one prompt. An exception anywhere is an environment failure: the episode is tried once more on a
+    fresh environment, then masked."""
+
+    def reset(self, prompt: Prompt) -> Observation | str | Awaitable[Observation | str]:
+        """The first observation: messages, or a text that the model continues as it is."""
+        ...
+
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
+        """`action` is the model's text of this turn, special tokens left out."""
+        ...
+
+    def close(self) -> Awaitable[None] | None:
+        """Free what the episode held. Called once, however it ended."""
+        ...
+
+
+EnvironmentFactory = Callable[[Prompt, ScoreFn, Env], Environment]
+
+_ENVIRONMENTS: Registry[EnvironmentFactory] = Registry("environment")
+register_environment = _ENVIRONMENTS.register
+get_environment = _ENVIRONMENTS.get

@@ -1,0 +1,31 @@
+"""The plain case: one prompt, one answer, one reward function."""
+
+from __future__ import annotations
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments.base import Observation, ScoreFn, StepResult, register_environment
+from alphaapollo.types import Prompt
+
+
+class SingleTurn:
+    """Shows the prompt as it is and scores the first answer."""
+
+    def __init__(self, score: ScoreFn):
+        self._score = score
+        self._prompt: Prompt | None = None
+
+    async def reset(self, prompt: Prompt) -> Observation | str:
+        self._prompt = prompt
+        return prompt.content if isinstance(prompt.content, str) else Observation(prompt.content)
+
+    async def step(self, action: str) -> StepResult:
+        assert self._prompt is not None, "step before reset"
+        return StepResult(done=True, score=await self._score(self._prompt, action))
+
+    async def close(self) -> None:
+        pass
+
+
+@register_environment("single_turn")
+def make_single_turn(prompt: Prompt, score: ScoreFn, config: Env) -> SingleTurn:
+    return SingleTurn(score)

@@ -1,0 +1,56 @@
+"""What the rollout needs of an inference engine: tokens in, tokens out.
+
+vllm_engine.py is the real one, hf_engine.py its slow twin for comparison, fake_engine.py the twin that makes the
+loop testable in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from alphaapollo.types import Completion, Sampling, WeightReceipt, WeightUpdate
+
+
+class EngineError(RuntimeError):
+    """An engine died or does not answer; the run cannot go on with it."""
+
+
+class Engine(Protocol):
+    """One engine replica. All calls are awaited on one event loop; generate and score may overlap each other."""
+
+    holds_weights: bool
+    """False for the fake engine: it has no model, so there is nothing to prove after a publish."""
+
+    async def start(self) -> None:
+        """Load the model. Raises ValueError for a model that cannot be served, EngineError for a failed start."""
+        ...
+
+    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+        """Sample one completion of 1 to `sampling.max_tokens` tokens. Log-probs are those of the sampled tokens under
+        softmax(logits / temperature), before top-p and top-k (temperature 0: under softmax(logits))."""
+        ...
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
+        ...
+
+    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Take what the trainer published and forget everything cached under older weights. No request may be
+        running. The receipt's digest is computed from what the engine then holds."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the accelerator's memory (weights and cache); weights must be received before the next generate."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory back."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Its processes besides this one."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and its processes."""
+        ...

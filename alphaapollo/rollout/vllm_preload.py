@@ -1,0 +1,16 @@
+"""What the fork server imports, while the process that started it imports the same; nobody else imports this file."""
+
+import importlib
+import os
+
+from alphaapollo.rollout.vllm_process import LOG, redirect_output
+
+redirect_output(os.environ[LOG])
+for module in (
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.attention.backends.cpu_attn",
+    "alphaapollo.rollout.vllm_patches",
+):
+    importlib.import_module(module)

@@ -1,0 +1,195 @@
+"""One engine replica with the environments that play on it and the reward functions that grade them.
+
+    GroupRequest -> n environments x engine, graded as they end -> TrajectoryGroup
+
+A plain class with async methods: a Ray actor hosts it, or the driver's own process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.environments import get_environment
+from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rollout.engine import Engine
+from alphaapollo.rollout.engines import Device, EngineSpec, engine_dtype, make_engine
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
+from alphaapollo.rollout.group import run_group
+from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.vllm_engine import VllmEngine
+
+ENVIRONMENT_THREADS = 64  # sync environments run in threads: so many steps at once
+
+
+@dataclass
+class RolloutStats:
+    """Totals since the start, over all requests."""
+
+    groups: int = 0
+    trajectories: int = 0
+    prompt_tokens: int = 0  # of every engine call
+    cached_tokens: int = 0  # of them, served from the prefix cache
+    response_tokens: int = 0
+    start_seconds: float = 0.0
+
+    def count(self, group: TrajectoryGroup) -> None:
+        self.groups += 1
+        for trajectory in group.trajectories:
+            self.trajectories += 1
+            self.response_tokens += trajectory.num_tokens
+            seen = 0
+            for turn in trajectory.turns:
+                seen += len(turn.context_ids)
+                self.prompt_tokens += seen
+                self.cached_tokens += turn.completion.num_cached_tokens
+                seen += len(turn.completion.token_ids)
+
+
+class RolloutWorker:
+    """Hosts the engine, the environments and the reward client. `await start()` before anything else.
+
+    `device` is cpu or cuda; `run_dir` is the run's folder (the engine's log goes to `logs/` there); `index` tells the
+    replicas apart; `cleanup` are shared-memory folders to remove when this process dies; `engine` replaces the engine
+    that `rollout.name` picks (tests).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rollout: Rollout,
+        env: Env,
+        data: Data,
+        reward: Reward,
+        custom_reward: CustomRewardFunction,
+        device: Device,
+        run_dir: str,
+        index: int = 0,
+        cleanup: Sequence[str] = (),
+        engine: Engine | None = None,
+    ):
+        spec = EngineSpec(
+            index=index,
+            model_path=model.path,
+            trust_remote_code=model.trust_remote_code,
+            rollout=rollout,
+            device=device,
+            dtype=engine_dtype(rollout, model, device),
+            max_model_len=data.max_prompt_length + data.max_response_length,
+            log_path=str(Path(run_dir) / "logs" / f"engine_{index}.log"),
+            cleanup=tuple(cleanup),
+        )
+        self.engine = engine or make_engine(spec)
+        self._stats = RolloutStats()
+        self._model = model
+        self._env = env
+        self._data = data
+        self._environment = get_environment(env.env_name)
+        self._rewards = RewardClient(custom_reward.path, custom_reward.name, reward.timeout, reward.num_workers)
+        self._stop_token_ids: tuple[int, ...] = ()
+        self._runner: EpisodeRunner | None = None
+
+    async def start(self) -> None:
+        """Engine, graders and tokenizer, side by side."""
+        started = time.perf_counter()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(ENVIRONMENT_THREADS))
+        await asyncio.gather(self.engine.start(), self._rewards.start(), self._load_renderer())
+        self._stats.start_seconds = time.perf_counter() - started
+
+    async def _load_renderer(self) -> None:
+        path = self._model.tokenizer_path or self._model.path
+        tokenizer = await asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code)
+        renderer = Renderer(tokenizer)
+        self._stop_token_ids = renderer.eos_token_ids
+        self._runner = EpisodeRunner(
+            engine=self.engine,
+            renderer=renderer,
+            render_prompt=PromptRenderer(renderer.prompt_ids, self._data.max_prompt_length, self._data.truncation),
+            limits=EpisodeLimits(self._env.max_steps, self._env.episode_timeout),
+        )
+
+    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+        """Play the group's episodes. Trouble of graders and environments is in the trajectories' scores; raises
+        EngineError for the engine's own. Without `sampling.stop_token_ids`, the tokenizer's end-of-turn tokens stop."""
+        assert self._runner is not None, "start() first"
+        if not request.sampling.stop_token_ids:
+            request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
+        group = await run_group(request, self._runner, self._environment, self._rewards.score, self._env)
+        self._stats.count(group)
+        return group
+
+    @property
+    def holds_weights(self) -> bool:
+        """False for the fake engine: there is nothing to prove after a publish."""
+        return self.engine.holds_weights
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """The engine's log-prob of each token after the first, at temperature 1."""
+        return await self.engine.score(token_ids)
+
+    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Take what the trainer published; no generate may be running."""
+        return await self.engine.receive_weights(update)
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory up until weights are published again (nothing on a CPU)."""
+        await self.engine.sleep()
+
+    async def wake(self) -> None:
+        """Take the memory back; publishing weights does it by itself."""
+        await self.engine.wake()
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start: see RolloutStats."""
+        return asdict(self._stats)
+
+    def memory(self) -> dict[str, float]:
+        """Peak resident memory in GiB of this process, and of the engine's processes taken together."""
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        return {"memory/rollout_gib": own, "memory/engine_gib": sum(map(peak_memory_gib, self.engine.pids()))}
+
+    # vLLM's own weight transfer (GPU): what its client calls on the engines' side
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        await self._vllm.init_weight_transfer_engine(init_info)
+
+    async def start_weight_update(self) -> None:
+        await self._vllm.start_weight_update()
+
+    async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        await self._vllm.update_weights(update_info)
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        await self._vllm.finish_weight_update()
+
+    @property
+    def _vllm(self) -> VllmEngine:
+        from alphaapollo.rollout.vllm_engine import VllmEngine
+
+        assert isinstance(self.engine, VllmEngine), "only vLLM has a weight transfer of its own"
+        return self.engine
+
+    async def close(self) -> None:
+        """End the engine and the graders; a second call does nothing."""
+        await asyncio.gather(self.engine.close(), self._rewards.close())
+
+
+def peak_memory_gib(pid: int) -> float:
+    """Peak resident memory of a process; 0 for one that is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0.0
+    kib = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")), "0")
+    return int(kib) / 2**20
