@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 ARGS ?=
+CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py
 
 help: ## this list
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
@@ -31,10 +32,8 @@ test-loop: setup-dev ## whole runs on the real stack, on a CPU
 	@$(PYTEST) tests/loop $(ARGS)
 
 check: setup-dev ## format, lint, types, import layers, sizes
-	@$(PY) -m ruff format --check .
-	@$(PY) -m ruff check .
-	@$(PY) -m mypy
-	@$(PYTEST) -q tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py
+	@status=0; for tool in "ruff format --check" "ruff check" mypy "pytest -q $(CHECKS)"; do \
+		echo "== $$tool"; $(PY) -m $$tool || status=1; done; exit $$status
 
 format: setup-dev ## let ruff format and mend
 	@$(PY) -m ruff check --fix .

@@ -65,13 +65,13 @@ def make_model(folder: Path, size: Size, seed: int = 0) -> int:
 
 
 def make_prompts(file: Path, count: int, seed: int = 0) -> None:
-    """Sums of two 6-digit numbers as chats, in the columns that main_ppo reads."""
+    """Sums of two 3-digit numbers as chats, in the columns that main_ppo reads."""
     rng = random.Random(seed)
-    sums = [(rng.randrange(10**5, 10**6), rng.randrange(10**5, 10**6)) for _ in range(count)]
+    sums = [(rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(count)]
     rows = [
         {
             "data_source": "bench/sums",
-            "prompt": [{"role": "user", "content": f"What is {a} + {b}? Think step by step."}],
+            "prompt": [{"role": "user", "content": f"{a}+{b}=?"}],
             "reward_model": {"style": "rule", "ground_truth": str(a + b)},
         }
         for a, b in sums

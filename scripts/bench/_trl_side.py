@@ -19,11 +19,36 @@ def digits_reward(completions: list[list[dict[str, str]]], **_: Any) -> list[flo
     return [sum(letter.isdigit() for letter in completion[0]["content"]) / 10 for completion in completions]
 
 
+def grpo_config(given: dict[str, Any], folder: str) -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        seed=0,
+        num_generations=given["group"],
+        per_device_train_batch_size=given["micro_batch"],
+        gradient_accumulation_steps=given["num_prompts"] * given["group"] // given["micro_batch"],
+        max_completion_length=given["max_tokens"],
+        max_steps=given["warmup"] + given["steps"],
+        temperature=1.0,
+        beta=0.0,
+        learning_rate=given["lr"],
+        lr_scheduler_type="constant",
+        gradient_checkpointing=given["gradient_checkpointing"],
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
 def main(given: dict[str, Any]) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     torch.set_num_threads(given["threads"])
     completions = given["num_prompts"] * given["group"]
@@ -51,26 +76,7 @@ def main(given: dict[str, Any]) -> None:
             reward_funcs=digits_reward,
             train_dataset=Dataset.from_parquet(given["prompts"]).select_columns(["prompt"]),
             callbacks=[stopwatch],
-            args=GRPOConfig(
-                output_dir=folder,
-                use_cpu=True,
-                bf16=False,
-                seed=0,
-                num_generations=given["group"],
-                per_device_train_batch_size=given["micro_batch"],
-                gradient_accumulation_steps=completions // given["micro_batch"],
-                max_completion_length=given["max_tokens"],
-                max_steps=given["warmup"] + given["steps"],
-                temperature=1.0,
-                beta=0.0,
-                learning_rate=given["lr"],
-                lr_scheduler_type="constant",
-                gradient_checkpointing=given["gradient_checkpointing"],
-                logging_steps=1,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-            ),
+            args=grpo_config(given, folder),
         )
         trainer.train()
     print(
