@@ -79,7 +79,7 @@ def check_gradable(prompts: Iterable[Prompt]) -> None:
     check_data_sources({prompt.data_source for prompt in prompts})
     if without := [prompt.id for prompt in prompts if prompt.ground_truth is None]:
         raise ValueError(
-            f"{len(without)} of {len(prompts)} prompts have no ground truth, the first is row {without[0]}: the built-in "
+            f"{len(without)} of {len(prompts)} prompts have no ground truth, the first is row {without[0]}: built-in "
             "graders need reward_model.ground_truth. Add it, or give your own custom_reward_function.path and .name."
         )
 
