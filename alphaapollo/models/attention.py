@@ -1,0 +1,273 @@
+"""Attention over the rows of a micro-batch, each row seeing only itself and only the past.
+
+    kind     layout  where
+    padded   padded  anywhere: plain causal attention; the CPU's default, fastest for short rows there
+    sdpa     packed  anywhere: one call a row
+    varlen   packed  GPU: torch.nn.attention.varlen
+    flex     packed  GPU: FlexAttention with a block mask (on a CPU it has no backward)
+    flash    packed  GPU: flash-attn, where it is installed
+
+Each is registered with transformers under a name of its own. Transformers builds no mask for names that it does not
+know, so no dense [T, T] mask ever exists; rows are told apart by `packing`, which the model hands down as a keyword.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.micro_batch import Packing
+
+Kind = Literal["varlen", "flex", "flash", "sdpa", "padded"]
+
+
+def resolve_attention(model: Model, device: str) -> Kind:
+    """The kind for `model.attention` on "cpu" or "cuda". Raises ValueError for one that this machine cannot run."""
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    if model.attention == "auto":
+        if device == "cpu":
+            return "padded"
+        return "flash" if has_flash else "varlen"
+    if device == "cpu" and model.attention in ("varlen", "flex", "flash"):
+        raise ValueError(
+            f"model.attention={model.attention} cannot train on a CPU. Set it to auto, padded or sdpa, or use a GPU."
+        )
+    if model.attention == "flash" and not has_flash:
+        raise ValueError(
+            "model.attention=flash, but flash-attn is not installed. Install it (pip install flash-attn) or set "
+            "model.attention=varlen, torch's own kernel."
+        )
+    return model.attention
+
+
+def register(kind: Kind) -> str:
+    """Make the attention known to transformers; returns the name to load a model with."""
+    from transformers import AttentionInterface
+
+    name = f"alphaapollo_{kind}"
+    AttentionInterface.register(name, _interface(_COMPUTE[kind]))
+    return name
+
+
+def trunk_arguments(packing: Packing | None) -> dict[str, Any]:
+    """Keywords that the trunk hands down to each layer. The cu_seq_lens ones are also transformers' own names, which
+    layers without attention (convolutions, recurrences) read."""
+    if packing is None:
+        return {}
+    return {
+        "packing": packing,
+        "cu_seq_lens_q": packing.cu_seqlens,
+        "cu_seq_lens_k": packing.cu_seqlens,
+        "max_length_q": packing.max_length,
+        "max_length_k": packing.max_length,
+    }
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One attention layer's inputs."""
+
+    layer: str  # the layer's class, for messages
+    query: Tensor  # [b, heads, T, d]
+    key: Tensor  # [b, kv heads, T, d]
+    value: Tensor  # as key
+    scaling: float | None  # of the scores; None: 1 / sqrt(d)
+    window: int | None  # tokens that a token sees, itself included
+    softcap: float | None  # scores are softcap * tanh(scores / softcap) (Gemma 2)
+    sinks: Tensor | None  # [heads] a score that takes part in the softmax and adds nothing (gpt-oss)
+    packing: Packing | None
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.query.shape[1] != self.key.shape[1]
+
+    @property
+    def rows(self) -> Packing:
+        if self.packing is None:
+            raise ValueError(
+                f"{self.layer} does not pass on where packed rows begin, so their tokens would see each other. "
+                "Set model.attention=padded."
+            )
+        return self.packing
+
+    def refuse(self, kind: str, **features: object) -> None:
+        asked = [name for name, value in features.items() if value is not None]
+        if asked:
+            raise ValueError(
+                f"{self.layer} needs {' and '.join(asked)}, which model.attention={kind} does not compute. "
+                "Set model.attention=sdpa."
+            )
+
+
+def _interface(compute: Callable[[_Call], Tensor]) -> Callable[..., tuple[Tensor, None]]:
+    """`compute` in the form in which transformers calls attention; dropout is never applied."""
+
+    def forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        packing: Packing | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        layer = type(module).__name__
+        return compute(_Call(layer, query, key, value, scaling, sliding_window, softcap, s_aux, packing)), None
+
+    return forward
+
+
+def _padded(call: _Call) -> Tensor:
+    """-> [b, T, heads, d], as the others."""
+    return _causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
+
+
+def _sdpa(call: _Call) -> Tensor:
+    lengths = call.rows.lengths
+    rows = zip(call.query.split(lengths, 2), call.key.split(lengths, 2), call.value.split(lengths, 2), strict=True)
+    return torch.cat([_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
+
+
+def _varlen(call: _Call) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    call.refuse("varlen", softcap=call.softcap, sinks=call.sinks)
+    rows = call.rows
+    output = varlen_attn(
+        call.query[0].transpose(0, 1),
+        call.key[0].transpose(0, 1),
+        call.value[0].transpose(0, 1),
+        rows.cu_seqlens,
+        rows.cu_seqlens,
+        rows.max_length,
+        rows.max_length,
+        scale=call.scaling,
+        window_size=(-1 if call.window is None else call.window - 1, 0),
+        enable_gqa=call.is_grouped,
+    )
+    assert isinstance(output, Tensor)
+    return output[None]
+
+
+def _flash(call: _Call) -> Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    call.refuse("flash", sinks=call.sinks)
+    rows = call.rows
+    output: Tensor = flash_attn_varlen_func(
+        call.query[0].transpose(0, 1),
+        call.key[0].transpose(0, 1),
+        call.value[0].transpose(0, 1),
+        rows.cu_seqlens,
+        rows.cu_seqlens,
+        rows.max_length,
+        rows.max_length,
+        softmax_scale=call.scaling,
+        causal=True,
+        window_size=(-1, -1) if call.window is None else (call.window - 1, 0),
+        softcap=call.softcap or 0.0,
+    )
+    return output[None]
+
+
+def _flex(call: _Call) -> Tensor:
+    call.refuse("flex", sinks=call.sinks)
+    output = _flex_function(call.query.device.type)(
+        call.query,
+        call.key,
+        call.value,
+        score_mod=None if call.softcap is None else _cap_scores(call.softcap),
+        block_mask=_block_mask(call.rows, call.window),
+        scale=call.scaling,
+        enable_gqa=call.is_grouped,
+    )
+    return output.transpose(1, 2).contiguous()
+
+
+@lru_cache(maxsize=2)  # the layers of one forward share their masks: full and windowed attention
+def _block_mask(rows: Packing, window: int | None) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    device = rows.cu_seqlens.device
+    width = sum(rows.lengths)
+    row = torch.repeat_interleave(torch.tensor(rows.lengths, device=device), output_size=width)
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        near = (row[query] == row[key]) & (query >= key)
+        return near if window is None else near & (query - key < window)
+
+    return create_block_mask(visible, None, None, width, width, device=str(device))
+
+
+@lru_cache
+def _flex_function(device: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
+    plain: Callable[..., Any] = flex_attention
+    return plain if device == "cpu" else compiled
+
+
+@lru_cache
+def _cap_scores(softcap: float) -> Callable[..., Tensor]:
+    def cap(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+def _causal(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of rows of one width. query [b, heads, T, d] -> [b, heads, T, d]."""
+    if call.softcap is not None or call.sinks is not None:
+        return _explicit(call, query, key, value)
+    width = query.shape[2]
+    mask = None
+    if call.window is not None and call.window < width:
+        mask = _window_mask(width, call.window, query.device)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=call.scaling, enable_gqa=call.is_grouped
+    )
+
+
+def _explicit(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention written out, for score capping and attention sinks, which SDPA does not know."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
+    scores = (query @ key.transpose(2, 3)).float() * scaling
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    width = query.shape[2]
+    scores = scores.masked_fill(~_window_mask(width, call.window or width, query.device), float("-inf"))
+    if call.sinks is not None:
+        sinks = call.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    return scores.softmax(dim=-1)[..., :width].to(value.dtype) @ value
+
+
+def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
+    """bool [T, T]: a token sees itself and the window - 1 tokens before it."""
+    positions = torch.arange(width, device=device)
+    distance = positions[:, None] - positions
+    return (distance >= 0) & (distance < window)
+
+
+_COMPUTE: dict[Kind, Callable[[_Call], Tensor]] = {
+    "padded": _padded,
+    "sdpa": _sdpa,
+    "varlen": _varlen,
+    "flex": _flex,
+    "flash": _flash,
+}

@@ -1,0 +1,113 @@
+"""Sharded checkpoints to resume from (for Hugging Face folders see export.py).
+
+    <folder>/model/       torch.distributed.checkpoint: parameters and optimiser state, loadable by any number of ranks
+    <folder>/rank_R.pt    random number generators of rank R
+    <folder>/state.json   the number of ranks, and the caller's own figures
+
+The caller makes it atomic: it passes a temporary folder and renames it when all ranks are done.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from alphaapollo.models.sharding import reshard
+
+Optimizer = torch.optim.Optimizer
+
+
+def save(folder: str, model: nn.Module, optimizer: Optimizer | None, state: dict[str, Any]) -> None:
+    """Write a checkpoint (a collective of all ranks).
+
+    Args:
+        optimizer: None for a frozen model.
+        state: JSON values that come back from `load`, the same on all ranks.
+
+    Raises OSError that names the folder, e.g. for a full disk.
+    """
+    path = Path(folder)
+    rank = dist.get_rank()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        save_tensors(_tensors(model, optimizer), checkpoint_id=path / "model")
+        torch.save(_generators(), path / f"rank_{rank}.pt")
+        if rank == 0:
+            (path / "state.json").write_text(json.dumps({"world_size": dist.get_world_size(), **state}))
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise OSError(f"cannot write the checkpoint {folder}: {_reason(error)}") from error
+
+
+def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    """Read a checkpoint, written by any number of ranks, into `model` and `optimizer` (a collective of all ranks).
+
+    Returns the caller's figures with `world_size`, that of the writer. Generators are restored only if it is the same:
+    only then can a run go on bit for bit. Raises ValueError for a folder that is not a whole checkpoint.
+    """
+    path = Path(folder)
+    if not (path / "state.json").is_file():
+        raise ValueError(
+            f"{folder} is not a checkpoint: it has no state.json. Resume from a folder under checkpoints/."
+        )
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    reshard(model)
+    tensors = _tensors(model, optimizer)
+    try:
+        load_tensors(tensors, checkpoint_id=path / "model")
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise ValueError(
+            f"the checkpoint {folder} cannot be read: {_reason(error)} Resume from another one."
+        ) from error
+    if optimizer is None:
+        set_model_state_dict(model, tensors["model"])
+    else:
+        set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+    if state["world_size"] == dist.get_world_size():
+        _set_generators(torch.load(path / f"rank_{dist.get_rank()}.pt", weights_only=False))
+    return state
+
+
+def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    if optimizer is None:
+        return {"model": get_model_state_dict(model)}
+    parameters, states = get_state_dict(model, optimizer)
+    return {"model": parameters, "optimizer": states}
+
+
+def _generators() -> dict[str, Any]:
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_generators(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _reason(error: BaseException) -> str:
+    """The first failure of a rank, in a line."""
+    if isinstance(error, CheckpointException) and error.failures:
+        cause = next(iter(error.failures.values()))[0]
+        return _reason(cause)
+    return str(error).strip().split("\n")[0] or type(error).__name__

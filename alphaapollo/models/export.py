@@ -1,0 +1,91 @@
+"""The policy's weights whole, under the names of a Hugging Face checkpoint: for the engines, and for folders that
+transformers and vLLM load."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.models.trunk import decoder_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@torch.no_grad()
+def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter gathered from all ranks, in `dtype`, layer by layer (a collective: every rank must exhaust it).
+
+    Names are those of a checkpoint, where they differ from the model's own (transformers fuses a layer's experts into
+    one tensor; checkpoints have one an expert). Tied parameters come once.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for names in _names_by_layer(model):
+        parameters = dict(model.named_parameters())
+        whole = {name: full_tensor(parameters[name].detach()).to(dtype) for name in names}
+        for name, tensor in revert_weight_conversion(model, whole).items():
+            yield name, tensor.contiguous()
+
+
+def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype) -> None:
+    """Write weights, configuration and tokenizer (a collective of all ranks; rank 0 writes).
+
+    Raises OSError that names the folder, e.g. for a full disk.
+    """
+    tensors = {}
+    for name, tensor in full_parameters(model, dtype):
+        if dist.get_rank() == 0:
+            tensors[name] = tensor.cpu()
+    if dist.get_rank() == 0:
+        try:
+            _write(Path(folder), model, tensors | _buffers(model), source, dtype)
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"cannot write the model to {folder}: {error}") from error
+    dist.barrier()
+
+
+def _write(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], source: Model, dtype: torch.dtype) -> None:
+    from huggingface_hub import save_torch_state_dict
+    from transformers import AutoTokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(tensors, folder)
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    for code in Path(source.path).glob("*.py"):  # of a model that brings its own
+        shutil.copy(code, folder)
+    tokenizer = AutoTokenizer.from_pretrained(
+        source.tokenizer_path or source.path, trust_remote_code=source.trust_remote_code
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def _buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a checkpoint holds besides parameters."""
+    persistent = model.state_dict().keys()
+    return {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in persistent}
+
+
+def _names_by_layer(model: PreTrainedModel) -> list[list[str]]:
+    """Parameter names, one list a decoder layer, and one for the rest."""
+    layers = {id(layer) for layer in decoder_layers(model)}
+    prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
+    groups: dict[str, list[str]] = {}
+    for name, _ in model.named_parameters():
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        groups.setdefault(prefix, []).append(name)
+    return list(groups.values())

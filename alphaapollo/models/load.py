@@ -1,0 +1,139 @@
+"""Any Hugging Face causal language model, from a local folder or the hub, with errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.attention import Kind, register
+from alphaapollo.models.cpu_linear import accelerate
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def load_causal_lm(model: Model, attention: Kind, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
+    """The model on the CPU, without dropout, ready for gradient checkpointing where asked for.
+
+    Args:
+        dtype: of the parameters: float32 for master weights.
+        materialise: false: shapes only (meta tensors), for the ranks that receive their shards from rank 0.
+
+    Raises ValueError for a path that is missing, unreadable, not a causal language model, or lacks weights.
+    """
+    config = load_config(model)
+    _check_layers(config, attention, model.path)
+    loaded = _load_weights(model, config, attention, dtype) if materialise else _shapes(model, config, attention, dtype)
+    loaded.eval()
+    if model.enable_gradient_checkpointing:
+        _checkpoint_activations(loaded, model.path)
+    accelerate(loaded)
+    return loaded
+
+
+def load_config(model: Model) -> PretrainedConfig:
+    """The model's configuration. Raises ValueError for a path that is missing or unreadable."""
+    from transformers import AutoConfig
+
+    if not model.path:
+        raise ValueError("no model path is given. Set model.path to a Hugging Face hub id or a local folder.")
+    folder = Path(model.path)
+    looks_local = model.path.startswith(("/", ".", "~")) or model.path.count("/") != 1
+    if not folder.exists() and looks_local:
+        raise ValueError(
+            f"model.path={model.path} does not exist. Give a folder with config.json and weights, or a hub id."
+        )
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ValueError(
+            f"model.path={model.path} holds no config.json. Give a folder that save_pretrained has written."
+        )
+    try:
+        return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"model.path={model.path}: its configuration cannot be read: {_first_line(error)}") from error
+
+
+def _load_weights(model: Model, config: PretrainedConfig, attention: Kind, dtype: torch.dtype) -> PreTrainedModel:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    _check_is_causal_lm(model, config)
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            model.path,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
+            **_attention(config, attention),
+        )
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"model.path={model.path}: its weights cannot be loaded: {_first_line(error)} "
+            "Look for missing or cut-off weight files."
+        ) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"model.path={model.path} lacks {len(missing)} of the model's weights, e.g. {', '.join(missing[:3])}; they "
+            "would be random. Give a complete checkpoint of this architecture."
+        )
+    return loaded
+
+
+def _shapes(model: Model, config: PretrainedConfig, attention: Kind, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    _check_is_causal_lm(model, config)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=model.trust_remote_code, **_attention(config, attention)
+        )
+
+
+def _attention(config: PretrainedConfig, attention: Kind) -> dict[str, Any]:
+    """How to ask for the attention. Code from the model's own folder may not know pluggable attention: padded rows
+    then run through whatever attention it has, for they need no mask."""
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if own_code and attention == "padded":
+        return {}
+    return {"attn_implementation": register(attention)}
+
+
+def _check_is_causal_lm(model: Model, config: PretrainedConfig) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    own_code = model.trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if not own_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
+            "Give a model that AutoModelForCausalLM loads."
+        )
+
+
+def _check_layers(config: PretrainedConfig, attention: Kind, path: str) -> None:
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or [])
+    if "chunked_attention" in kinds:
+        raise ValueError(f"model.path={path}: layers with chunked attention are not supported. Choose another model.")
+
+
+def _checkpoint_activations(loaded: PreTrainedModel, path: str) -> None:
+    """Transformers checkpoints a layer only while it is `training`; dropout looks at the flag of inner modules, which
+    stay in evaluation mode."""
+    if not loaded.supports_gradient_checkpointing:
+        raise ValueError(
+            f"model.path={path}: {type(loaded).__name__} does not support gradient checkpointing. "
+            "Set model.enable_gradient_checkpointing=False."
+        )
+    loaded.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in loaded.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]

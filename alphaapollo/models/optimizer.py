@@ -1,0 +1,73 @@
+"""AdamW, its learning rate as a function of the step, gradient clipping over slices, and its state in host memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from alphaapollo.config.schema import Optimizer
+from alphaapollo.models.sharding import local_tensor
+
+
+def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
+    """Decoupled weight decay (arXiv 1711.05101) of matrices only: not of norms and biases, which have one dimension."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
+    """Of optimiser step 0, 1, ..: linear warm-up that reaches lr at its last step, then constant, or a cosine towards
+    min_lr_ratio * lr, which step `total_steps` would have."""
+    warmup = num_warmup_steps(config, total_steps)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.warmup_style == "constant":
+        return config.lr
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    share = config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * share
+
+
+def num_warmup_steps(config: Optimizer, total_steps: int) -> int:
+    if config.lr_warmup_steps >= 0:
+        return config.lr_warmup_steps
+    return round(config.lr_warmup_steps_ratio * total_steps)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients so that their norm over all ranks is at most `max_norm`; the norm before (a collective).
+
+    Each rank holds a slice of every gradient, so the squares add up. Gradients that are not finite are left alone: the
+    caller sees it by the norm.
+    """
+    gradients = [local_tensor(p.grad) for p in parameters if p.grad is not None]
+    square = torch.nn.utils.get_total_norm(gradients).to(torch.float32).square()
+    dist.all_reduce(square)
+    norm = math.sqrt(square.item())
+    if max_norm < norm < math.inf:
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+    return norm
+
+
+def optimizer_to(optimizer: torch.optim.Optimizer, device: str) -> None:
+    """Move the state to `device`: between updates it may rest in host memory."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim > 0:
+                state[name] = value.to(device)

@@ -1,0 +1,95 @@
+"""The policy as an FSDP root: rows in, log-probs of their response tokens out.
+
+token ids -> trunk (decoder layers) -> states that predict response tokens [n, H] -> head, in chunks -> [n]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from alphaapollo.data.batch import Rows
+from alphaapollo.models.head import Head, Hidden, TokenStats, token_stats
+from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.models.trunk import response_states
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # mean |difference| of the self-check in nats
+
+
+class PolicyModel(nn.Module):
+    """A causal language model whose forward pass gives log-probs. Parameter names: the model's own, after `model.`."""
+
+    forward_methods = ("hidden", "own_logprobs")  # besides forward: FSDP gathers parameters for these
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+        self.scale, self.softcap = logit_transform(model.config)
+
+    def forward(
+        self, micro: MicroBatch, temperature: float, need_entropy: bool = False, reference: Hidden | None = None
+    ) -> TokenStats:
+        """Statistics [n] of the response tokens at `temperature`; `reference` adds the full KL to it."""
+        hidden = self._hidden(micro)
+        return token_stats(hidden.states, micro.targets, hidden.head, temperature, need_entropy, reference)
+
+    def hidden(self, micro: MicroBatch) -> Hidden:
+        """The states before each response token, and the head that reads them."""
+        return self._hidden(micro)
+
+    def _hidden(self, micro: MicroBatch) -> Hidden:
+        output = self.model.get_output_embeddings()
+        head = Head(output.weight, output.bias, self.scale, self.softcap)
+        return Hidden(response_states(self.model.base_model, micro), head)
+
+    def own_logprobs(self, token_ids: Tensor) -> Tensor:
+        """Log-probs of tokens 1 .. T-1 by the model's own forward pass and eager attention. [1, T] -> [T - 1]."""
+        attention = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")
+        logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
+        self.model.set_attn_implementation(attention)
+        return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
+
+
+def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
+    """(scale, softcap) that the model applies to the head's output; see head.Head."""
+    text = config.get_text_config()
+    scale = 1.0
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):  # Cohere; Falcon-H1; Muse
+        scale *= getattr(text, name, None) or 1.0
+    scale /= getattr(text, "logits_scaling", None) or 1.0  # Granite
+    return scale, getattr(text, "final_logit_softcapping", None)  # Gemma
+
+
+@torch.no_grad()
+def check_logprobs(policy: PolicyModel, padded: bool, dtype: torch.dtype, device: torch.device) -> float:
+    """Compare log-probs of two short rows with the model's own; the mean difference in nats. A collective of all ranks.
+
+    Finds a head that does more to its logits than we know of, an attention that we do not compute, and packed rows
+    that see each other. Raises ValueError.
+    """
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    texts = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
+    rows = Rows(
+        token_ids=np.concatenate(texts),
+        lengths=np.array([9, 6]),
+        response_starts=np.array([1, 1]),
+        action_mask=np.ones(13, dtype=np.uint8),
+        rollout_logprobs=np.zeros(13, dtype=np.float32),
+    )
+    ours = policy(build_micro_batch(rows, [0, 1], padded, device), 1.0).logprobs
+    own = torch.cat([policy.own_logprobs(torch.from_numpy(text)[None].to(device)) for text in texts])
+    gap = float((ours - own).abs().mean())
+    if not gap <= TOLERANCE[dtype]:
+        raise ValueError(
+            f"{type(policy.model).__name__}: our log-probs differ from the model's own by {gap:.2g} nats on average. "
+            "Its head or its attention does something that this project does not know; try model.attention=padded, "
+            "or choose another model."
+        )
+    return gap

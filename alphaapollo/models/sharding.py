@@ -1,0 +1,106 @@
+"""FSDP2 over one dimension of ranks: each rank keeps a slice of every parameter, float32 for the optimiser, and
+gathers one decoder layer at a time in the dtype of the arithmetic. One rank is the same code with whole slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+BACKENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
+
+def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
+    """Meet the other ranks at `init_method` (tcp://host:port, or env:// under torchrun). A second model in one process
+    shares the group."""
+    if dist.is_initialized():
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
+        return
+    dist.init_process_group(BACKENDS[device], init_method=init_method, rank=rank, world_size=world_size)
+
+
+def make_mesh(device: str) -> DeviceMesh:
+    return init_device_mesh(device, (dist.get_world_size(),))
+
+
+def shard(
+    model: nn.Module,
+    layers: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
+    offload: bool,
+    forward_methods: Iterable[str] = (),
+) -> None:
+    """Shard `layers` and `model`, in place, and give every rank its slices of rank 0's weights.
+
+    Rank 0 comes with weights on the CPU, the others with meta tensors.
+
+    Args:
+        dtype: of forward and backward; gradients are reduced in float32.
+        offload: keep slices in host memory between uses (GPU only).
+        forward_methods: of `model`, besides forward, that use parameters.
+    """
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers()) if dist.get_rank() == 0 else {}
+    device = torch.device(mesh.device_type)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = CPUOffloadPolicy() if offload and device.type == "cuda" else OffloadPolicy()
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)
+    # The root holds embedding and head, which the backward pass needs first: keep them gathered until then.
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
+    for method in forward_methods:
+        register_fsdp_forward_method(model, method)
+    if mesh.size() > 1:
+        _scatter(model, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+
+
+@torch.no_grad()
+def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, home: torch.device) -> None:
+    """Rank 0's `tensors` to all ranks: parameters by slices, buffers whole."""
+    device = torch.device(mesh.device_type)
+    is_source = dist.get_rank() == 0
+    if not is_source:
+        model.to_empty(device=home)
+
+    def whole(name: str, like: Tensor) -> Tensor:
+        if is_source:
+            return tensors.pop(name).detach().to(device)
+        return torch.empty(like.shape, dtype=like.dtype, device=device)
+
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        slices = distribute_tensor(whole(name, parameter), mesh, parameter.placements, src_data_rank=0)
+        parameter.to_local().copy_(slices.to_local())
+    for name, buffer in model.named_buffers():
+        full = whole(name, buffer)
+        dist.broadcast(full, 0)
+        buffer.copy_(full)
+
+
+def reshard(model: nn.Module) -> None:
+    """Drop what a forward pass without backward left gathered: it would outlive the next change of the weights."""
+    cast(FSDPModule, model).reshard()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A parameter gathered from all ranks (a collective)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's slice, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

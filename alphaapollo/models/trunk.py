@@ -1,0 +1,35 @@
+"""The decoder below the head: a micro-batch through it, and where its layers are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from alphaapollo.models.attention import trunk_arguments
+from alphaapollo.models.micro_batch import MicroBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def response_states(trunk: nn.Module, micro: MicroBatch) -> Tensor:
+    """The hidden states from which each response token is predicted. -> [n, H]"""
+    output: Any = trunk(
+        input_ids=micro.token_ids,
+        position_ids=micro.position_ids,
+        use_cache=False,
+        **trunk_arguments(micro.packing),
+    )
+    states: Tensor = output[0]
+    return states.flatten(0, 1).index_select(0, micro.states)
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks that FSDP gathers one at a time: what the model says must not be split, else its longest list."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if layers:
+        return layers
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=len, default=[]))

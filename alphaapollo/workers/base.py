@@ -1,0 +1,102 @@
+"""What the workers of all roles share: their place among the ranks, and sums over ranks."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from alphaapollo.config.schema import Model
+from alphaapollo.data.batch import Rows
+from alphaapollo.models.sharding import join_process_group, make_mesh
+
+
+@dataclass(frozen=True)
+class RankPlacement:
+    """Where one training rank stands."""
+
+    rank: int
+    world_size: int
+    init_method: str  # where the ranks meet: tcp://host:port, or env:// under torchrun
+    device: str  # "cpu" or "cuda"
+    threads: int  # torch threads, on a CPU
+
+
+def join(placement: RankPlacement) -> DeviceMesh:
+    """Take this process's place among the ranks (a collective of all of them)."""
+    if placement.device == "cpu":
+        torch.set_num_threads(placement.threads)  # Ray starts its processes with one
+    else:
+        local = int(os.environ.get("LOCAL_RANK", placement.rank))
+        torch.cuda.set_device(local % torch.cuda.device_count())  # a Ray actor sees its own GPU only
+    join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
+    return make_mesh(placement.device)
+
+
+def leave() -> None:
+    """Give the place up."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def arithmetic(model: Model, device: str) -> torch.dtype:
+    """The dtype of forward and backward."""
+    if model.dtype == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
+
+
+class Sums:
+    """Named sums, added up over micro-batches without waiting for the device, then over ranks.
+
+    All ranks must add the same names."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            value = value.detach().double()
+            self.totals[name] = self.totals[name] + value if name in self.totals else value
+
+    def over_ranks(self, device: torch.device) -> dict[str, float]:
+        """A collective of all ranks."""
+        names = sorted(self.totals)
+        totals = torch.stack([self.totals[name].to(device) for name in names])
+        dist.all_reduce(totals)
+        return dict(zip(names, totals.tolist(), strict=True))
+
+
+def process_memory() -> dict[str, float]:
+    """GiB of this process: resident now and at most; on a GPU also what torch holds there."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    figures = {
+        "rss_gib": pages * resource.getpagesize() / 2**30,
+        "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    if torch.cuda.is_available():
+        figures["cuda_gib"] = torch.cuda.memory_reserved() / 2**30
+        figures["cuda_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
+    return figures
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def put_segments(column: np.ndarray, rows: Rows, positions: list[int], values: np.ndarray) -> None:
+    """Write the flat `values` of the rows at `positions` into their places of a column [sum responses]."""
+    offsets, done = rows.response_offsets, 0
+    for position in positions:
+        start, end = offsets[position], offsets[position + 1]
+        column[start:end] = values[done : done + end - start]
+        done += end - start

@@ -1,0 +1,156 @@
+"""The critic on one training rank.
+
+    load_batch -> compute_values -> update(columns)
+
+Methods that compute are collectives: every rank calls them, in the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.config.schema import Critic, Model
+from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
+from alphaapollo.models.attention import resolve_attention
+from alphaapollo.models.critic import CriticModel
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.sharding import reshard, shard
+from alphaapollo.models.train_state import StepFigures, TrainState
+from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.workers.base import (
+    RankPlacement,
+    Sums,
+    arithmetic,
+    join,
+    leave,
+    mean,
+    process_memory,
+    put_segments,
+)
+
+
+class CriticWorker:
+    """One rank of the critic.
+
+    Args:
+        model: with the path of the critic's trunk.
+        total_steps: optimiser steps of the whole run, for the learning rate's schedule.
+        seed: of the fresh value head.
+    """
+
+    def __init__(self, model: Model, critic: Critic, placement: RankPlacement, total_steps: int, seed: int):
+        self.critic, self.placement = critic, placement
+        mesh = join(placement)
+        self.device = torch.device(placement.device)
+        attention = resolve_attention(model, placement.device)
+        self.padded = attention == "padded"
+        loaded = load_causal_lm(model, attention, torch.float32, materialise=placement.rank == 0)
+        layers = decoder_layers(loaded)
+        self.model = CriticModel(loaded, seed)
+        fsdp = critic.fsdp_config
+        shard(self.model, layers, mesh, arithmetic(model, placement.device), fsdp.param_offload)
+        self.state = TrainState(
+            self.model, critic.optim, critic.grad_clip, total_steps, fsdp.optimizer_offload, "critic"
+        )
+        self.batch: RankBatch | None = None
+
+    def load_batch(self, batch: RankBatch) -> None:
+        """The rows of this iteration."""
+        self.batch = batch
+
+    @torch.no_grad()
+    def compute_values(self) -> np.ndarray:
+        """The value before each response token. float32 [sum responses]"""
+        rows = self._batch.rows
+        column = np.zeros(rows.response_offsets[-1], dtype=np.float32)
+        for mini_batch in self._batch.mini_batches:
+            for positions in mini_batch.micro_batches:
+                micro = build_micro_batch(rows, positions, self.padded, self.device)
+                put_segments(column, rows, positions, micro.values(self.model(micro)))
+        reshard(self.model)
+        return column
+
+    def update(self, columns: Columns) -> dict[str, float]:
+        """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens; figures are over all
+        ranks."""
+        sums = Sums()
+        self.state.fetch_optimizer()
+        steps: list[StepFigures] = []
+        for _ in range(self.critic.ppo_epochs):
+            for mini_batch in self._batch.mini_batches:
+                num_tokens = self._count_tokens(mini_batch)
+                for positions in mini_batch.micro_batches:
+                    self._accumulate(positions, columns, num_tokens, sums)
+                steps.append(self.state.step())
+        self.state.rest_optimizer()
+        return self._figures(sums.over_ranks(self.device), steps)
+
+    def save(self, folder: str) -> None:
+        """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""
+        self.state.save(folder)
+
+    def load(self, folder: str) -> None:
+        """Go on from a checkpoint, written by any number of ranks."""
+        self.state.load(folder)
+
+    def memory(self) -> dict[str, float]:
+        return process_memory()
+
+    def close(self) -> None:
+        leave()
+
+    @property
+    def _batch(self) -> RankBatch:
+        assert self.batch is not None, "load_batch comes first"
+        return self.batch
+
+    def _count_tokens(self, mini_batch: MiniBatch) -> float:
+        """Action tokens of a mini-batch over all ranks."""
+        rows = self._batch.rows
+        offsets = rows.response_offsets
+        spans = [(offsets[p], offsets[p + 1]) for positions in mini_batch.micro_batches for p in positions]
+        count = torch.tensor(float(sum(int(rows.action_mask[a:b].sum()) for a, b in spans)), device=self.device)
+        dist.all_reduce(count)
+        return max(1.0, count.item())
+
+    def _accumulate(self, positions: list[int], columns: Columns, num_tokens: float, sums: Sums) -> None:
+        """Forward and backward of one micro-batch."""
+        rows = self._batch.rows
+        micro = build_micro_batch(rows, positions, self.padded, self.device)
+        given = Columns(returns=columns.returns, values=columns.values).select(rows, positions)
+        assert given.returns is not None and given.values is not None
+        values = micro.to_matrix(self.model(micro))
+        returns, mask = micro.matrix(given.returns), micro.matrix(micro.rows.action_mask)
+        losses, clipped = value_loss(values, micro.matrix(given.values), returns, mask, self.critic.cliprange_value)
+        loss = losses.sum() / num_tokens
+        (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
+        sums.add(
+            {
+                "loss": loss,
+                "clip_fraction": clipped.sum(),
+                "values": masked(values, mask).sum(),
+                "returns": masked(returns, mask).sum(),
+                "returns_square": masked(returns, mask).square().sum(),
+                "errors_square": masked(values - returns, mask).square().sum(),
+                "tokens": mask.sum(),
+            }
+        )
+
+    @staticmethod
+    def _figures(sums: dict[str, float], steps: list[StepFigures]) -> dict[str, float]:
+        tokens = max(1.0, sums["tokens"])
+        variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
+        return {
+            "critic/loss": sums["loss"] / len(steps),
+            "critic/clip_fraction": sums["clip_fraction"] / tokens,
+            "critic/value_mean": sums["values"] / tokens,
+            "critic/return_mean": sums["returns"] / tokens,
+            "critic/explained_variance": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
+            "critic/grad_norm": mean(step.grad_norm for step in steps),
+            "critic/lr": steps[-1].lr,
+        }

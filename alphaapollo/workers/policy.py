@@ -1,0 +1,257 @@
+"""The policy on one training rank: the model that is trained and, where the algorithm asks, its frozen reference.
+
+    load_batch -> [compute_log_probs, compute_ref_log_probs] -> update(columns) -> send_weights
+
+Methods that compute are collectives: every rank calls them, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.data.batch import Columns, RankBatch, Rows
+from alphaapollo.models import checkpoint
+from alphaapollo.models.attention import resolve_attention
+from alphaapollo.models.export import export, full_parameters
+from alphaapollo.models.head import Hidden
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.models.policy import PolicyModel, check_logprobs
+from alphaapollo.models.sharding import local_tensor, reshard, shard
+from alphaapollo.models.train_state import StepFigures, TrainState
+from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.seeds import derive_seed
+from alphaapollo.types import WeightUpdate
+from alphaapollo.workers.base import (
+    RankPlacement,
+    Sums,
+    arithmetic,
+    join,
+    leave,
+    mean,
+    process_memory,
+    put_segments,
+)
+from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
+
+
+class WeightSender(Protocol):
+    """The trainer's side of a weight transport."""
+
+    def send(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> WeightUpdate | None:
+        """Carry (name, whole tensor) pairs to the engines; every rank iterates, one of them returns the update."""
+        ...
+
+
+class PolicyWorker:
+    """One rank of the policy.
+
+    Args:
+        needs_ref: load the reference model.
+        total_steps: optimiser steps of the whole run, for the learning rate's schedule.
+        temperature: of the rollouts: log-probs are those of the distribution that was sampled.
+        seed: of losses that draw.
+        sender: how weights reach the engines; None: they never do.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        actor: Actor,
+        ref: Reference,
+        needs_ref: bool,
+        placement: RankPlacement,
+        total_steps: int,
+        temperature: float,
+        seed: int,
+        sender: WeightSender | None = None,
+    ):
+        self.config, self.actor = model, actor
+        self.placement, self.temperature, self.seed, self.sender = placement, temperature, seed, sender
+        self.mesh = join(placement)
+        self.device = torch.device(placement.device)
+        self.dtype = arithmetic(model, placement.device)
+        self.attention = resolve_attention(model, placement.device)
+        self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+        self.policy = self._load_model(torch.float32, actor.fsdp_config.param_offload, frozen=False)
+        check_logprobs(self.policy, self.padded, self.dtype, self.device)
+        reshard(self.policy)
+        self.state = TrainState(
+            self.policy, actor.optim, actor.grad_clip, total_steps, actor.fsdp_config.optimizer_offload, "policy"
+        )
+        self.reference = self._load_model(self.dtype, ref.fsdp_config.param_offload, frozen=True) if needs_ref else None
+        self.reference_was_reset = False
+        self.batch: RankBatch | None = None
+
+    @property
+    def padded(self) -> bool:
+        return self.attention == "padded"
+
+    def load_batch(self, batch: RankBatch) -> None:
+        """The rows of this iteration."""
+        self.batch = batch
+
+    def compute_log_probs(self) -> np.ndarray:
+        """Of the response tokens, at the rollouts' temperature. float32 [sum responses]"""
+        return self._score(self.policy, self._batch.rows, self._positions(first_mini_batch=0))
+
+    def compute_ref_log_probs(self) -> np.ndarray:
+        """The same by the reference."""
+        return self._score(self._reference, self._batch.rows, self._positions(first_mini_batch=0))
+
+    def update(self, columns: Columns) -> dict[str, float]:
+        """The optimiser steps of one iteration; figures are over all ranks.
+
+        Where `columns` hold no old log-probs they are those of the policy before its first step; the first mini-batch
+        takes them from its own forward pass.
+        """
+        batch, sums = self._batch, Sums()
+        takes_own = columns.old_logprobs is None
+        old = self._old_log_probs(columns)
+        self.state.fetch_optimizer()
+        steps: list[StepFigures] = []
+        for epoch in range(self.actor.ppo_epochs):
+            for index, mini_batch in enumerate(batch.mini_batches):
+                first = takes_own and epoch == 0 and index == 0
+                for number, positions in enumerate(mini_batch.micro_batches):
+                    self._accumulate(positions, columns, old, first, number, sums)
+                steps.append(self.state.step())
+        self.state.rest_optimizer()
+        if self.reference is not None:
+            reshard(self.reference)
+        totals = sums.over_ranks(self.device)
+        figures = normalise(totals, len(steps)) | {
+            "grad_norm": mean(step.grad_norm for step in steps),
+            "lr": steps[-1].lr,
+            "optimizer_steps": float(len(steps)),
+            "tokens": totals["tokens"],
+        }
+        return {f"actor/{name}": value for name, value in figures.items()}
+
+    def send_weights(self, version: int) -> WeightUpdate | None:
+        """Publish the weights; the update on the rank that sends, None on the others."""
+        assert self.sender is not None, "this worker was built without a sender"
+        return self.sender.send(full_parameters(self.policy.model, self.dtype), version)
+
+    @torch.no_grad()
+    def probe(self, token_ids: list[int]) -> list[float]:
+        """Log-prob of each token after the first, at temperature 1."""
+        num_scored = len(token_ids) - 1
+        rows = Rows(
+            token_ids=np.array(token_ids),
+            lengths=np.array([len(token_ids)]),
+            response_starts=np.array([1]),
+            action_mask=np.ones(num_scored, dtype=np.uint8),
+            rollout_logprobs=np.zeros(num_scored, dtype=np.float32),
+        )
+        logprobs = self.policy(build_micro_batch(rows, [0], self.padded, self.device), 1.0).logprobs
+        reshard(self.policy)
+        return logprobs.tolist()
+
+    @torch.no_grad()
+    def reset_reference(self) -> None:
+        """Make the present policy the reference (arXiv 2505.24864)."""
+        pairs = zip(self._reference.parameters(), self.policy.parameters(), strict=True)
+        for frozen, trained in pairs:
+            local_tensor(frozen).copy_(local_tensor(trained))
+        self.reference_was_reset = True
+
+    def save(self, folder: str) -> None:
+        """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""
+        self.state.save(folder)
+        if self.reference is not None and self.reference_was_reset:
+            checkpoint.save(f"{folder}/reference", self.reference, None, {})
+
+    def load(self, folder: str) -> None:
+        """Go on from a checkpoint, written by any number of ranks."""
+        self.state.load(folder)
+        self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
+        if self.reference_was_reset:
+            checkpoint.load(f"{folder}/reference", self._reference, None)
+
+    def export(self, folder: str) -> None:
+        """Write a Hugging Face folder in the dtype of the arithmetic."""
+        export(folder, self.policy.model, self.config, self.dtype)
+
+    def memory(self) -> dict[str, float]:
+        return process_memory()
+
+    def close(self) -> None:
+        leave()
+
+    def _load_model(self, dtype: torch.dtype, offload: bool, frozen: bool) -> PolicyModel:
+        loaded = load_causal_lm(self.config, self.attention, dtype, materialise=self.placement.rank == 0)
+        policy = PolicyModel(loaded).requires_grad_(not frozen)
+        shard(policy, decoder_layers(loaded), self.mesh, self.dtype, offload, PolicyModel.forward_methods)
+        return policy
+
+    @property
+    def _batch(self) -> RankBatch:
+        assert self.batch is not None, "load_batch comes first"
+        return self.batch
+
+    @property
+    def _reference(self) -> PolicyModel:
+        assert self.reference is not None, "this worker was built without a reference"
+        return self.reference
+
+    def _positions(self, first_mini_batch: int) -> Iterator[list[int]]:
+        """The micro-batches from a mini-batch on."""
+        for mini_batch in self._batch.mini_batches[first_mini_batch:]:
+            yield from mini_batch.micro_batches
+
+    @torch.no_grad()
+    def _score(self, model: PolicyModel, rows: Rows, micro_batches: Iterable[list[int]]) -> np.ndarray:
+        """Log-probs of the rows in `micro_batches`, zero elsewhere. float32 [sum responses]"""
+        column = np.zeros(rows.response_offsets[-1], dtype=np.float32)
+        for positions in micro_batches:
+            micro = build_micro_batch(rows, positions, self.padded, self.device)
+            put_segments(column, rows, positions, micro.values(model(micro, self.temperature).logprobs))
+        reshard(model)
+        return column
+
+    def _old_log_probs(self, columns: Columns) -> np.ndarray:
+        """As given, or computed for all mini-batches but the first. float32 [sum responses]"""
+        if columns.old_logprobs is not None:
+            return columns.old_logprobs
+        return self._score(self.policy, self._batch.rows, self._positions(first_mini_batch=1))
+
+    def _accumulate(
+        self, positions: list[int], columns: Columns, old: np.ndarray, first: bool, number: int, sums: Sums
+    ) -> None:
+        """Forward and backward of one micro-batch. first: take the old log-probs from this forward, and note them."""
+        rows = self._batch.rows
+        micro = build_micro_batch(rows, positions, self.padded, self.device)
+        needs_full_kl = self.actor.use_kl_loss and self.actor.kl_loss_type == "full"
+        reference = self._reference_hidden(micro) if needs_full_kl else None
+        stats = self.policy(micro, self.temperature, need_entropy=True, reference=reference)
+        if first:
+            put_segments(old, rows, positions, micro.values(stats.logprobs.detach()))
+        given = Columns(
+            advantages=columns.advantages,
+            old_logprobs=old,
+            ref_logprobs=columns.ref_logprobs,
+            loss_weights=columns.loss_weights,
+            sequence_weights=columns.sequence_weights,
+        ).select(rows, positions)
+        loss, figures = policy_objective(
+            policy_matrices(micro, stats, given),
+            self.actor,
+            self.policy_loss,
+            derive_seed(self.seed, "policy_loss", self.state.num_steps, number, self.placement.rank),
+        )
+        (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the weights are global
+        sums.add(figures)
+
+    @torch.no_grad()
+    def _reference_hidden(self, micro: MicroBatch) -> Hidden:
+        hidden: Hidden = self._reference.hidden(micro)
+        return hidden

@@ -1,0 +1,118 @@
+"""The loss of one micro-batch of the policy, as a number whose gradient adds up.
+
+Every term is a sum over rows with the row weights that the driver fixed for the whole mini-batch, so micro-batches,
+ranks and packing cannot change it:
+
+    sum_i w_i sum_t m_it (policy loss + kl_coef * KL - entropy_coef * entropy)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
+from alphaapollo.algorithms.kl import kl_penalty
+from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
+from alphaapollo.config.schema import Actor
+from alphaapollo.data.batch import Columns
+from alphaapollo.models.head import TokenStats
+from alphaapollo.models.micro_batch import MicroBatch
+
+
+@dataclass(frozen=True)
+class PolicyMatrices:
+    """A micro-batch of b rows, response-aligned [b, L]. `logp`, `entropy` and `kl_full` have gradients."""
+
+    logp: Tensor
+    entropy: Tensor
+    kl_full: Tensor | None  # where the KL of the loss is of kind full
+    old_logp: Tensor
+    ref_logp: Tensor | None  # where the loss has a KL of another kind
+    rollout_logp: Tensor
+    advantages: Tensor
+    mask: Tensor  # 1 on action tokens
+    loss_weights: Tensor  # [b] weight of each row's token sum
+    sequence_weights: Tensor  # [b] weight of each row in a sequence-level loss
+
+
+def policy_matrices(micro: MicroBatch, stats: TokenStats, columns: Columns) -> PolicyMatrices:
+    """`columns` are those of the micro-batch's rows."""
+    assert stats.entropy is not None and columns.advantages is not None and columns.old_logprobs is not None
+    assert columns.loss_weights is not None and columns.sequence_weights is not None
+    return PolicyMatrices(
+        logp=micro.to_matrix(stats.logprobs),
+        entropy=micro.to_matrix(stats.entropy),
+        kl_full=None if stats.kl is None else micro.to_matrix(stats.kl),
+        old_logp=micro.matrix(columns.old_logprobs),
+        ref_logp=None if columns.ref_logprobs is None else micro.matrix(columns.ref_logprobs),
+        rollout_logp=micro.matrix(micro.rows.rollout_logprobs),
+        advantages=micro.matrix(columns.advantages),
+        mask=micro.matrix(micro.rows.action_mask),
+        loss_weights=micro.tensor(columns.loss_weights),
+        sequence_weights=micro.tensor(columns.sequence_weights),
+    )
+
+
+def policy_objective(
+    matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, seed: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and its figures: `loss` and `pg_loss` add up over micro-batches, ranks and nothing else; the others are
+    sums over action tokens, and those that start with row_ sums over non-empty rows.
+
+    seed: for losses that draw.
+    """
+    mask, weights = matrices.mask, matrices.loss_weights
+    inputs = PolicyLossInputs(
+        logp=matrices.logp,
+        old_logp=matrices.old_logp,
+        advantages=matrices.advantages,
+        mask=mask,
+        rollout_logp=matrices.rollout_logp,
+        seed=seed,
+    )
+    output = policy_loss(inputs, actor)
+    if policy_loss.level == "token":
+        loss, prefix = aggregate(output.loss, mask, weights), ""
+    else:
+        loss, prefix = aggregate_sequences(output.loss, matrices.sequence_weights), "row_"
+    figures = {prefix + name: value for name, value in output.metrics.items()}
+    figures |= {
+        "pg_loss": loss,
+        "entropy": masked(matrices.entropy, mask).sum(),
+        "rollout_gap": masked((matrices.old_logp - matrices.rollout_logp).abs(), mask).sum(),
+        "tokens": mask.sum(),
+        "rows": mask.bool().any(dim=1).sum(),
+    }
+    if actor.entropy_coeff > 0:
+        loss = loss - actor.entropy_coeff * aggregate(matrices.entropy, mask, weights)
+    if actor.use_kl_loss:
+        kl = _kl(matrices, actor)
+        loss = loss + actor.kl_loss_coef * aggregate(kl, mask, weights)
+        figures["ref_kl"] = masked(kl, mask).sum()
+    figures["loss"] = loss
+    return loss, figures
+
+
+def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:
+    if actor.kl_loss_type == "full":
+        assert matrices.kl_full is not None
+        return matrices.kl_full
+    assert matrices.ref_logp is not None
+    return kl_penalty(matrices.logp, matrices.ref_logp, actor.kl_loss_type)
+
+
+def normalise(sums: dict[str, float], num_steps: int) -> dict[str, float]:
+    """Figures summed over everything -> means: losses by optimiser step, the others by token or row."""
+    tokens, rows = sums["tokens"], sums["rows"]
+    figures = {}
+    for name, value in sums.items():
+        if name in ("loss", "pg_loss"):
+            figures[name] = value / num_steps
+        elif name.startswith("row_"):
+            figures[name.removeprefix("row_")] = value / max(rows, 1.0)
+        elif name not in ("tokens", "rows"):
+            figures[name] = value / max(tokens, 1.0)
+    return figures

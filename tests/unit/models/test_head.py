@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.entropy import entropy
+from alphaapollo.algorithms.kl import kl_full
+from alphaapollo.models import head as head_module
+from alphaapollo.models.head import Head, Hidden, token_stats
+
+NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
+    bias = torch.randn(VOCABULARY, generator=generator, dtype=dtype, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (NUM_TOKENS,), generator=generator)
+    ref_states = torch.randn(NUM_TOKENS, HIDDEN, generator=generator, dtype=dtype)
+    ref_weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=dtype)
+    return hidden, weight, bias, targets, ref_states, ref_weight
+
+
+def plain(temperature: float, scale: float, softcap: float | None) -> tuple[torch.Tensor, ...]:
+    hidden, weight, bias, targets, ref_states, ref_weight = inputs()
+    logits = scale * (hidden @ weight.T + bias)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits / temperature
+    logp = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    return hidden, weight, bias, logp, entropy(logits), kl_full(logits, ref_states @ ref_weight.T / temperature)
+
+
+@pytest.mark.parametrize("chunk_logits", [1, 2 * VOCABULARY, 100 * VOCABULARY])
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (1.3, 2.0)])
+def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: float, softcap: float | None):
+    weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
+    *leaves, logp, own_entropy, kl = plain(0.7, scale, softcap)
+    expected = torch.autograd.grad((weights * (logp + 0.3 * own_entropy + 0.2 * kl)).sum(), leaves)
+
+    hidden, weight, bias, targets, ref_states, ref_weight = inputs()
+    stats = token_stats(
+        hidden,
+        targets,
+        Head(weight, bias, scale, softcap),
+        0.7,
+        need_entropy=True,
+        reference=Hidden(ref_states, Head(ref_weight)),
+        chunk_logits=chunk_logits,
+    )
+    assert stats.entropy is not None and stats.kl is not None
+    torch.testing.assert_close(stats.logprobs, logp)
+    torch.testing.assert_close(stats.entropy, own_entropy)
+    torch.testing.assert_close(stats.kl, kl)
+    loss = (weights * (stats.logprobs + 0.3 * stats.entropy + 0.2 * stats.kl)).sum()
+    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight, bias)), expected)
+
+
+def test_two_tokens_by_hand():
+    """Logits (0, ln 3): p = (1/4, 3/4), entropy = ln 4 - 3/4 ln 3."""
+    hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log().nan_to_num(neginf=0.0)
+    stats = token_stats(hidden, torch.tensor([1]), Head(weight), 1.0, need_entropy=True)
+    assert stats.entropy is not None
+    assert stats.logprobs.item() == pytest.approx(-0.2876821)
+    assert stats.entropy.item() == pytest.approx(0.5623351)
+    assert stats.kl is None
+
+
+def test_logits_never_exist_whole(monkeypatch: pytest.MonkeyPatch):
+    sizes = []
+    product = head_module.product
+
+    def recording(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        result = product(x, weight)
+        if result.shape[-1] == VOCABULARY:
+            sizes.append(result.shape[0])
+        return result
+
+    monkeypatch.setattr(head_module, "product", recording)
+    hidden, weight, _, targets, *_ = inputs(torch.float32)
+    token_stats(hidden, targets, Head(weight), 1.0, chunk_logits=3 * VOCABULARY).logprobs.sum().backward()
+    assert sizes == [3, 3, 1, 3, 3, 1]  # forward, and again backward
+
+
+def test_only_what_is_used_needs_a_gradient():
+    hidden, weight, _, targets, *_ = inputs()
+    stats = token_stats(hidden, targets, Head(weight), 1.0, need_entropy=True)
+    assert stats.entropy is not None
+    (expected,) = torch.autograd.grad(entropy(hidden @ weight.T).sum(), hidden)
+    (got,) = torch.autograd.grad(stats.entropy.sum(), hidden)
+    torch.testing.assert_close(got, expected)
+
+
+def test_bfloat16_head_computes_in_float32():
+    hidden, weight, _, targets, *_ = inputs(torch.bfloat16)
+    stats = token_stats(hidden, targets, Head(weight), 1.0, chunk_logits=2 * VOCABULARY)
+    assert stats.logprobs.dtype is torch.float32
+    stats.logprobs.sum().backward()
+    assert weight.grad is not None and weight.grad.dtype is torch.bfloat16

@@ -1,0 +1,130 @@
+"""Our log-probs against the plain Hugging Face forward, row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.data.batch import Rows
+from alphaapollo.models.attention import resolve_attention
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.policy import PolicyModel, check_logprobs
+
+CPU = torch.device("cpu")
+LENGTHS, STARTS = [9, 12, 5], [3, 1, 4]
+ARCHITECTURES = ["qwen3", "llama", "qwen3_moe", "gemma2", "granite"]
+
+
+def some_rows() -> Rows:
+    generator = np.random.default_rng(5)
+    responses = sum(LENGTHS) - sum(STARTS)
+    return Rows(
+        token_ids=generator.integers(2, 48, sum(LENGTHS)),
+        lengths=np.array(LENGTHS),
+        response_starts=np.array(STARTS),
+        action_mask=np.ones(responses, dtype=np.uint8),
+        rollout_logprobs=np.zeros(responses, dtype=np.float32),
+    )
+
+
+def plain_logprobs(folder, rows: Rows, temperature: float) -> tuple[torch.Tensor, torch.nn.Module]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    parts = []
+    for row, start in enumerate(STARTS):
+        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])[None]
+        logp = (model(ids).logits[0, :-1] / temperature).log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        parts.append(logp[start - 1 :])
+    return torch.cat(parts), model
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("attention", ["padded", "sdpa"])
+def test_logprobs_and_gradients_equal_the_plain_forward(model_folder, name: str, attention: str):
+    folder, rows = model_folder(name), some_rows()
+    expected, plain = plain_logprobs(folder, rows, 0.8)
+    weights = torch.linspace(-1, 1, len(expected))
+    (weights * expected).sum().backward()
+
+    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), attention, torch.float32))
+    micro = build_micro_batch(rows, [0, 1, 2], attention == "padded", CPU)
+    logprobs = policy(micro, 0.8).logprobs
+    torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-5)
+    (weights * logprobs).sum().backward()
+    plain_gradients = {n: p.grad for n, p in plain.named_parameters()}
+    for parameter_name, parameter in policy.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain_gradients[parameter_name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
+def test_flex_gives_the_same_numbers_without_gradient(model_folder, name: str):
+    folder, rows = model_folder(name), some_rows()
+    expected, _ = plain_logprobs(folder, rows, 1.0)
+    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), "flex", torch.float32))
+    with torch.no_grad():
+        logprobs = policy(build_micro_batch(rows, [0, 1, 2], False, CPU), 1.0).logprobs
+    torch.testing.assert_close(logprobs, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_no_mask_is_built_for_packed_rows(model_folder, monkeypatch: pytest.MonkeyPatch):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "sdpa", torch.float32))
+    seen = []
+    layer = policy.model.model.layers[0].self_attn
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda **kwargs: (seen.append(kwargs["attention_mask"]), forward(**kwargs))[1])
+    policy(build_micro_batch(some_rows(), [0, 1, 2], False, CPU), 1.0)
+    assert seen == [None]
+
+
+def test_gradient_checkpointing_changes_nothing(model_folder):
+    rows = some_rows()
+    gradients = []
+    for checkpointing in (False, True):
+        model = Model(path=str(model_folder("qwen3")), enable_gradient_checkpointing=checkpointing)
+        policy = PolicyModel(load_causal_lm(model, "padded", torch.float32))
+        calls = []
+        attention = policy.model.model.layers[0].self_attn
+        attention.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        policy(build_micro_batch(rows, [0, 1, 2], True, CPU), 1.0).logprobs.sum().backward()
+        assert len(calls) == (2 if checkpointing else 1)
+        assert not attention.training  # no dropout
+        gradients.append([p.grad for p in policy.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_self_check_passes(model_folder, name: str):
+    for attention in ("padded", "sdpa"):
+        policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), attention, torch.float32))
+        assert check_logprobs(policy, attention == "padded", torch.float32, CPU) < 1e-5
+        assert policy.model.config._attn_implementation == f"alphaapollo_{attention}"
+
+
+def test_self_check_finds_a_head_that_we_do_not_know(model_folder):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("granite"))), "padded", torch.float32))
+    policy.scale = 1.0  # as if the key were unknown
+    with pytest.raises(ValueError, match=r"GraniteForCausalLM: our log-probs differ .* model.attention=padded"):
+        check_logprobs(policy, True, torch.float32, CPU)
+
+
+def test_self_check_finds_packed_rows_that_see_each_other(model_folder, monkeypatch: pytest.MonkeyPatch):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
+    with pytest.raises(ValueError, match="differ"):
+        check_logprobs(policy, False, torch.float32, CPU)  # plain causal attention over packed rows
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "kind"), [("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")]
+)
+def test_attention_by_device(asked: str, device: str, kind: str):
+    assert resolve_attention(Model(attention=asked), device) == kind
+
+
+@pytest.mark.parametrize("asked", ["varlen", "flex", "flash"])
+def test_attention_that_a_cpu_cannot_train_with(asked: str):
+    with pytest.raises(ValueError, match=f"model.attention={asked} cannot train on a CPU. Set it to auto"):
+        resolve_attention(Model(attention=asked), "cpu")
