@@ -1,0 +1,48 @@
+import asyncio
+
+import pytest
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments import get_environment, register_environment
+from alphaapollo.environments.base import Observation
+from alphaapollo.types import Message, Outcome, Prompt, Score
+
+CHAT = [Message(role="user", content="2+2=?")]
+
+
+async def grade(prompt: Prompt, text: str) -> Score:
+    return Score(float(text == prompt.ground_truth))
+
+
+def play(prompt: Prompt, answer: str):
+    async def run():
+        environment = get_environment("single_turn")(prompt, grade, Env())
+        first = await environment.reset(prompt)
+        result = await environment.step(answer)
+        await environment.close()
+        return first, result
+
+    return asyncio.run(run())
+
+
+def test_a_chat_is_shown_as_it_is_and_the_first_answer_is_scored():
+    first, result = play(Prompt(0, "exact", CHAT, ground_truth="4"), "4")
+    assert first == Observation(CHAT)
+    assert result.done and result.observation is None
+    assert result.score == Score(1.0, outcome=Outcome.SCORED)
+
+
+def test_a_text_prompt_is_continued():
+    first, result = play(Prompt(0, "exact", "2+2=", ground_truth="4"), "5")
+    assert first == "2+2="
+    assert result.score is not None and result.score.reward == 0.0
+
+
+def test_an_unknown_environment_names_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown environment 'single_trun'.*Did you mean 'single_turn'"):
+        get_environment("single_trun")
+
+
+def test_an_environment_registers_once():
+    with pytest.raises(ValueError, match="registered twice"):
+        register_environment("single_turn")(get_environment("single_turn"))

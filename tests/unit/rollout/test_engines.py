@@ -1,0 +1,64 @@
+import pytest
+
+from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.rollout.engines import EngineSpec, engine_dtype, make_engine
+from alphaapollo.rollout.vllm_settings import engine_arguments, environment
+
+
+def spec(device="cpu", path="org/model", **rollout) -> EngineSpec:
+    return EngineSpec(1, path, False, Rollout(**rollout), device, "float32", 300, "engine.log")
+
+
+def test_dtype():
+    assert engine_dtype(Rollout(), Model(), "cpu") == "float32"
+    assert engine_dtype(Rollout(), Model(), "cuda") == "bfloat16"
+    assert engine_dtype(Rollout(), Model(dtype="bfloat16"), "cpu") == "bfloat16"
+    assert engine_dtype(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == "float32"
+
+
+def test_transfer():
+    assert spec().transfer == "shared_memory"
+    assert spec("cuda").transfer == "ipc"
+    assert spec("cuda", colocate=False).transfer == "nccl"
+
+
+def test_cpu_settings():
+    variables, arguments = environment(spec()), engine_arguments(spec())
+    assert variables["OMP_WAIT_POLICY"] == "PASSIVE" and variables["OMP_NUM_THREADS"] == "1"
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and variables["VLLM_CPU_ATTN_SPLIT_KV"] == "0"
+    assert variables["TORCH_COMPILE_DISABLE"] == "1" and variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "HF_HUB_OFFLINE" not in variables  # a hub id may still have to be fetched
+    assert arguments["kv_cache_memory_bytes"] == 2**29 and arguments["block_size"] == 32
+    assert arguments["enable_chunked_prefill"] is False
+    assert arguments["max_model_len"] == 300 and arguments["max_num_batched_tokens"] == 8192
+    assert arguments["weight_transfer_config"] == {"backend": "shared_memory"}
+
+
+def test_a_step_takes_at_least_one_whole_sequence():
+    assert engine_arguments(spec(max_num_batched_tokens=64))["max_num_batched_tokens"] == 300
+
+
+def test_cpu_tensor_parallel_binds_one_core_a_rank():
+    variables = environment(spec(tensor_model_parallel_size=2))
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "0|1" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in variables
+    assert engine_arguments(spec(tensor_model_parallel_size=2))["distributed_executor_backend"] == "mp"
+
+
+def test_gpu_settings(tmp_path):
+    colocated, apart = engine_arguments(spec("cuda")), engine_arguments(spec("cuda", colocate=False))
+    assert colocated["enable_sleep_mode"] and not apart["enable_sleep_mode"]
+    assert not engine_arguments(spec("cuda", free_cache_engine=False))["enable_sleep_mode"]
+    assert colocated["gpu_memory_utilization"] == 0.5 and "block_size" not in colocated
+    assert environment(spec("cuda", path=str(tmp_path))) == {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    }
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(spec("cuda", colocate=False))
+
+
+def test_a_fake_engine_needs_a_local_folder():
+    with pytest.raises(ValueError, match=r"org/model: has no config\.json"):
+        make_engine(spec(name="fake"))

@@ -1,0 +1,289 @@
+"""Episodes with a scripted engine: token ids are small numbers, and text is the numbers with spaces between them."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from alphaapollo.environments.base import Observation, StepResult
+from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask, append_context_rows
+from alphaapollo.rollout.fake_engine import FakeEngine
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Message,
+    Outcome,
+    Prompt,
+    Sampling,
+    Score,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+STOP = 9
+PROMPT = Prompt(3, "exact", "1 2")
+
+
+class Numbers:
+    """Text is numbers: "1 2" is the tokens [1, 2]. A delta closes an open turn with STOP."""
+
+    def prompt_ids(self, content: list[Message] | str) -> list[int]:
+        text = content if isinstance(content, str) else content[-1]["content"]
+        return [int(word) for word in text.split()]
+
+    def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+        return [STOP] * (last_token != STOP) + self.prompt_ids(messages)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join(str(token) for token in token_ids if token != STOP)
+
+
+class Environment:
+    """Answers each action with the next of `replies`; raises it where it is an exception."""
+
+    def __init__(self, *replies: object, first: object = "1 2"):
+        self.replies = list(replies)
+        self.first = first
+        self.actions: list[str] = []
+        self.closed = False
+
+    async def reset(self, prompt: Prompt) -> object:
+        return self._say(self.first)
+
+    async def step(self, action: str) -> object:
+        self.actions.append(action)
+        return self._say(self.replies.pop(0))
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _say(self, reply: object) -> object:
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+def answers(*scripted: list[int]):
+    """An engine that gives these answers in turn; it remembers what it was asked."""
+    asked: list[tuple[list[int], Sampling]] = []
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        asked.append((list(token_ids), sampling))
+        return scripted[len(asked) - 1]
+
+    return FakeEngine(10, script=script), asked
+
+
+def show(text: str, **others: object) -> StepResult:
+    return StepResult(Observation([Message(role="user", content=text)]), **others)
+
+
+def done(reward: float) -> StepResult:
+    return StepResult(done=True, score=Score(reward))
+
+
+def play(engine, *environments, max_tokens: int = 20, turns: int = 5, seconds: float = 5.0) -> Trajectory:
+    left = list(environments)
+    task = EpisodeTask(
+        PROMPT,
+        sample=1,
+        make_environment=lambda: left.pop(0),
+        sampling=Sampling(max_tokens, stop_token_ids=(STOP,)),
+        seed_of_turn=lambda turn: 100 + turn,
+        name="t",
+    )
+    renderer = Numbers()
+    runner = EpisodeRunner(engine, renderer, renderer.prompt_ids, EpisodeLimits(turns, seconds))
+    return asyncio.run(runner.run(task))
+
+
+def test_one_turn():
+    engine, asked = answers([5, STOP])
+    environment = Environment(done(0.5))
+    trajectory = play(engine, environment)
+    assert (trajectory.end, trajectory.score) == (EpisodeEnd.DONE, Score(0.5))
+    assert (trajectory.prompt_id, trajectory.sample, trajectory.num_tokens) == (3, 1, 2)
+    assert environment.actions == ["5"] and environment.closed
+    assert asked == [([1, 2], Sampling(20, seed=100, stop_token_ids=(STOP,)))]
+    (row,) = trajectory.rows
+    assert row.token_ids == [1, 2, 5, STOP]
+    assert row.action_mask == [0, 0, 1, 1]
+    assert row.logprobs == [0.0, 0.0, -1.0, -1.0]
+    assert row.turn_ends == [3] and row.response_start == 2
+
+
+def test_two_turns_append_what_the_environment_adds():
+    engine, asked = answers([5, STOP], [6])
+    trajectory = play(engine, Environment(show("7 8", reward=0.25, valid=False, info={"tool": "x"}), done(1.0)))
+    # the second request: prompt 2 + action 2 + delta 2 tokens; 20 - 2 - 2 are left for its answer; a seed of its own
+    assert asked[1] == ([1, 2, 5, STOP, 7, 8], Sampling(16, seed=101, stop_token_ids=(STOP,)))
+    first, second = trajectory.turns
+    assert (first.context_ids, first.text, first.reward, first.valid) == ([1, 2], "5", 0.25, False)
+    assert first.info == {"tool": "x"}
+    assert (second.context_ids, second.text) == ([7, 8], "6")
+    (row,) = trajectory.rows
+    assert row.token_ids == [1, 2, 5, STOP, 7, 8, 6]
+    assert row.action_mask == [0, 0, 1, 1, 0, 0, 1]
+    assert row.turn_ends == [3, 6]
+
+
+def test_an_open_turn_is_closed_by_the_delta():
+    engine, asked = answers([5], [6])
+    play(engine, Environment(show("7"), done(1.0)))
+    assert asked[1][0] == [1, 2, 5, STOP, 7]
+
+
+def test_a_cut_answer_is_scored_and_called_truncated():
+    engine, _ = answers([5, 6, 7, 8])
+    trajectory = play(engine, Environment(done(1.0)), max_tokens=3)
+    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and trajectory.truncated
+    assert trajectory.turns[0].completion.token_ids == [5, 6, 7]
+    assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
+    assert trajectory.score == Score(1.0)
+
+
+def test_an_answer_that_just_fits_is_not_truncated():
+    engine, _ = answers([5, 6, STOP])
+    assert play(engine, Environment(done(1.0)), max_tokens=3).end is EpisodeEnd.DONE
+
+
+@pytest.mark.parametrize("max_tokens", [2, 3, 4])  # nothing left; no room for the delta; none for an answer after it
+def test_the_budget_counts_what_the_environment_adds(max_tokens):
+    engine, asked = answers([5, STOP], [6])
+    trajectory = play(engine, Environment(show("7 8"), done(1.0)), max_tokens=max_tokens)
+    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and len(asked) == 1
+    assert trajectory.rows[0].token_ids == [1, 2, 5, STOP]
+    assert trajectory.score == Score(0.0, reason="no score before the token limit")
+
+
+def test_turn_limit():
+    engine, asked = answers([5], [6], [7])
+    trajectory = play(engine, Environment(show("1"), show("1"), show("1")), turns=2)
+    assert trajectory.end is EpisodeEnd.TURN_LIMIT and len(asked) == 2
+    assert not trajectory.score.outcome.failed and trajectory.score.reward == 0.0
+
+
+def test_a_failing_environment_is_replaced_once_and_plays_the_same():
+    engine, asked = answers([5], [6], [5], [6])
+    broken = Environment(show("7"), RuntimeError("socket closed"))
+    trajectory = play(engine, broken, Environment(show("7"), done(1.0)))
+    assert trajectory.end is EpisodeEnd.DONE and trajectory.score == Score(1.0)
+    assert len(trajectory.turns) == 2 and broken.closed
+    assert asked[0] == asked[2] and asked[1] == asked[3]  # same contexts, same seeds
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (RuntimeError("socket closed"), "Environment.step: RuntimeError: socket closed (attempt 2 of 2)"),
+        (TimeoutError("tool"), "Environment.step: TimeoutError: tool (attempt 2 of 2)"),
+        (None, "step returned NoneType; return a StepResult (attempt 2 of 2)"),
+        (StepResult(), "step returned neither done nor an observation; return one of them (attempt 2 of 2)"),
+    ],
+)
+def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, reason):
+    engine, _ = answers([5], [5])
+    trajectory = play(engine, Environment(reply), Environment(reply))
+    assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
+    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED and math.isnan(trajectory.score.reward)
+    assert trajectory.score.reason == reason
+    assert trajectory.rows[0].token_ids == [1, 2, 5]  # what was sampled stays for the log
+
+
+@pytest.mark.parametrize("first", [RuntimeError("no tool"), 7])
+def test_an_environment_that_cannot_begin(first):
+    engine, asked = answers()
+    trajectory = play(engine, Environment(first=first), Environment(first=first))
+    assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and asked == []
+    assert trajectory.turns == [] and trajectory.rows == []
+
+
+def test_an_environment_that_cannot_be_made():
+    def make():
+        raise KeyError("game")
+
+    engine, _ = answers()
+    runner = EpisodeRunner(engine, Numbers(), Numbers().prompt_ids, EpisodeLimits(1, 5.0))
+    task = EpisodeTask(PROMPT, 0, make, Sampling(4), lambda turn: 0, "t")
+    trajectory = asyncio.run(runner.run(task))
+    assert trajectory.score.reason == "making the environment: KeyError: 'game' (attempt 2 of 2)"
+
+
+class Slow(Environment):
+    async def step(self, action: str) -> StepResult:
+        await asyncio.sleep(60)
+        return done(1.0)
+
+
+class SlowSync:
+    def reset(self, prompt: Prompt) -> str:
+        return "1 2"
+
+    def step(self, action: str) -> StepResult:
+        time.sleep(0.5)
+        return done(1.0)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("environment", [Slow(), SlowSync()])
+def test_the_time_limit_masks_without_a_second_try(environment):
+    engine, asked = answers([5], [5])
+    started = time.perf_counter()
+    trajectory = play(engine, environment, seconds=0.1)
+    assert trajectory.seconds < 0.4 and time.perf_counter() - started < 5
+    assert trajectory.end is EpisodeEnd.TIME_LIMIT and len(asked) == 1
+    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
+    assert trajectory.score.reason == "env.episode_timeout: 0.1 s passed in turn 1"
+
+
+def test_sync_environments_do_not_block_each_other():
+    async def run() -> list[Trajectory]:
+        engine = FakeEngine(10, script=lambda *_: [5, STOP])
+        runner = EpisodeRunner(engine, Numbers(), Numbers().prompt_ids, EpisodeLimits(1, 30.0))
+        tasks = [EpisodeTask(PROMPT, i, SlowSync, Sampling(4), lambda turn: 0, f"t{i}") for i in range(4)]
+        return await asyncio.gather(*map(runner.run, tasks))
+
+    started = time.perf_counter()
+    assert all(trajectory.score == Score(1.0) for trajectory in asyncio.run(run()))
+    assert time.perf_counter() - started < 1.5  # one after the other they would take 2 s
+
+
+def test_an_engine_error_is_not_the_environments():
+    class Dead(FakeEngine):
+        async def generate(self, token_ids, sampling, request_id):
+            raise EngineError("rollout engine 0: its core process died")
+
+    environment = Environment(done(1.0))
+    with pytest.raises(EngineError, match="rollout engine 0"):
+        play(Dead(10), environment)
+    assert environment.closed
+
+
+def test_a_result_stands_when_closing_fails():
+    class Stubborn(Environment):
+        async def close(self) -> None:
+            raise OSError("busy")
+
+    engine, _ = answers([5])
+    assert play(engine, Stubborn(done(1.0))).score == Score(1.0)
+
+
+def test_no_turns_make_no_row():
+    assert append_context_rows([]) == []
+
+
+def test_row_of_two_turns():
+    def turn(context: list[int], action: list[int], logprobs: list[float]) -> Turn:
+        return Turn(context, Completion(action, logprobs, StopReason.STOP, 0), "")
+
+    (row,) = append_context_rows([turn([1], [2, 3], [-0.5, -0.25]), turn([4, 5], [6], [-2.0])])
+    assert row.token_ids == [1, 2, 3, 4, 5, 6]
+    assert row.action_mask == [0, 1, 1, 0, 0, 1]
+    assert row.logprobs == [0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
+    assert row.turn_ends == [2, 5]

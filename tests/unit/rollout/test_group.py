@@ -1,0 +1,85 @@
+import asyncio
+
+import pytest
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments import get_environment
+from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
+from alphaapollo.rollout.fake_engine import FakeEngine
+from alphaapollo.rollout.group import run_group
+from alphaapollo.seeds import derive_seed
+from alphaapollo.types import GroupRequest, Prompt, Sampling, Score, TrajectoryGroup
+
+PROMPT = Prompt(17, "exact", "hello")
+
+
+class Letters:
+    def prompt_ids(self, content):
+        return [ord(letter) for letter in content]
+
+    def delta_ids(self, messages, last_token=None):
+        return []
+
+    def decode(self, token_ids):
+        return "".join(map(chr, token_ids))
+
+
+async def grade(prompt: Prompt, text: str) -> Score:
+    return Score(float(len(text)))
+
+
+def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
+    runner = EpisodeRunner(engine, Letters(), Letters().prompt_ids, EpisodeLimits(1, 60.0))
+    return asyncio.run(run_group(request, runner, get_environment("single_turn"), grade, Env()))
+
+
+def request(draw: int = 5, validate: bool = False) -> GroupRequest:
+    return GroupRequest(PROMPT, 4, Sampling(8, seed=42), draw=draw, validate=validate)
+
+
+def test_samples_come_in_order_and_differ():
+    group = play(FakeEngine(100), request())
+    assert group.prompt is PROMPT
+    assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
+    assert len({tuple(trajectory.rows[0].token_ids) for trajectory in group.trajectories}) == 4
+    assert all(trajectory.score.reward == trajectory.num_tokens for trajectory in group.trajectories)
+
+
+def test_every_seed_is_a_function_of_run_purpose_draw_prompt_sample_and_turn():
+    seeds: list[int] = []
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        seeds.append(sampling.seed)
+        return [1]
+
+    play(FakeEngine(100, script=script), request())
+    assert seeds == [derive_seed(42, "rollout", 5, 17, sample, 0) for sample in range(4)]
+    play(FakeEngine(100, script=script), request(draw=0, validate=True))
+    assert seeds[4:] == [derive_seed(42, "validate", 0, 17, sample, 0) for sample in range(4)]
+
+
+def test_the_same_request_gives_the_same_group():
+    def tokens(one: GroupRequest) -> list[list[int]]:
+        return [trajectory.rows[0].token_ids for trajectory in play(FakeEngine(1000), one).trajectories]
+
+    assert tokens(request()) == tokens(request())
+    assert tokens(request()) != tokens(request(draw=6))
+
+
+def test_an_engine_error_ends_the_group_and_leaves_nobody_waiting():
+    cancelled = []
+
+    class Failing(FakeEngine):
+        async def generate(self, token_ids, sampling, request_id):
+            if request_id == "rollout.5.17.2.0":
+                raise EngineError("dead")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(request_id)
+                raise
+
+    with pytest.raises(EngineError, match="dead"):
+        play(Failing(10), request())
+    assert len(cancelled) == 3

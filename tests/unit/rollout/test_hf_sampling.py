@@ -1,0 +1,48 @@
+import math
+from collections import Counter
+
+import torch
+
+from alphaapollo.rollout.hf_engine import sample_token
+from alphaapollo.types import Sampling
+
+PROBS = [0.5, 0.3, 0.15, 0.05]
+LOGITS = torch.tensor(PROBS).log()
+
+
+def draw(sampling: Sampling, count: int = 2000) -> Counter[int]:
+    generator = torch.Generator().manual_seed(0)
+    return Counter(sample_token(LOGITS, sampling, generator)[0] for _ in range(count))
+
+
+def test_greedy():
+    token, logprob = sample_token(LOGITS, Sampling(1, temperature=0), torch.Generator())
+    assert token == 0 and math.isclose(logprob, math.log(0.5), rel_tol=1e-6)
+
+
+def test_frequencies_follow_the_probabilities():
+    counts = draw(Sampling(1))
+    assert all(abs(counts[token] / 2000 - prob) < 0.04 for token, prob in enumerate(PROBS))
+
+
+def test_top_k_and_top_p_leave_tokens_out_but_not_their_logprob():
+    assert set(draw(Sampling(1, top_k=2))) == {0, 1}
+    assert set(draw(Sampling(1, top_p=0.7))) == {0, 1}  # .5 is below .7, .5 + .3 crosses it
+    assert set(draw(Sampling(1, top_p=0.5))) == {0}
+    assert set(draw(Sampling(1, top_p=0.81, top_k=2))) == {0, 1}
+    token, logprob = sample_token(LOGITS, Sampling(1, top_k=1), torch.Generator().manual_seed(1))
+    assert token == 0 and math.isclose(logprob, math.log(0.5), rel_tol=1e-6)
+
+
+def test_logprobs_are_after_temperature():
+    token, logprob = sample_token(LOGITS, Sampling(1, temperature=0.5, top_k=1), torch.Generator().manual_seed(1))
+    squares = [prob**2 for prob in PROBS]
+    assert token == 0 and math.isclose(logprob, math.log(squares[0] / sum(squares)), rel_tol=1e-6)
+
+
+def test_a_seed_repeats():
+    def sequence() -> list[int]:
+        generator = torch.Generator().manual_seed(5)
+        return [sample_token(LOGITS, Sampling(1), generator)[0] for _ in range(20)]
+
+    assert sequence() == sequence()

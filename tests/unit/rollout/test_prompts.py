@@ -1,0 +1,39 @@
+import pytest
+
+from alphaapollo.rollout.episode import EnvironmentFailure
+from alphaapollo.rollout.prompts import PromptRenderer
+
+
+def letters(content):
+    return [ord(letter) for letter in content]
+
+
+def test_a_prompt_that_fits_is_left_alone():
+    assert PromptRenderer(letters, 3, "error")("abc") == [97, 98, 99]
+
+
+def test_cutting():
+    assert PromptRenderer(letters, 2, "left")("abc") == [98, 99]
+    assert PromptRenderer(letters, 2, "right")("abc") == [97, 98]
+
+
+def test_too_long_stops_the_run_or_masks_the_episode():
+    with pytest.raises(ValueError, match=r"begins with 3 tokens, data.max_prompt_length is 2\. Raise it"):
+        PromptRenderer(letters, 2, "error")("abc")
+    with pytest.raises(EnvironmentFailure, match="3 tokens"):
+        PromptRenderer(letters, 2, "drop")("abc")
+
+
+def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list():
+    rendered = []
+
+    def render(content):
+        rendered.append(content)
+        return letters(content)
+
+    renderer = PromptRenderer(render, 10, "error", memory=2)
+    first, second = renderer("ab"), renderer("ab")
+    assert rendered == ["ab"] and first == second and first is not second
+    for content in ("b", "c", "ab"):  # the oldest of three is forgotten
+        renderer(content)
+    assert rendered == ["ab", "b", "c", "ab"]

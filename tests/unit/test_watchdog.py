@@ -1,0 +1,90 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.watchdog import die_with, remove_paths, wait_for_exit
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def follower(pid: int, paths: list[str], ready) -> None:
+    die_with(pid, paths)
+    ready.set()
+    time.sleep(60)
+
+
+def start(pid: int, paths: list[str]) -> multiprocessing.Process:
+    """A process that follows `pid`, once it does."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=follower, args=(pid, paths, ready))
+    process.start()
+    deadline = time.monotonic() + 10
+    while process.is_alive() and not ready.is_set():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_a_follower_dies_and_removes_what_is_left(tmp_path):
+    folder, file = tmp_path / "weights", tmp_path / "lock"
+    (folder / "v1").mkdir(parents=True)
+    (folder / "v1" / "a").write_text("x")
+    file.write_text("x")
+    leader = sleeper()
+    process = start(leader.pid, [str(folder), str(file), str(tmp_path / "never-was")])
+    leader.send_signal(signal.SIGKILL)
+    leader.wait()
+    process.join(2)
+    assert process.exitcode == 1
+    assert not folder.exists() and not file.exists()
+
+
+def test_following_the_dead_ends_at_once():
+    leader = sleeper()
+    leader.kill()
+    leader.wait()
+    process = start(leader.pid, [])
+    process.join(2)
+    assert process.exitcode == 1
+
+
+def test_the_living_are_left_alone(tmp_path):
+    leader = sleeper()
+    process = start(leader.pid, [str(tmp_path)])
+    process.join(0.5)
+    assert process.is_alive() and tmp_path.exists()
+    process.kill()
+    process.join()
+    leader.kill()
+    leader.wait()
+
+
+def test_without_pidfd_it_polls(monkeypatch):
+    def refuse(pid: int) -> int:
+        raise PermissionError("no pidfd in this sandbox")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    leader = sleeper()
+    leader.kill()
+    leader.wait()
+    started = time.monotonic()
+    wait_for_exit(leader.pid)
+    assert time.monotonic() - started < 2
+
+
+def test_remove_paths_takes_links_not_their_targets(tmp_path: Path):
+    (tmp_path / "kept").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    remove_paths([tmp_path / "link"])
+    assert (tmp_path / "kept").exists() and not (tmp_path / "link").exists()
