@@ -18,6 +18,14 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 
+class WorkerDied(RuntimeError):
+    """A worker process is gone; the message says which."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised; the message says which, and holds its traceback."""
+
+
 class Ranks(Protocol[W]):
     """The workers of one role, rank 0 first."""
 

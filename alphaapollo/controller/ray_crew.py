@@ -1,7 +1,7 @@
 """The crew over Ray: one actor a worker.
 
-    bundle k = node k with its training GPUs. The policy's actors hold them; the critic's, and engines that share the
-    GPUs, hold none and are told by CUDA_VISIBLE_DEVICES. Engines with GPUs of their own have a second placement group.
+bundle k = node k with its training GPUs. The policy's actors hold them; the critic's, and engines that share the
+GPUs, hold none and are told by CUDA_VISIBLE_DEVICES. Engines with GPUs of their own have a second placement group.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
 from alphaapollo.controller.launch import Roles, started
 from alphaapollo.controller.placement import Layout, Machine
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_client import RayWeightSyncClient
-from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RolloutHost, Seat, WorkerDied, WorkerFailed
+from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RolloutHost, Seat
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -40,9 +41,7 @@ def connect() -> Machine:
 
 def start_local_cluster() -> None:
     """A Ray of our own on this machine; it ends with this process."""
-    ray.init(
-        address="local", include_dashboard=False, log_to_driver=False, namespace=f"alphaapollo-{os.getpid()}"
-    )
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, namespace=f"alphaapollo-{os.getpid()}")
 
 
 async def launch_ray(layout: Layout, roles: Roles, timeout: float) -> RayCrew:
@@ -118,7 +117,9 @@ class RayCrew:
             ),
         }
         if self._critic and roles.critic:
-            starts["critic"] = self._critic.start([partial(roles.critic, one) for one in critic_at], cleanup, policy_env)
+            starts["critic"] = self._critic.start(
+                [partial(roles.critic, one) for one in critic_at], cleanup, policy_env
+            )
         self._starting = {role: asyncio.ensure_future(start) for role, start in starts.items()}
         try:
             await asyncio.gather(*self._starting.values())

@@ -14,20 +14,12 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alphaapollo.controller.launch import free_port
-from alphaapollo.controller.ranks import Ranks, resolve
+from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, resolve
 from alphaapollo.watchdog import die_with
 
 W = TypeVar("W")
 R = TypeVar("R")
 A = TypeVar("A")
-
-
-class WorkerDied(RuntimeError):
-    """A worker process is gone; the message says which."""
-
-
-class WorkerFailed(RuntimeError):
-    """A worker raised; the message says which, and holds its traceback."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +30,15 @@ class Seat:
     bundle: int
     num_cpus: float
     num_gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Whom the workers work for."""
+
+    node: str
+    pid: int
+    folder: str  # its working folder
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,16 @@ class Host(Generic[W]):
     async def start(
         self,
         factory: Callable[[], Awaitable[W] | W],
-        driver: tuple[str, int],
+        driver: Driver,
         env: dict[str, str],
         cleanup: list[str],
     ) -> None:
-        """Build the worker; on the driver's own machine, die when the driver (node, pid) dies."""
+        """Build the worker in the driver's folder; on the driver's own machine, die when the driver dies."""
         os.environ.update(env)
-        if ray.get_runtime_context().get_node_id() == driver[0]:
-            die_with(driver[1], cleanup)
+        if os.path.isdir(driver.folder):
+            os.chdir(driver.folder)  # relative paths mean the same everywhere
+        if ray.get_runtime_context().get_node_id() == driver.node:
+            die_with(driver.pid, cleanup)
         self.worker = await resolve(factory())
 
     async def call(self, function: Callable[[W], Awaitable[R] | R]) -> R:
@@ -106,7 +109,9 @@ class RayRanks(Ranks[W]):
                 num_cpus=seat.num_cpus,
                 num_gpus=seat.num_gpus,
                 max_concurrency=4096,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=seat.bundle),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    seat.group, placement_group_bundle_index=seat.bundle
+                ),
             ).remote()
             for seat in seats
         ]
@@ -126,7 +131,7 @@ class RayRanks(Ranks[W]):
     ) -> None:
         """Build the worker of each rank in its own process; `cleanup` are folders to remove when the driver dies."""
         self.pids = [place.pid for place in await self.places()]
-        driver = (ray.get_runtime_context().get_node_id(), os.getpid())
+        driver = Driver(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
         envs = envs or [{}] * self.size
         await self._all(
             [

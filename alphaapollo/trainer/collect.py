@@ -1,6 +1,6 @@
 """One iteration's rollouts: generate, and where DAPO's dynamic sampling is on, filter and refill.
 
-    stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those with a signal, again until full)
+stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those with a signal, again until full)
 """
 
 from __future__ import annotations

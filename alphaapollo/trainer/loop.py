@@ -1,6 +1,6 @@
 """The training loop: one iteration reads top to bottom in `train`.
 
-    collect groups -> build_batch -> columns from the workers -> assign_credit -> update -> publish -> log -> on schedule
+collect groups -> build_batch -> columns from the workers -> assign_credit -> update -> publish -> log -> on schedule
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alphaapollo.trainer.progress import CheckpointFolder, Progress
 from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
 from alphaapollo.trainer.summary import summarize_rollouts
 from alphaapollo.trainer.validate import validate
-from alphaapollo.types import GroupRequest, Prompt, Sampling
+from alphaapollo.types import GroupRequest, Prompt
 
 
 @dataclass
@@ -130,9 +130,8 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
     await policy.load_batch(layout.rank_batches)
     if critic:
         await critic.load_batch(layout.rank_batches)
-    # With a single optimiser step the policy that is updated is the one that sampled: the update takes its own.
-    several_steps = len(layout.mini_batch_rows) * run.config.actor_rollout_ref.actor.ppo_epochs > 1
-    old = await policy.compute_log_probs() if several_steps or plan.kl_in_reward else None
+    # Where nobody here needs the old log-probs, the update takes them from its own first pass.
+    old = await policy.compute_log_probs() if plan.kl_in_reward else None
     ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
     values = await critic.compute_values() if critic else None
     return WorkerColumns(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,12 +13,15 @@ from alphaapollo.config.schema import Config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, print the plan, run. Exit codes: 0 done, 1 failed, 2 refused, 130 interrupted."""
+    """Compose, check, print the plan, run. Exit codes: 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config = load_config(Config, "ppo", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.trainer.setup import prepare, run  # torch from here on: a wrong key is told before that
+        from alphaapollo.trainer.setup import FAILURES, prepare, run  # torch from here on: a wrong key is told before
 
-        prepared = prepare(config)
+        try:
+            prepared = prepare(config)
+        except ValueError as error:
+            return failed(error, 2)
     if config.trainer.dry_run:
         print("dry run: the configuration is sound, nothing was started.")
         return 0
@@ -27,9 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(run(prepared))
     except KeyboardInterrupt:
-        print(f"\ninterrupted; the same command resumes from the last checkpoint in {prepared.plan.folder}", file=sys.stderr)
+        folder = prepared.plan.folder
+        print(f"\ninterrupted; the same command goes on from the last checkpoint in {folder}", file=sys.stderr)
         return 130
+    except FAILURES as error:
+        return failed(error, 1)
     return 0
+
+
+def failed(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Everything that can be known and refused before a worker starts: the checks across rooms, and the plan they yield.
 
-    Config + Machine -> checks -> Inputs (prompts, read and measured) and Plan (sizes, layout) -> the table a run prints
+Config + Machine -> checks -> Inputs (prompts, read and measured) and Plan (sizes, layout) -> the table a run prints
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from alphaapollo.controller.placement import Layout, Machine, make_layout
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.environments.base import get_environment
-from alphaapollo.models.load import check_model
-from alphaapollo.rewards.base import check_data_sources
+from alphaapollo.rewards.base import check_gradable
 from alphaapollo.rewards.custom import check_reward_function
 from alphaapollo.types import Prompt, Sampling
 
@@ -117,7 +116,6 @@ def _check_estimator(config: Config, estimator: Estimator) -> None:
 def read_inputs(config: Config) -> Inputs:
     """Read tokenizer and data, and try the reward function's import: what is wrong with them shows now."""
     data, model = config.data, config.actor_rollout_ref.model
-    check_model(model.path, model.trust_remote_code)
     renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
     notices: list[str] = []
 
@@ -127,7 +125,9 @@ def read_inputs(config: Config) -> Inputs:
         )
         if lengths.too_long:
             done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
-            notices.append(f"{what}: {lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}.")
+            notices.append(
+                f"{what}: {lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}."
+            )
         return prompts
 
     prompts = read(data.train_files, "data.train_files")
@@ -136,7 +136,7 @@ def read_inputs(config: Config) -> Inputs:
     if custom.path:
         check_reward_function(custom.path, custom.name)
     else:
-        check_data_sources({prompt.data_source for prompt in [*prompts, *val_prompts]})
+        check_gradable([*prompts, *val_prompts])
     return Inputs(
         prompts,
         val_prompts,

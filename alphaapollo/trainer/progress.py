@@ -1,7 +1,7 @@
 """Where a run stands: all of the driver's state that a checkpoint must hold, and the checkpoint folders.
 
-    checkpoints/step_000020/   progress.json  policy/  critic/
-    checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
+checkpoints/step_000020/   progress.json  policy/  critic/
+checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
 """
 
 from __future__ import annotations

@@ -6,31 +6,32 @@ prepare: read, check, print the plan (nothing is started)  ->  run: start the wo
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.launch import Crew, Roles
+from alphaapollo.controller.launch import Crew
 from alphaapollo.controller.local import launch_local
 from alphaapollo.controller.placement import detect_machine
-from alphaapollo.controller.weights import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.weights import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher, WeightSyncError
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import make_tracker
-from alphaapollo.trainer.factories import make_roles
+from alphaapollo.trainer.factories import RUN, make_roles
 from alphaapollo.trainer.loop import Run, train, validate_now
 from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
 from alphaapollo.trainer.progress import CheckpointFolder, Progress
+
+FAILURES = (ValueError, OSError, TimeoutError, WeightSyncError, WorkerDied, WorkerFailed)
+"""What a run may end with besides bugs: each says what happened and to whom."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,14 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
 async def launch(prepared: Prepared) -> Crew:
     """Start the workers where trainer.controller says."""
     config, plan = prepared.config, prepared.plan
-    roles = make_roles(config, plan, total_steps=prepared.inputs.total_steps)
+    run_id = uuid.uuid4().hex[:12]
+    os.environ[RUN] = run_id  # every process of the run inherits it, or it is a process of another run
+    roles = make_roles(config, plan, run_id, prepared.inputs.total_steps * plan.optimiser_steps)
     if config.trainer.controller == "local":
         return await launch_local(plan.layout, roles)
-    import ray
-
     from alphaapollo.controller.ray_crew import launch_ray, start_local_cluster
-    if not ray.is_initialized():
+
+    if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
         start_local_cluster()
     return await launch_ray(plan.layout, roles, config.trainer.start_timeout)
 

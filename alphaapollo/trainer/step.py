@@ -1,6 +1,6 @@
 """Between rollout and gradient: plain functions on one iteration's data, without Ray and without workers.
 
-    groups -> build_batch -> Batch (layout frozen) -> [columns from the workers] -> assign_credit -> Columns per rank
+groups -> build_batch -> Batch (layout frozen) -> [columns from the workers] -> assign_credit -> Columns per rank
 """
 
 from __future__ import annotations

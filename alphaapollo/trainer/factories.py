@@ -1,0 +1,93 @@
+"""How the worker of each role is built from the configuration.
+
+The functions run in the worker's own process, so they import torch models and vLLM there and not in the driver.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.launch import Roles
+from alphaapollo.trainer.plan import Plan
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.policy import PolicyWorker, WeightSender
+
+RUN = "ALPHAAPOLLO_RUN"  # environment variable of all processes of a run: its id
+
+
+def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int) -> Roles:
+    """`optimiser_steps` of the whole run, for the schedules of the learning rates."""
+    shared_memory = f"/dev/shm/alphaapollo-{run_id}"
+    return Roles(
+        policy=partial(build_policy, config, plan, shared_memory, optimiser_steps),
+        critic=partial(build_critic, config, optimiser_steps) if plan.layout.critic else None,
+        engine=partial(build_engine, config, plan, shared_memory),
+        samples_in_flight=2 * config.actor_rollout_ref.rollout.max_num_seqs,
+        cleanup=[shared_memory],
+    )
+
+
+def build_policy(
+    config: Config, plan: Plan, shared_memory: str, optimiser_steps: int, placement: RankPlacement, client: Any
+) -> PolicyWorker:
+    from alphaapollo.algorithms.custom import load_custom_module
+    from alphaapollo.workers.policy import PolicyWorker
+
+    if config.algorithm.custom_module:
+        load_custom_module(config.algorithm.custom_module)
+    role = config.actor_rollout_ref
+    return PolicyWorker(
+        model=role.model,
+        actor=role.actor,
+        ref=role.ref,
+        needs_ref=plan.needs_reference,
+        placement=placement,
+        total_steps=optimiser_steps,
+        temperature=role.rollout.temperature,
+        seed=config.trainer.seed,
+        sender=build_sender(config, plan, shared_memory, placement, client),
+    )
+
+
+def build_sender(config: Config, plan: Plan, shared_memory: str, placement: RankPlacement, client: Any) -> WeightSender:
+    """Shared memory on a CPU; vLLM's own transfer, driven through `client`, on GPUs."""
+    import torch
+
+    from alphaapollo.rollout.engines import engine_dtype
+    from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
+
+    role = config.actor_rollout_ref
+    dtype = getattr(torch, engine_dtype(role.rollout, role.model, placement.device))
+    return SharedMemorySender(shared_memory, dtype, is_writer=placement.rank == 0)
+
+
+def build_critic(config: Config, optimiser_steps: int, placement: RankPlacement) -> CriticWorker:
+    from alphaapollo.workers.critic import CriticWorker
+
+    model = config.actor_rollout_ref.model
+    trunk = model.model_copy(update={"path": config.critic.model.path or model.path})
+    return CriticWorker(trunk, config.critic, placement, optimiser_steps, config.trainer.seed)
+
+
+def build_engine(config: Config, plan: Plan, shared_memory: str, index: int) -> RolloutWorker:
+    from alphaapollo.rollout.worker import RolloutWorker
+
+    role = config.actor_rollout_ref
+    return RolloutWorker(
+        model=role.model,
+        rollout=role.rollout,
+        env=config.env,
+        data=config.data,
+        reward=config.reward,
+        custom_reward=config.custom_reward_function,
+        device=plan.layout.device,
+        run_dir=str(plan.folder.resolve()),
+        index=index,
+        cleanup=[shared_memory],
+    )
