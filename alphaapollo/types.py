@@ -24,7 +24,7 @@ class Message(TypedDict):
 class Prompt:
     """One task, read from one data row.
 
-    Example: `Prompt(id=17, data_source="openai/gsm8k", content=[{"role": "user", "content": "..."}], ground_truth="14")`.
+    Example: `Prompt(id=17, data_source="openai/gsm8k", content=[{"role": "user", ...}], ground_truth="14")`.
     """
 
     id: int  # the row's position in the data files: stable over epochs and restarts
@@ -56,7 +56,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine returns: tokens with the log-probs they were sampled with (after temperature, before top-p/top-k)."""
+    """What an engine returns: tokens and their log-probs, after temperature and before top-p and top-k."""
 
     token_ids: list[int]  # [T]
     logprobs: list[float]  # [T]

@@ -113,19 +113,16 @@ def _check_batch(config: Config) -> Iterator[str]:
         yield f"env.rollout.n={ours}, actor_rollout_ref.rollout.n={theirs}: two group sizes. Set only env.rollout.n."
         return
     trajectories = config.data.train_batch_size * config.group_size
-    mini_batches = {
-        "actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
-        "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
-    }
-    for key, size in mini_batches.items():
-        if size is not None and size < trajectories and trajectories % size:
-            divisors = [d for d in range(1, trajectories + 1) if trajectories % d == 0]
-            below = max(d for d in divisors if d < size)
-            above = min(d for d in divisors if d > size)
-            yield (
-                f"{key}={size}: an iteration has {trajectories} trajectories ({config.data.train_batch_size} prompts x "
-                f"{config.group_size}), which mini-batches of {size} do not divide. Set {below} or {above}."
-            )
+    key = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    size = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    if size < trajectories and trajectories % size:
+        divisors = [d for d in range(1, trajectories + 1) if trajectories % d == 0]
+        below = max(d for d in divisors if d < size)
+        above = min(d for d in divisors if d > size)
+        yield (
+            f"{key}={size}: an iteration has {trajectories} trajectories ({config.data.train_batch_size} prompts x "
+            f"{config.group_size}), which mini-batches of {size} do not divide. Set {below} or {above}."
+        )
     if config.algorithm.filter_groups.enable and config.group_size == 1:
         yield "algorithm.filter_groups.enable=true: groups of one have no spread to filter by. Set env.rollout.n=8."
 

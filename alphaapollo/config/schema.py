@@ -247,8 +247,6 @@ class CriticModel(Section):
 class Critic(Section):
     model: CriticModel = CriticModel()
     optim: Optimizer = Optimizer(lr=1e-5)
-    ppo_mini_batch_size: PositiveInt | None = None
-    """Trajectories an optimiser step of the critic; null = the actor's."""
     ppo_epochs: PositiveInt = 1
     """Passes of the critic over a batch."""
     grad_clip: PositiveFloat = 1.0

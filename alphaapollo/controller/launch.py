@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Roles:
-    """How to build the worker of each role. Called in the worker's own process, so torch and vLLM are imported there."""
+    """How to build the worker of each role; called in its own process, so torch and vLLM are imported there."""
 
     policy: Callable[[RankPlacement, Any], PolicyWorker]  # (placement, weight-sync client of the engines or None)
     critic: Callable[[RankPlacement], CriticWorker] | None

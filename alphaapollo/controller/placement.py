@@ -1,4 +1,4 @@
-"""How many processes of each role, and where: decided once from the configuration and the machine, before any starts."""
+"""How many processes of each role, and where: decided once, before any of them starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from alphaapollo.config.check import resolve_device
+from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import Config
 
 
@@ -21,7 +22,7 @@ class Machine:
 class Layout:
     """Where everything runs. A training rank is a GPU, or a process on a machine without them."""
 
-    device: str  # cpu | cuda
+    device: Device
     num_nodes: int
     ranks_per_node: int
     num_engines: int

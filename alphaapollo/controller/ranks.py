@@ -10,11 +10,11 @@ A call is written where it is made: `await ranks.call(lambda worker: worker.upda
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 W = TypeVar("W")
-R = TypeVar("R")
 A = TypeVar("A")
 
 
@@ -26,31 +26,31 @@ class WorkerFailed(RuntimeError):
     """A worker raised; the message says which, and holds its traceback."""
 
 
-class Ranks(Protocol[W]):
+class Ranks(ABC, Generic[W]):
     """The workers of one role, rank 0 first."""
 
     size: int
 
-    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> list[R]:
-        """`function(worker)` on every rank at once; the results in rank order."""
-        ...
+    @abstractmethod
+    async def call(self, function: Callable[[W], Any]) -> list[Any]:
+        """`function(worker)` on every rank at once; the results (awaited, if they can be) in rank order."""
 
-    async def call_each(self, function: Callable[[W, A], Awaitable[R] | R], items: Sequence[A]) -> list[R]:
+    @abstractmethod
+    async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         """`function(worker, items[rank])` on every rank at once; large items travel once, through the object store."""
-        ...
 
-    async def call_one(self, rank: int, function: Callable[[W], Awaitable[R] | R]) -> R:
+    @abstractmethod
+    async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         """`function(worker)` on one rank."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """End the workers' processes."""
-        ...
 
 
-async def resolve(value: Awaitable[R] | R) -> R:
+async def resolve(value: Any) -> Any:
     """The value itself, or what it is a promise of."""
-    return await cast(Awaitable[R], value) if inspect.isawaitable(value) else cast(R, value)
+    return await value if inspect.isawaitable(value) else value
 
 
 class LocalRanks(Ranks[W]):
@@ -60,16 +60,16 @@ class LocalRanks(Ranks[W]):
         self.worker = worker
         self.size = 1
 
-    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> list[R]:
+    async def call(self, function: Callable[[W], Any]) -> list[Any]:
         return [await resolve(function(self.worker))]
 
-    async def call_each(self, function: Callable[[W, A], Awaitable[R] | R], items: Sequence[A]) -> list[R]:
+    async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         return [await resolve(function(self.worker, items[0]))]
 
-    async def call_one(self, rank: int, function: Callable[[W], Awaitable[R] | R]) -> R:
+    async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
         return await resolve(function(self.worker))
 
     async def close(self) -> None:
-        closing: Any = self.worker
-        await resolve(closing.close())
+        worker: Any = self.worker
+        await resolve(worker.close())

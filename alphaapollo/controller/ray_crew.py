@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def connect() -> Machine:
     """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it); what its largest node has."""
-    ray.init(log_to_driver=False, namespace=f"alphaapollo-{os.getpid()}")
+    ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}")
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
@@ -41,7 +42,13 @@ def connect() -> Machine:
 
 def start_local_cluster() -> None:
     """A Ray of our own on this machine; it ends with this process."""
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, namespace=f"alphaapollo-{os.getpid()}")
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        namespace=f"alphaapollo-{os.getpid()}",
+    )
 
 
 async def launch_ray(layout: Layout, roles: Roles, timeout: float) -> RayCrew:
@@ -147,10 +154,8 @@ class RayCrew:
 
     async def close(self) -> None:
         """Engines first, for their cores are processes of their own; what does not end by itself is killed."""
-        try:
+        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
             await asyncio.wait_for(self.engines.close(), timeout=5)
-        except (TimeoutError, WorkerDied, WorkerFailed, ValueError):
-            pass  # a worker that cannot answer any more is killed below
         for ranks in (self._policy, self._critic, self._engines):
             if ranks:
                 await ranks.close()

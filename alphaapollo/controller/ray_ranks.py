@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -15,10 +14,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alphaapollo.controller.launch import free_port
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, resolve
+from alphaapollo.rollout.engine import EngineError
 from alphaapollo.watchdog import die_with
 
 W = TypeVar("W")
-R = TypeVar("R")
 A = TypeVar("A")
 
 
@@ -77,10 +76,10 @@ class Host(Generic[W]):
             die_with(driver.pid, cleanup)
         self.worker = await resolve(factory())
 
-    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> R:
+    async def call(self, function: Callable[[W], Any]) -> Any:
         return await resolve(function(self.worker))
 
-    async def call_with(self, function: Callable[[W, A], Awaitable[R] | R], item: A) -> R:
+    async def call_with(self, function: Callable[[W, A], Any], item: A) -> Any:
         return await resolve(function(self.worker, item))
 
 
@@ -140,15 +139,15 @@ class RayRanks(Ranks[W]):
             ]
         )
 
-    async def call(self, function: Callable[[W], Awaitable[R] | R]) -> list[R]:
+    async def call(self, function: Callable[[W], Any]) -> list[Any]:
         return await self._all([actor.call.remote(function) for actor in self.actors])
 
-    async def call_each(self, function: Callable[[W, A], Awaitable[R] | R], items: Sequence[A]) -> list[R]:
+    async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         return await self._all(
             [actor.call_with.remote(function, item) for actor, item in zip(self.actors, items, strict=True)]
         )
 
-    async def call_one(self, rank: int, function: Callable[[W], Awaitable[R] | R]) -> R:
+    async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         return await self._one(rank, self.actors[rank].call.remote(function))
 
     async def close(self) -> None:
@@ -176,5 +175,6 @@ class RayRanks(Ranks[W]):
             cause = error.cause
             if isinstance(cause, ValueError):  # the user's to mend: its message says what, got, fix
                 raise ValueError(str(cause)) from None
-            text = "".join(traceback.format_exception_only(cause)) if isinstance(cause, Exception) else str(error)
-            raise WorkerFailed(f"the {self.role} worker of rank {rank} failed: {text}\n{error}") from None
+            if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # named and explained where it was raised
+                raise WorkerFailed(f"the {self.role} worker of rank {rank} failed: {cause}") from None
+            raise WorkerFailed(f"the {self.role} worker of rank {rank} failed, which is a bug:\n{error}") from None

@@ -51,8 +51,8 @@ class WeightPublisher:
         worst = max(gaps)
         if not worst <= self.tolerance:  # also catches nan
             raise WeightSyncError(
-                f"after publishing, engine {gaps.index(worst)}'s log-probs differ from the trainer's by {worst:.2e} nats on "
-                f"average over {len(self.probe) - 1} probe tokens (allowed: {self.tolerance:.0e}): it holds the weights "
-                "but does not compute with them."
+                f"after publishing, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
+                f"{worst:.2e} nats on average over {len(self.probe) - 1} probe tokens (allowed: {self.tolerance:.0e}): "
+                "it holds the weights but does not compute with them."
             )
         return worst

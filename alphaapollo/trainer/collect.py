@@ -42,7 +42,8 @@ def metric_of(trajectory: Trajectory, metric: str) -> float:
     named = {"accuracy": score.accuracy, "reward": score.reward} | score.components
     if metric not in named:
         raise ValueError(
-            f"algorithm.filter_groups.metric={metric!r} is no component of the reward; there are: {', '.join(sorted(named))}."
+            f"algorithm.filter_groups.metric={metric!r} is no component of the reward, which has: "
+            f"{', '.join(sorted(named))}."
         )
     return named[metric]
 

@@ -63,7 +63,7 @@ def build_sender(config: Config, plan: Plan, shared_memory: str, placement: Rank
     from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
 
     role = config.actor_rollout_ref
-    dtype = getattr(torch, engine_dtype(role.rollout, role.model, placement.device))
+    dtype = getattr(torch, engine_dtype(role.rollout, role.model, plan.layout.device))
     return SharedMemorySender(shared_memory, dtype, is_writer=placement.rank == 0)
 
 

@@ -24,7 +24,7 @@ from alphaapollo.trainer.progress import CheckpointFolder, Progress
 from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
 from alphaapollo.trainer.summary import summarize_rollouts
 from alphaapollo.trainer.validate import validate
-from alphaapollo.types import GroupRequest, Prompt
+from alphaapollo.types import GroupRequest, Prompt, TrajectoryGroup
 
 
 @dataclass
@@ -102,7 +102,9 @@ async def collect(run: Run, step: int) -> Collected:
     """Generate until `data.train_batch_size` groups stand: one round, or with dynamic sampling as many as it takes."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
-    generated, kept, rounds = [], [], 0
+    generated: list[TrajectoryGroup] = []
+    kept: list[TrajectoryGroup] = []
+    rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
         start = run.progress.prompts_consumed
         draws = zip(range(start, start + size), run.stream.indices(start, size), strict=True)

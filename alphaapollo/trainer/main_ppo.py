@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, print the plan, run. Exit codes: 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config = load_config(Config, "ppo", sys.argv[1:] if argv is None else argv)
         from alphaapollo.trainer.setup import FAILURES, prepare, run  # torch from here on: a wrong key is told before

@@ -162,13 +162,14 @@ def print_plan(plan: Plan, inputs: Inputs, config: Config, terminal: Terminal) -
         if on
     )
     rows = {
-        "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}, KL: {kl or 'none'}",
+        "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
+        "KL to the reference": kl or "none",
         "model": f"{config.actor_rollout_ref.model.path}, {plan.dtype}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
         "iterations": f"{inputs.total_steps}",
         "an iteration": per_step,
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
-        "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank{', padding counted' if plan.padded else ''}",
+        "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank" + ", padding counted" * plan.padded,
         "optimiser steps an iteration": steps,
         "data-parallel degree": f"{plan.layout.num_ranks}",
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",

@@ -25,12 +25,13 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import make_tracker
+from alphaapollo.rollout.engine import EngineError
 from alphaapollo.trainer.factories import RUN, make_roles
 from alphaapollo.trainer.loop import Run, train, validate_now
 from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
 from alphaapollo.trainer.progress import CheckpointFolder, Progress
 
-FAILURES = (ValueError, OSError, TimeoutError, WeightSyncError, WorkerDied, WorkerFailed)
+FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
 """What a run may end with besides bugs: each says what happened and to whom."""
 
 

@@ -109,7 +109,7 @@ def build_batch(
 
 
 def _token_rewards(trajectories: Sequence[Trajectory], mask: torch.Tensor, penalty: float) -> torch.Tensor:
-    """[B, L]: step rewards and penalties on the last action token of their turn, the outcome on the trajectory's last."""
+    """[B, L]: step rewards and penalties on the last action token of their turn, the outcome on the last of all."""
     rewards = torch.zeros_like(mask)
     index = 0
     for trajectory in trajectories:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,10 +25,11 @@ def summarize_rollouts(generated: Sequence[TrajectoryGroup], seconds: float) -> 
         "rollout/prompt_tokens_cached": cached / prompt_tokens if prompt_tokens else 0.0,
         "response/length_mean": float(tokens.mean()),
         "response/length_max": float(tokens.max()),
-        "response/truncated": _share(trajectories, lambda t: t.truncated),
+        "response/truncated": sum(t.truncated for t in trajectories) / len(trajectories),
     }
-    metrics |= {f"outcome/{outcome}": _share(trajectories, lambda t: t.score.outcome is outcome) for outcome in Outcome}
-    metrics |= {f"end/{end}": _share(trajectories, lambda t: t.end is end) for end in EpisodeEnd}
+    outcomes, ends = Counter(t.score.outcome for t in trajectories), Counter(t.end for t in trajectories)
+    metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(trajectories) for outcome in Outcome}
+    metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
     return metrics | summarize_scores(scored, "reward")
 
 
@@ -47,7 +49,3 @@ def summarize_scores(scored: Sequence[Trajectory], name: str) -> dict[str, float
         values = [t.score.components[component] for t in scored if component in t.score.components]
         metrics[f"{name}/component/{component}"] = float(np.mean(values))
     return metrics
-
-
-def _share(trajectories: Sequence[Trajectory], predicate: Callable[[Trajectory], bool]) -> float:
-    return sum(map(predicate, trajectories)) / len(trajectories)

@@ -30,7 +30,8 @@ async def validate(
     passes = {"": (Sampling(max_tokens, settings.temperature, settings.top_p, settings.top_k, seed), settings.n)}
     if settings.greedy:
         passes["_greedy"] = (Sampling(max_tokens, temperature=0.0, seed=seed), 1)
-    metrics, groups = {}, {}
+    metrics: dict[str, float] = {}
+    groups: dict[str, list[TrajectoryGroup]] = {}
     for suffix, (sampling, n) in passes.items():
         own, groups[suffix] = await _run(engines, prompts, sampling, n, console, suffix)
         metrics |= own

@@ -1,6 +1,6 @@
-"""A small Qwen3 with a tokenizer trained on GSM8K's own text: real text through the whole stack where no model is at hand.
+"""A small Qwen3 with a tokenizer trained on GSM8K's own text, for where no model is at hand.
 
-    python -m examples.gsm8k.make_small_model --text gsm8k_train.jsonl --out outputs/gsm8k/model
+python -m examples.gsm8k.make_small_model --text gsm8k_train.jsonl --out outputs/gsm8k/model
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make everything the quickstart needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
 
-    python -m examples.quickstart.make_task --out outputs/quickstart --seed 0
+python -m examples.quickstart.make_task --out outputs/quickstart --seed 0
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of the quickstart: the curve, two held-out prompts before and after, where everything lies, what to try next."""
+"""The end of the quickstart: the curve, two held-out prompts before and after, where everything lies."""
 
 from __future__ import annotations
 
