@@ -137,6 +137,10 @@ class EngineGroup:
             for task in tasks:
                 task.cancel()
 
+    async def hold_weights(self) -> bool:
+        """False for fake engines."""
+        return all(await self.ranks.call(lambda worker: worker.holds_weights))
+
     async def score(self, token_ids: list[int]) -> list[list[float]]:
         """Log-prob of each token after the first, from each engine."""
         return await self.ranks.call(lambda worker: worker.score(token_ids))

@@ -15,6 +15,7 @@ from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, W
 class Engine:
     """A rollout worker that plays nothing, slowly for long prompts, and counts how much it plays at a time."""
 
+    holds_weights = True
     playing: int = 0
     most: int = 0
     receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))
