@@ -127,15 +127,19 @@ def time_ours(args: argparse.Namespace, model: Path, prompts: Path) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
-    parser.add_argument("--num-prompts", type=int, default=16)
+    parser.add_argument("--num-prompts", type=int, help="default: 16, and 4 for the large model")
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--warmup", type=int, default=2, help="steps that are not counted")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--max-token-len", type=int, default=4096, help="ours: tokens a micro-batch")
-    parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[128, 32], help="TRL: the best one counts")
+    parser.add_argument(
+        "--trl-micro-batches", type=int, nargs="+", default=[128, 32, 16], help="TRL: the best one counts"
+    )
     args = parser.parse_args()
+    args.num_prompts = args.num_prompts or (16 if args.size == "3M" else 4)
+    args.trl_micro_batches = [size for size in args.trl_micro_batches if size <= args.num_prompts * args.group]
 
     model, prompts = FOLDER / args.size, FOLDER / "prompts.parquet"
     parameters = make_model(model, SIZES[args.size])
