@@ -130,7 +130,7 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
 async def launch(prepared: Prepared) -> Crew:
     """Start the workers where trainer.controller says."""
     config, plan = prepared.config, prepared.plan
-    run_id = uuid.uuid4().hex[:12]
+    run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     os.environ[RUN] = run_id  # every process of the run inherits it, or it is a process of another run
     roles = make_roles(config, plan, run_id, prepared.inputs.total_steps * plan.optimiser_steps)
     if config.trainer.controller == "local":

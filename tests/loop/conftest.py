@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
+MARK = "ALPHAAPOLLO_TEST"  # environment variable by which the processes of a test are known
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Runner:
 
     def __init__(self, task: Task, out: Path):
         self.task, self.out = task, out
+        self.pids: list[int] = []
         self.reward = out / "reward.py"
         self.reward.write_text(REWARD)
 
@@ -94,15 +96,17 @@ class Runner:
         return [sys.executable, "-m", "alphaapollo.trainer.main_ppo", *words, *overrides]
 
     def start(self, *overrides: str, name: str = "run") -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(overrides, name),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
+            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(self.out)},
             start_new_session=True,
         )
+        self.pids.append(process.pid)
+        return process
 
     def finish(self, process: subprocess.Popen[str], name: str = "run", deadline: float = DEADLINE) -> Finished:
         try:
@@ -132,8 +136,8 @@ def ppo(task: Task, tmp_path: Path) -> Runner:
     return Runner(task, tmp_path)
 
 
-def our_processes() -> dict[int, str]:
-    """Processes of any run on this machine that are not of this test: {pid: command line}."""
+def processes_of(ppo: Runner) -> dict[int, str]:
+    """Processes that descend from this test's runs: {pid: command line}."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -142,28 +146,23 @@ def our_processes() -> dict[int, str]:
                 environment = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if b"ALPHAAPOLLO_RUN=" in environment:
-                found[int(entry.name)] = command
+            if f"{MARK}={ppo.out}".encode() in environment:
+                found[int(entry.name)] = command[:200]
     return found
 
 
-def our_shared_memory() -> list[str]:
-    return sorted(path.name for path in Path("/dev/shm").glob("alphaapollo*"))
-
-
 @pytest.fixture
-def leaves_nothing() -> Iterator[Callable[[], None]]:
+def leaves_nothing(ppo: Runner) -> Callable[[], None]:
     """Call it when everything should be gone: fails with what is left after 10 s."""
-    before = set(our_processes()), set(our_shared_memory())
 
     def check() -> None:
         end = time.monotonic() + 10
         while time.monotonic() < end:
-            processes = {pid: line for pid, line in our_processes().items() if pid not in before[0]}
-            files = [name for name in our_shared_memory() if name not in before[1]]
+            processes = processes_of(ppo)
+            files = [path.name for pid in ppo.pids for path in Path("/dev/shm").glob(f"alphaapollo-{pid}-*")]
             if not processes and not files:
                 return
             time.sleep(0.1)
         pytest.fail(f"left behind: {processes} {files}")
 
-    yield check
+    return check

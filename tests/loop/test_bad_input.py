@@ -45,7 +45,12 @@ def test_unknown_key_is_told_within_five_seconds(ppo: Runner) -> None:
 
 def test_dry_run_prints_the_plan_and_starts_nothing(ppo: Runner) -> None:
     done = ppo.run("trainer.dry_run=True")
-    for words in ("4 prompts x 4 samples = 16 trajectories", "2 mini-batches", "data-parallel degree", "rollout engines"):
+    for words in (
+        "4 prompts x 4 samples = 16 trajectories",
+        "2 mini-batches",
+        "data-parallel degree",
+        "rollout engines",
+    ):
         assert words in done.output, done.output
     assert not done.folder.exists()
 
@@ -66,7 +71,10 @@ def test_model_without_tokenizer(ppo: Runner, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "says"),
-    [("import nothing_like_this", "nothing_like_this"), ("def compute_score(text):\n    return 1.0\n", "compute_score")],
+    [
+        ("import nothing_like_this", "nothing_like_this"),
+        ("def compute_score(text):\n    return 1.0\n", "compute_score"),
+    ],
 )
 def test_reward_function_that_cannot_be_used(ppo: Runner, source: str, says: str) -> None:
     ppo.reward.write_text(source)
@@ -75,11 +83,17 @@ def test_reward_function_that_cannot_be_used(ppo: Runner, source: str, says: str
 
 @pytest.mark.parametrize(
     ("body", "says"),
-    [("raise KeyError('no such thing')", "no such thing"), ("return float('nan')", "nan"), ("return [1.0, 2.0]", "list")],
+    [
+        ("raise KeyError('no such thing')", "no such thing"),
+        ("return float('nan')", "nan"),
+        ("return [1.0, 2.0]", "list"),
+    ],
 )
 def test_reward_function_that_fails_on_everything_stops_the_run(ppo: Runner, body: str, says: str) -> None:
     ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
-    process = ppo.start("actor_rollout_ref.rollout.name=fake", "trainer.controller=local", "trainer.val_before_train=False")
+    process = ppo.start(
+        "actor_rollout_ref.rollout.name=fake", "trainer.controller=local", "trainer.val_before_train=False"
+    )
     done = ppo.finish(process)
     assert done.code == 1
     assert says in done.output and "Traceback" not in done.output, done.output

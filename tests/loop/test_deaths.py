@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import Runner, our_processes
+from tests.loop.conftest import Runner, processes_of
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
@@ -30,9 +30,9 @@ def started(ppo: Runner) -> subprocess.Popen[str]:
     return process
 
 
-def child(words: str) -> int:
+def child(ppo: Runner, words: str) -> int:
     """The pid of the one process of the run whose command line has the words."""
-    (pid,) = [pid for pid, line in our_processes().items() if words in line]
+    (pid,) = [pid for pid, line in processes_of(ppo).items() if words in line]
     return pid
 
 
@@ -54,10 +54,12 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
     leaves_nothing()
 
 
-@pytest.mark.parametrize(("words", "named"), [("PolicyHost", "policy"), ("EngineCore", "engine"), ("RolloutHost", "rollout")])
+@pytest.mark.parametrize(
+    ("words", "named"), [("PolicyHost", "policy"), ("EngineCore", "engine"), ("RolloutHost", "rollout")]
+)
 def test_kill_of_a_worker_is_named(ppo: Runner, words: str, named: str, leaves_nothing: Callable[[], None]) -> None:
     process = started(ppo)
-    os.kill(child(words), signal.SIGKILL)
+    os.kill(child(ppo, words), signal.SIGKILL)
     done = ppo.finish(process, deadline=60)
     assert done.code == 1
     assert named in done.output.splitlines()[-1], done.output[-3000:]

@@ -1,0 +1,122 @@
+"""Tiny random models, and an engine on them whose calls are awaited one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from alphaapollo.config.schema import Rollout
+from alphaapollo.rollout.engines import EngineSpec
+from alphaapollo.rollout.vllm_engine import VllmEngine
+from alphaapollo.types import WeightUpdate
+from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
+
+T = TypeVar("T")
+PROBE = list(range(3, 40))
+SIZES = {
+    "vocab_size": 272,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 384,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.1,  # wide, so that probabilities differ
+}
+
+
+def make_model(kind: str, seed: int, **sizes: Any) -> Any:
+    """A Qwen3, Llama or Qwen3-MoE model with random weights."""
+    import transformers
+
+    if kind == "Qwen3Moe":
+        sizes = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2} | sizes
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | sizes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def checkpoint(model: Any) -> dict[str, torch.Tensor]:
+    """Each parameter once, under its name in a checkpoint."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return revert_weight_conversion(model, named)
+
+
+@torch.inference_mode()
+def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> list[float]:
+    """Log-prob of each token after the first, by transformers."""
+    tokens = torch.tensor([token_ids])
+    logprobs = (model(tokens).logits[0, :-1].float() / temperature).log_softmax(dim=-1)
+    return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
+
+
+def mean_gap(one: list[float], other: list[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+class Session:
+    """A started engine and the event loop that it lives on."""
+
+    def __init__(self, engine: VllmEngine, runner: asyncio.Runner, shared: Path):
+        self.engine = engine
+        self._runner = runner
+        self._shared = shared
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(asyncio.wait_for(call, 120))
+
+    def generate(self, *requests: tuple[list[int], Any]) -> list[Any]:
+        """All requests at once."""
+
+        async def all_of_them() -> list[Any]:
+            calls = (self.engine.generate(tokens, how, f"r{i}") for i, (tokens, how) in enumerate(requests))
+            return list(await asyncio.gather(*calls))
+
+        return self.run(all_of_them())
+
+    @contextmanager
+    def sent(self, model: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:
+        """What a trainer would have written, until it is released."""
+        sender = SharedMemorySender(self._shared, dtype)
+        update = sender.send(checkpoint(model).items(), version)
+        assert update is not None
+        yield update
+        sender.release()
+
+
+@contextmanager
+def engine_on(model: Any, folder: Path, **rollout: Any) -> Iterator[Session]:
+    """An engine that serves `model`; its environment variables go with it."""
+    model.save_pretrained(folder / "model")
+    spec = EngineSpec(
+        index=0,
+        model_path=str(folder / "model"),
+        trust_remote_code=False,
+        rollout=Rollout(**{"kv_cache_gib": 0.1} | rollout),
+        device="cpu",
+        dtype=rollout.get("dtype", "float32"),
+        max_model_len=256,
+        log_path=str(folder / "engine.log"),
+    )
+    before = dict(os.environ)
+    engine = VllmEngine(spec)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(asyncio.wait_for(engine.start(), 120))
+            yield Session(engine, runner, Path(f"/dev/shm/alphaapollo-test-{os.getpid()}"))
+        finally:
+            runner.run(asyncio.wait_for(engine.close(), 30))
+            os.environ.clear()
+            os.environ.update(before)

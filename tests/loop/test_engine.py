@@ -1,0 +1,125 @@
+"""vLLM behind the engine protocol: what it samples, what it says about it, and that neither depends on its company."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from alphaapollo.types import Sampling, StopReason
+from tests.loop.engine_kit import PROBE, Session, engine_on, logprobs_of, make_model, mean_gap
+
+pytestmark = pytest.mark.timeout(240)
+
+# Products of depth 3072 are where oneDNN's single float32 row differs from the same row among others.
+MODEL = make_model("Qwen3", seed=0, intermediate_size=3072)
+PROMPT = list(range(7, 30))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with engine_on(MODEL, tmp_path_factory.mktemp("engine")) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(24, temperature=0.0),
+        Sampling(24, seed=1),
+        Sampling(24, temperature=0.6, seed=2),
+        Sampling(24, temperature=1.5, top_p=0.7, seed=3),
+        Sampling(24, temperature=0.8, top_k=5, seed=4),
+        Sampling(24, temperature=0.8, top_p=0.9, top_k=20, seed=5),
+    ],
+)
+def test_logprobs_are_after_temperature_and_before_truncation(session: Session, sampling: Sampling) -> None:
+    (answer,) = session.generate((PROMPT, sampling))
+    assert len(answer.token_ids) == 24 and answer.stop_reason is StopReason.LENGTH and answer.weight_version == 0
+    expected = logprobs_of(MODEL, PROMPT + answer.token_ids, sampling.temperature or 1.0)[len(PROMPT) - 1 :]
+    assert mean_gap(answer.logprobs, expected) < 1e-5
+
+
+def test_greedy_takes_the_most_probable_token(session: Session) -> None:
+    import torch
+
+    (answer,) = session.generate((PROMPT, Sampling(8, temperature=0.0)))
+    logits = MODEL(torch.tensor([PROMPT + answer.token_ids])).logits[0]
+    assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == answer.token_ids
+
+
+def test_truncation_leaves_tokens_out(session: Session) -> None:
+    answers = session.generate(*((PROMPT, Sampling(1, top_k=2, seed=seed)) for seed in range(64)))
+    assert len({answer.token_ids[0] for answer in answers}) == 2
+
+
+def test_the_stop_token_is_part_of_the_completion(session: Session) -> None:
+    (long,) = session.generate((PROMPT, Sampling(24, seed=1)))
+    stop = long.token_ids[5]
+    (answer,) = session.generate((PROMPT, Sampling(24, seed=1, stop_token_ids=(stop,))))
+    length = long.token_ids.index(stop) + 1
+    assert answer.token_ids == long.token_ids[:length] and answer.stop_reason is StopReason.STOP
+    assert answer.logprobs == long.logprobs[:length]
+
+
+def test_score_is_the_models_logprobs(session: Session) -> None:
+    assert mean_gap(session.run(session.engine.score(PROBE)), logprobs_of(MODEL, PROBE)) < 1e-5
+
+
+def test_samples_share_their_prompts_prefill(session: Session) -> None:
+    prompt = [random.Random(0).randrange(272) for _ in range(110)]
+    answers = session.generate(*((prompt, Sampling(4, seed=seed)) for seed in range(16)))
+    hits = [answer.num_cached_tokens for answer in answers]
+    assert sum(hit == 96 for hit in hits) >= 15, hits  # three whole blocks of 32; only the first computes them
+
+
+def test_a_sequence_does_not_depend_on_its_company(session: Session) -> None:
+    draws = random.Random(1)
+    requests = [
+        ([draws.randrange(272) for _ in range(draws.randint(1, 60))], Sampling(draws.randint(1, 30), seed=seed))
+        for seed in range(24)
+    ]
+
+    def answers(order: list[int]) -> dict[int, tuple[list[int], list[float]]]:
+        session.run(session.engine._llm.reset_prefix_cache())
+        done = session.generate(*(requests[i] for i in order))
+        return {i: (answer.token_ids, answer.logprobs) for i, answer in zip(order, done, strict=True)}
+
+    together = answers(list(range(24)))
+    backwards = answers(list(range(24))[::-1])
+    alone = {i: answers([i])[i] for i in range(6)}
+    assert backwards == together  # bit for bit
+    assert alone == {i: together[i] for i in alone}
+
+
+def test_a_request_that_does_not_fit_is_an_error(session: Session) -> None:
+    with pytest.raises(ValueError, match="256"):
+        session.generate((PROMPT, Sampling(256 - len(PROMPT) + 1)))
+    assert session.generate((PROMPT, Sampling(2)))  # and the engine goes on
+
+
+def test_a_cancelled_request_leaves_the_engine_free(session: Session) -> None:
+    async def give_up() -> bool:
+        requests = [
+            asyncio.ensure_future(session.engine.generate(PROMPT, Sampling(200, seed=seed), f"given-up {seed}"))
+            for seed in range(64)
+        ]
+        while session.engine._llm.get_num_unfinished_requests() < 64:
+            await asyncio.sleep(0)
+        for request in requests:
+            request.cancel()
+        ends = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+        await session.engine.generate(PROMPT, Sampling(2), "next")
+        return await session.engine._llm.reset_prefix_cache()
+
+    assert session.run(give_up()), "nothing may be running"
+
+
+def test_the_log_is_in_its_file(session: Session, capfd: pytest.CaptureFixture[str]) -> None:
+    session.generate((PROMPT, Sampling(2)))
+    with open(session.engine.spec.log_path) as log:
+        assert "Initializing a V1 LLM engine" in log.read()
+    assert capfd.readouterr() == ("", "")
