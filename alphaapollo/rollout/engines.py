@@ -32,6 +32,14 @@ class EngineSpec:
     def name(self) -> str:
         return f"rollout engine {self.index}"
 
+    def check_fits(self, num_tokens: int, max_tokens: int) -> None:
+        """ValueError for a request that is longer than the engine's sequences."""
+        if num_tokens + max_tokens > self.max_model_len:
+            raise ValueError(
+                f"{self.name}: {num_tokens} tokens and up to {max_tokens} more do not fit into {self.max_model_len} "
+                "(data.max_prompt_length + data.max_response_length)."
+            )
+
     @property
     def transfer(self) -> Literal["shared_memory", "ipc", "nccl"]:
         """How weights reach it."""

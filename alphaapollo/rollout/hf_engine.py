@@ -61,9 +61,7 @@ class HFEngine:
         return model.to(self.spec.device).eval()
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        if len(token_ids) + sampling.max_tokens > self.spec.max_model_len:
-            wanted = f"{len(token_ids)} tokens and up to {sampling.max_tokens} more"
-            raise ValueError(f"{wanted} do not fit into the engine's {self.spec.max_model_len}")
+        self.spec.check_fits(len(token_ids), sampling.max_tokens)
         request = _Request(token_ids, sampling, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         if self._serving is None or self._serving.done():

@@ -140,6 +140,7 @@ class VllmEngine:
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         if self._stale:
             raise EngineError(f"{self.spec.name} gave its weights up when it went to sleep; publish weights first")
+        self.spec.check_fits(len(token_ids), sampling.max_tokens)
         output = await self._request(token_ids, _sampling_params(sampling), request_id)
         answer = output.outputs[0]
         return Completion(

@@ -26,15 +26,17 @@ class WorkerExtension:
     update_weights: Any
     finish_weight_update: Any
 
-    def alphaapollo_receive(self, folder: str) -> int:
+    def alphaapollo_receive(self, folder: str, repack: bool = True) -> int:
         """Load what the trainer wrote into shared memory (empty `folder`: vLLM's own transfer has brought it already),
-        and return the digest of what this rank then computes with, leaving out what another rank counts."""
+        and return the digest of what this rank then computes with, leaving out what another rank counts. `repack` is
+        false in the test that shows what would happen."""
         if folder:
             self.start_weight_update()
             self.update_weights({"folder": folder})
             self.finish_weight_update()
         model = self.model_runner.get_model()
-        repack_tied(model)
+        if repack:
+            repack_tied(model)
         return held_digest(model, PACKED_DIGEST)
 
     def alphaapollo_unlink_shared_memory(self) -> None:

@@ -87,10 +87,11 @@ class Session:
         return self.run(all_of_them())
 
     @contextmanager
-    def sent(self, model: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:
-        """What a trainer would have written, until it is released."""
+    def sent(self, weights: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:
+        """What a trainer would have written of a model (or a checkpoint's tensors), until it is released."""
+        tensors = weights if isinstance(weights, dict) else checkpoint(weights)
         sender = SharedMemorySender(self._shared, dtype)
-        update = sender.send(checkpoint(model).items(), version)
+        update = sender.send(tensors.items(), version)
         assert update is not None
         yield update
         sender.release()

@@ -6,7 +6,7 @@ digest   over all parameters, of what the engine computes with       probe   log
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.types import Sampling
+from alphaapollo.types import Sampling, WeightUpdate
 from tests.loop.engine_kit import PROBE, Session, checkpoint, engine_on, logprobs_of, make_model, mean_gap
 
 pytestmark = pytest.mark.timeout(240)
@@ -65,59 +65,60 @@ def perturb(*models: Any) -> None:
                 parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
-def test_both_proofs_can_fail(tmp_path: Path) -> None:
-    """Tied embeddings, and the output head's packed copy not renewed: parameters are right, and computed with are the
-    old ones."""
-    old, new = (make_model("Qwen3", seed, tie_word_embeddings=True) for seed in (0, 1))
-    with engine_on(old, tmp_path) as session, session.sent(new, 1) as update:
-        stale = session.run(session.engine._on_workers("alphaapollo_receive", update.path, False))
-        assert gap(session, new) > 1e-2  # the probe sees it
-        assert f"{stale[0]:016x}" != update.digest  # and the digest, for it is of what is computed with
+OLD, NEW = (make_model("Qwen3", seed, tie_word_embeddings=True) for seed in (0, 1))
 
-        receipt = session.run(session.engine.receive_weights(update))
-        assert receipt.digest == update.digest and gap(session, new) < 1e-5
 
-        one_bit = checkpoint(new)
-        name = "model.layers.1.mlp.down_proj.weight"
-        one_bit[name] = one_bit[name].clone()
-        one_bit[name].view(torch.int32)[0, 0] ^= 1
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tests.loop.engine_kit.checkpoint", lambda model: one_bit)
-            with session.sent(new, 2) as wrong:
-                receipt = session.run(session.engine.receive_weights(wrong))
-        assert receipt.digest == wrong.digest != update.digest  # one bit of one parameter
-        assert gap(session, new) < 1e-5  # which no probe would see
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with engine_on(OLD, tmp_path_factory.mktemp("tied")) as session:
+        yield session
+
+
+def test_a_stale_output_head_fails_both_proofs(tied: Session) -> None:
+    """Tied embeddings, and the head's packed copy not renewed: the parameters are right, but not computed with."""
+    with tied.sent(NEW, 1) as update:
+        (stale,) = tied.run(tied.engine._on_workers("alphaapollo_receive", update.path, False))
+        assert gap(tied, NEW) > 1e-2
+        assert f"{stale:016x}" != update.digest
+        receipt = tied.run(tied.engine.receive_weights(update))
+    assert receipt.digest == update.digest and gap(tied, NEW) < 1e-5
+
+
+def test_one_wrong_bit_fails_the_digest(tied: Session) -> None:
+    wrong = checkpoint(NEW)
+    name = "model.layers.1.mlp.down_proj.weight"
+    wrong[name] = wrong[name].clone()
+    wrong[name].view(torch.int32)[0, 0] ^= 1
+    with tied.sent(NEW, 1) as right:
+        pass
+    with tied.sent(wrong, 1) as update:
+        receipt = tied.run(tied.engine.receive_weights(update))
+    assert receipt.digest == update.digest != right.digest
+    assert gap(tied, NEW) < 1e-5  # which the probe does not see
+
+
+def test_missing_weights_fail_the_digest(tied: Session) -> None:
+    part = {name: tensor + 1 for name, tensor in checkpoint(NEW).items() if "layers.1" not in name}
+    with tied.sent(part, 1) as update:
+        assert tied.run(tied.engine.receive_weights(update)).digest != update.digest
+
+
+def test_weights_while_requests_run_are_refused(tied: Session) -> None:
+    async def too_early(update: WeightUpdate) -> None:
+        request = asyncio.ensure_future(tied.engine.generate(PROBE, Sampling(200), "long"))
+        while not tied.engine._llm.get_num_unfinished_requests():
+            await asyncio.sleep(0)
+        try:
+            await tied.engine.receive_weights(update)
+        finally:
+            await request
+
+    with tied.sent(NEW, 1) as update, pytest.raises(EngineError, match="while requests were running"):
+        tied.run(too_early(update))
 
 
 def test_bfloat16(tmp_path: Path) -> None:
-    old, new = (make_model("Qwen3", seed, tie_word_embeddings=True) for seed in (0, 1))
-    with engine_on(old, tmp_path, dtype="bfloat16") as session, session.sent(new, 1, torch.bfloat16) as update:
+    with engine_on(OLD, tmp_path, dtype="bfloat16") as session, session.sent(NEW, 1, torch.bfloat16) as update:
         receipt = session.run(session.engine.receive_weights(update))
         assert receipt.digest == update.digest
-        assert gap(session, new) < 0.1 < gap(session, old)
-
-
-def test_weights_while_requests_run_are_refused(tmp_path: Path) -> None:
-
-    model = make_model("Qwen3", 0)
-    with engine_on(model, tmp_path) as session, session.sent(model, 1) as update:
-
-        async def too_early() -> None:
-            request = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200), "long"))
-            while not session.engine._llm.get_num_unfinished_requests():
-                await asyncio.sleep(0)
-            await session.engine.receive_weights(replace(update))
-            await request
-
-        with pytest.raises(EngineError, match="while requests were running"):
-            session.run(too_early())
-
-
-def test_a_folder_that_lacks_weights_is_seen(tmp_path: Path) -> None:
-    old, new = (make_model("Qwen3", seed, tie_word_embeddings=False) for seed in (0, 1))
-    part = {name: tensor for name, tensor in checkpoint(new).items() if "layers.1" not in name}
-    with engine_on(old, tmp_path) as session, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.loop.engine_kit.checkpoint", lambda model: part)
-        with session.sent(new, 1) as update:
-            receipt = session.run(session.engine.receive_weights(update))
-    assert receipt.digest != update.digest
+        assert gap(session, NEW) < 0.1 < gap(session, OLD)

@@ -1,0 +1,120 @@
+"""However an engine ends, nothing of it is left, and whoever waited for it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.schema import Rollout
+from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engines import EngineSpec, make_engine
+from alphaapollo.types import Sampling
+from tests.loop.engine_kit import PROBE, engine_on, make_model
+
+pytestmark = pytest.mark.timeout(240)
+
+FRONT_END = """
+import asyncio, multiprocessing.forkserver as forkserver, sys
+from alphaapollo.config.schema import Rollout
+from alphaapollo.rollout.engines import EngineSpec
+from alphaapollo.rollout.vllm_engine import VllmEngine
+
+async def main(model, log, shared, ranks):
+    rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks))
+    engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, (shared,)))
+    await engine.start()
+    print(*engine.pids(), forkserver._forkserver._forkserver_pid, flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def exists(pid: int) -> bool:
+    """A process that has not ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("ranks", "processes"), [(1, 2), (2, 4)])  # core and fork server; two workers more
+def test_kill_of_the_parent_leaves_nothing(tmp_path: Path, ranks: int, processes: int) -> None:
+    make_model("Qwen3", 0).save_pretrained(tmp_path / "model")
+    (tmp_path / "front_end.py").write_text(FRONT_END)
+    shared = Path(f"/dev/shm/alphaapollo-test-{os.getpid()}-dead")
+    before = set(os.listdir("/dev/shm"))
+    (shared / "v1").mkdir(parents=True)
+    words = [tmp_path / "front_end.py", tmp_path / "model", tmp_path / "engine.log", shared, ranks]
+    parent = subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) >= processes and all(map(exists, pids))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    end = time.monotonic() + 2
+    while time.monotonic() < end and (any(map(exists, pids)) or set(os.listdir("/dev/shm")) - before):
+        time.sleep(0.02)
+    assert [pid for pid in pids if exists(pid)] == []
+    assert set(os.listdir("/dev/shm")) - before == set()
+
+
+def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> None:
+    with engine_on(make_model("Qwen3", 0), tmp_path) as session:
+
+        async def die() -> list[BaseException]:
+            waiting = [
+                asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200, seed=seed), f"r{seed}"))
+                for seed in range(64)
+            ]
+            while session.engine._llm.get_num_unfinished_requests() < 64:
+                await asyncio.sleep(0)
+            os.kill(session.engine.pids()[0], signal.SIGSTOP)  # it answers nothing any more
+            waiting.append(asyncio.ensure_future(session.engine._on_workers("alphaapollo_receive", "")))
+            await asyncio.sleep(0.1)
+            os.kill(session.engine.pids()[0], signal.SIGKILL)
+            return await asyncio.gather(*waiting, return_exceptions=True)
+
+        started = time.monotonic()
+        ends = session.run(die())
+        assert time.monotonic() - started < 5
+        assert all(isinstance(end, EngineError) for end in ends), ends
+        assert str(ends[0]) == f"rollout engine 0: its core process died. Its log says why: {tmp_path}/engine.log"
+        with pytest.raises(EngineError, match="core process died"):
+            session.run(session.engine.generate(PROBE, Sampling(1), "late"))
+
+
+def test_a_model_that_cannot_be_served_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense", "architectures": ["Nonsense"]}')
+    spec = EngineSpec(0, str(tmp_path), False, Rollout(), "cpu", "float32", 64, str(tmp_path / "engine.log"))
+    before = dict(os.environ)
+    with pytest.raises(ValueError, match=f"vLLM cannot serve {tmp_path}"):
+        asyncio.run(make_engine(spec).start())
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_a_core_that_does_not_start_is_named(tmp_path: Path) -> None:
+    model = make_model("Qwen3", 0)
+    model.save_pretrained(tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"nonsense")
+    spec = EngineSpec(3, str(tmp_path / "broken"), False, Rollout(), "cpu", "float32", 64, str(tmp_path / "e.log"))
+    before = dict(os.environ)
+    with pytest.raises(EngineError, match=f"rollout engine 3 did not start.*{tmp_path}/e.log"):
+        asyncio.run(make_engine(spec).start())
+    assert "header too large" in (tmp_path / "e.log").read_text()
+    os.environ.clear()
+    os.environ.update(before)
