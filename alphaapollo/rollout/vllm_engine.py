@@ -185,6 +185,9 @@ class VllmEngine:
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """The four phases of vLLM's own transfers (CUDA IPC, NCCL), called by the trainer's side of them."""
+        if "rank_offset" in init_info:  # of the first engine; the others come after it
+            ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
+            init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}
         await self._on_workers("init_weight_transfer_engine", init_info)
 
     async def start_weight_update(self) -> None:
@@ -195,7 +198,7 @@ class VllmEngine:
     async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         await self._on_workers("update_weights", update_info)
 
-    async def finish_weight_update(self) -> None:
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
         await self._on_workers("finish_weight_update")
 
     # GPU memory, handed over between engine and trainer

@@ -53,7 +53,6 @@ def test_published_weights_are_held_and_computed_with(
             assert gap(session, model) < 1e-5
         (answer,) = session.generate((PROBE, Sampling(4)))
         assert answer.weight_version == 3
-        assert not list(Path("/dev/shm").glob("vllm_dist_*")), "vLLM's own shared memory is left"
 
 
 def perturb(*models: Any) -> None:

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from alphaapollo.models.weight_digest import MODULUS, format_digest, tensor_digest
+from alphaapollo.models.weight_digest import MODULUS, format_digest, tensors_digest
 from alphaapollo.types import WeightUpdate
-
-FILE_BYTES = 1 << 30  # tensors of so many bytes a file: what is held twice while writing
+from alphaapollo.workers.weight_sync.batches import Batch, batches, num_bytes
 
 
 class SharedMemorySender:
@@ -44,8 +43,8 @@ class SharedMemorySender:
         partial = self._folder / f".v{version}"
         partial.mkdir(parents=True)
         digest = 0
-        for number, batch in enumerate(_batches(tensors, self._dtype)):
-            digest += sum(map(tensor_digest, batch.values()))
+        for number, batch in enumerate(batches(tensors, self._dtype, torch.device("cpu"))):
+            digest += tensors_digest(batch.values())
             self._write(batch, partial / f"{number:05d}.safetensors")
         partial.rename(target)
         return WeightUpdate(version, format_digest(digest % MODULUS), str(target))
@@ -55,28 +54,16 @@ class SharedMemorySender:
         if self._is_writer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self, batch: dict[str, torch.Tensor], path: Path) -> None:
+    def _write(self, batch: Batch, path: Path) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         try:
             save_file(batch, path)
         except (OSError, SafetensorError) as error:
-            needed = sum(tensor.nbytes for tensor in batch.values()) / 2**30
+            needed = num_bytes(batch) / 2**30
             free = shutil.disk_usage(path.parent).free / 2**30
             raise ValueError(
                 f"publishing weights through {self._folder} failed ({error}): the next file needs {needed:.2f} GiB, "
                 f"{free:.2f} GiB are free. Give the machine more shared memory (docker run --shm-size=...)."
             ) from error
-
-
-def _batches(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors cast to `dtype`, on the CPU, in parts of about FILE_BYTES."""
-    batch: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors:
-        batch[name] = tensor.detach().to("cpu", dtype).contiguous()
-        if sum(kept.nbytes for kept in batch.values()) >= FILE_BYTES:
-            yield batch
-            batch = {}
-    if batch:
-        yield batch

@@ -4,7 +4,7 @@ from safetensors.torch import load_file
 
 from alphaapollo.models.weight_digest import format_digest, tensors_digest
 from alphaapollo.types import WeightUpdate
-from alphaapollo.workers.weight_sync import shared_memory
+from alphaapollo.workers.weight_sync import batches
 from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
 
 
@@ -39,7 +39,7 @@ def test_tensors_are_cast_to_the_engines_dtype_before_the_digest(tmp_path):
 
 
 def test_large_models_go_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory, "FILE_BYTES", 100)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 100)
     update = SharedMemorySender(tmp_path / "w", torch.float32).send(tensors().items(), version=0)
     assert len(list((tmp_path / "w" / "v0").iterdir())) == 2  # 96 + 32 bytes, then 60
     assert read(update).keys() == tensors().keys()

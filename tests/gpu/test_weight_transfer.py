@@ -1,0 +1,98 @@
+"""vLLM's own weight transfer on real GPUs: CUDA IPC with sleep on a shared one, NCCL between two."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import Rollout
+from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engines import EngineSpec
+from alphaapollo.rollout.vllm_engine import VllmEngine
+from alphaapollo.types import Sampling
+from alphaapollo.workers.weight_sync.vllm_transfer import VllmTransferSender
+from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_gap
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Client:
+    """The engine as the trainer's thread sees it."""
+
+    def __init__(self, engine: VllmEngine, loop: asyncio.AbstractEventLoop):
+        self._engine, self._loop = engine, loop
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._wait(self._engine.init_weight_transfer_engine(init_info))
+
+    def start_weight_update(self) -> None:
+        self._wait(self._engine.start_weight_update())
+
+    def update_weights(self, update_info: Any) -> None:
+        self._wait(self._engine.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._wait(self._engine.finish_weight_update(weight_version))
+
+    def _wait(self, call: Any) -> None:
+        asyncio.run_coroutine_threadsafe(call, self._loop).result(300)
+
+
+@contextmanager
+def visible(gpu: int) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+async def publish_and_prove(folder: Path, colocate: bool) -> None:
+    old, new = (make_model("Qwen3", seed, tie_word_embeddings=True, head_dim=64) for seed in (0, 1))
+    old.save_pretrained(folder / "model")
+    rollout = Rollout(colocate=colocate, gpu_memory_utilization=0.2)
+    spec = EngineSpec(0, str(folder / "model"), False, rollout, "cuda", "bfloat16", 256, str(folder / "engine.log"))
+    engine = VllmEngine(spec)
+    with visible(0 if colocate else 1):
+        await engine.start()
+    try:
+        sender = VllmTransferSender(
+            Client(engine, asyncio.get_running_loop()),
+            torch.bfloat16,
+            rank=0,
+            transport=spec.transfer,  # type: ignore[arg-type]
+            master_address="127.0.0.1",
+            num_engine_ranks=1,
+        )
+        on_gpu = {name: tensor.cuda() for name, tensor in checkpoint(new).items()}
+        for version in (1, 2):
+            free = torch.cuda.mem_get_info()[0]
+            await engine.sleep()
+            if colocate:
+                assert torch.cuda.mem_get_info()[0] > free + 2**30, "sleep gives memory back"
+                with pytest.raises(EngineError, match="publish weights first"):
+                    await engine.generate(PROBE, Sampling(2), "too-early")
+            update = await asyncio.to_thread(sender.send, on_gpu.items(), version)
+            receipt = await engine.receive_weights(update)
+            assert (receipt.version, receipt.digest) == (update.version, update.digest)
+            gap = mean_gap(await engine.score(PROBE), logprobs_of(new, PROBE))
+            assert gap < 0.1 < mean_gap(logprobs_of(old, PROBE), logprobs_of(new, PROBE))
+            assert (await engine.generate(PROBE, Sampling(4), f"r{version}")).weight_version == version
+    finally:
+        await engine.close()
+
+
+def test_cuda_ipc_on_a_shared_gpu(tmp_path: Path) -> None:
+    asyncio.run(publish_and_prove(tmp_path, colocate=True))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_nccl_between_two_gpus(tmp_path: Path) -> None:
+    asyncio.run(publish_and_prove(tmp_path, colocate=False))

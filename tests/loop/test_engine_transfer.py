@@ -1,0 +1,139 @@
+"""Our side of vLLM's GPU weight transfer, held against the installed vLLM as far as a CPU goes: what we call exists,
+and a whole send makes the calls that an inference engine expects. The real transfers are in tests/gpu."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import Rollout
+from alphaapollo.models.weight_digest import format_digest, tensors_digest
+from alphaapollo.rollout.engines import EngineSpec
+from alphaapollo.rollout.vllm_engine import VllmEngine
+from alphaapollo.rollout.vllm_settings import engine_arguments
+from alphaapollo.workers.weight_sync import batches
+from alphaapollo.workers.weight_sync.vllm_transfer import VllmTransferSender, WeightSyncClient, WithinUpdate
+
+TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
+
+
+class Client:
+    """Notes what the inference side is asked to do."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.calls.append(("init", init_info))
+
+    def start_weight_update(self) -> None:
+        self.calls.append(("start", None))
+
+    def update_weights(self, update_info: Any) -> None:
+        self.calls.append(("update", update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.calls.append(("finish", weight_version))
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM's IPC engine on a CPU: the tensors are real, the handles are not."""
+    from types import SimpleNamespace
+
+    from vllm.distributed.weight_transfer import ipc_engine, packed_tensor
+
+    empty = torch.empty
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-0"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
+    assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
+    yield
+
+
+def test_an_update_is_one_for_all_batches(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", 256)
+    client = Client()
+    sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
+    for version in (1, 2):
+        update = sender.send(iter(TENSORS.items()), version)
+        assert update is not None and update.version == version and update.path == ""
+        assert update.digest == format_digest(tensors_digest(TENSORS.values()))
+    one_update = ["start", "update", "update", "finish"]  # a has 256 bytes, b and c have 20 + 256
+    assert [name for name, _ in client.calls] == ["init", *one_update, *one_update]
+    assert client.calls[0][1] == {"packed": True}
+    first, second = (info for name, info in client.calls[2:4])
+    assert (first["names"], first["tensor_sizes"]) == (["a"], [256])
+    assert (second["names"], second["tensor_sizes"], second["shapes"]) == (["b", "c"], [20, 256], [[5], [16, 4]])
+    assert second["ipc_handles"] == {"GPU-0": ("handle", 276)}  # the buffer is as large as the batch
+
+
+def test_other_ranks_gather_and_say_nothing(no_cuda: None) -> None:
+    client, gathered = Client(), []
+
+    def gather() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in TENSORS.items():
+            gathered.append(name)
+            yield name, tensor
+
+    assert VllmTransferSender(client, torch.float32, rank=1, transport="ipc").send(gather(), 1) is None
+    assert gathered == list(TENSORS) and client.calls == []
+
+
+def test_tensors_are_cast_to_the_engines_dtype(no_cuda: None) -> None:
+    client = Client()
+    update = VllmTransferSender(client, torch.bfloat16, rank=0, transport="ipc").send(TENSORS.items(), 1)
+    cast = [tensor.to(torch.bfloat16) for tensor in TENSORS.values()]
+    assert update is not None and update.digest == format_digest(tensors_digest(cast))
+    assert client.calls[2][1]["dtype_names"] == ["bfloat16"] * 3
+
+
+def test_what_we_call_is_there() -> None:
+    from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.worker.gpu_worker import Worker
+
+    assert isinstance(WithinUpdate(Client()), VLLMWeightSyncClient)
+    for method in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
+        ours = inspect.signature(getattr(WeightSyncClient, method))
+        assert list(ours.parameters) == list(inspect.signature(getattr(VLLMWeightSyncClient, method)).parameters)
+        assert callable(getattr(Worker, method)) and callable(getattr(VllmEngine, method))
+    assert {"packed", "rank"} <= {field.name for field in dataclasses.fields(IPCTrainerInitInfo)}
+    nccl = {field.name for field in dataclasses.fields(NCCLTrainerInitInfo)}
+    assert {"master_address", "master_port", "world_size", "packed", "rank"} <= nccl
+    assert "packed_buffer_size_bytes" in inspect.signature(IPCTrainerWeightTransferEngine).parameters
+    assert {"client", "source"} <= set(inspect.signature(WeightTransferTrainerFactory.trainer_init).parameters)
+    assert {"level"} <= set(inspect.signature(AsyncLLM.sleep).parameters)
+    assert {"tags"} <= set(inspect.signature(AsyncLLM.wake_up).parameters)
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for device in ("cpu", "cuda"):
+        spec = EngineSpec(0, "m", False, Rollout(), device, "float32", 64, "log")
+        assert engine_arguments(spec).keys() <= known
+
+
+def test_engines_take_their_places_in_the_group_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    rollout = Rollout(tensor_model_parallel_size=2, colocate=False)
+    engine = VllmEngine(EngineSpec(3, "m", False, rollout, "cuda", "bfloat16", 64, "log"))
+    asked = []
+
+    async def on_workers(method: str, *arguments: Any) -> list[Any]:
+        asked.append((method, arguments))
+        return []
+
+    monkeypatch.setattr(engine, "_on_workers", on_workers)
+    asyncio.run(engine.init_weight_transfer_engine({"rank_offset": 1, "world_size": 9}))
+    assert asked == [("init_weight_transfer_engine", ({"rank_offset": 7, "world_size": 9},))]
