@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,3 +80,18 @@ def make_prompts(file: Path, count: int, seed: int = 0) -> None:
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(file)
+
+
+def make_reward(folder: Path) -> Path:
+    """A reward function that costs nothing."""
+    file = folder / "reward.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("def compute_score(prompt, completion):\n    return sum(map(str.isdigit, completion)) / 10\n")
+    return file
+
+
+def machine() -> dict[str, object]:
+    """What a figure was measured on, and how busy it was."""
+    name = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                 if line.startswith("model name")), platform.machine())  # fmt: skip
+    return {"machine": f"{name}, {os.cpu_count()} cores", "load_average": round(os.getloadavg()[0], 2)}

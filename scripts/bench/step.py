@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -27,12 +26,7 @@ FOLDER = ROOT / "outputs" / "bench"
 TRL = "trl==1.16.0"
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench._task import SIZES, make_model, make_prompts  # noqa: E402
-
-REWARD = """
-def compute_score(prompt, completion):
-    return sum(letter.isdigit() for letter in completion) / 10
-"""
+from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
 
 
 def trl_python() -> Path:
@@ -81,8 +75,6 @@ def time_trl(args: argparse.Namespace, model: Path, prompts: Path, micro_batch: 
 
 def time_ours(args: argparse.Namespace, model: Path, prompts: Path) -> dict[str, Any]:
     """The same, from the run's own metrics: the real command, with Ray, FSDP2 and vLLM."""
-    reward = FOLDER / "reward.py"
-    reward.write_text(REWARD)
     trajectories = args.num_prompts * args.group
     keys = {
         "algorithm.adv_estimator": "grpo",
@@ -93,7 +85,7 @@ def time_ours(args: argparse.Namespace, model: Path, prompts: Path) -> dict[str,
         "actor_rollout_ref.actor.ppo_mini_batch_size": trajectories,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": args.max_token_len,
         "actor_rollout_ref.rollout.max_num_seqs": trajectories,
-        "custom_reward_function.path": reward,
+        "custom_reward_function.path": make_reward(FOLDER),
         "data.train_files": prompts,
         "data.train_batch_size": args.num_prompts,
         "data.max_prompt_length": 256,
@@ -159,8 +151,7 @@ def main() -> None:
         "ours": ours,
         "trl": trl,
         "threads": args.threads,
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "load_average": os.getloadavg()[0],
+        **machine(),
     }
     print(json.dumps(result))
 

@@ -1,0 +1,116 @@
+"""What the driver spends on a trajectory, with a fake engine: collecting, batching, credit, metrics, the rollout log.
+
+    .venv/bin/python scripts/bench/driver.py
+
+Everything of an iteration but generation, update and publish, at 1k, 4k and 16k trajectories. The last line is a JSON
+object; `ratio` is the cost a trajectory at the largest size over that at the smallest: 1 = linear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from alphaapollo.algorithms.advantages import get_estimator  # noqa: E402
+from alphaapollo.config.schema import Actor, Algorithm, Env  # noqa: E402
+from alphaapollo.environments.base import get_environment  # noqa: E402
+from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
+from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
+from alphaapollo.rollout.group import run_group  # noqa: E402
+from alphaapollo.trainer.step import WorkerColumns, assign_credit, build_batch  # noqa: E402
+from alphaapollo.trainer.summary import summarize_rollouts  # noqa: E402
+from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
+from scripts.bench._task import machine  # noqa: E402
+
+GROUP = 16
+
+
+class Letters:
+    """A renderer without a tokenizer: one token a letter."""
+
+    def prompt_ids(self, content: list[Message] | str) -> list[int]:
+        return [ord(letter) % 256 for letter in str(content)[:32]]
+
+    def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]:
+        return []
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+async def score(prompt: Prompt, text: str) -> Score:
+    return Score(float(len(text) % 2), {"accuracy": float(len(text) % 2)})
+
+
+async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
+    engine = FakeEngine(vocab_size=256, min_tokens=max_tokens // 2, max_tokens=max_tokens)
+    letters = Letters()
+    runner = EpisodeRunner(engine, letters, letters.prompt_ids, EpisodeLimits(1, 600.0))  # type: ignore[arg-type]
+    sampling = Sampling(max_tokens, stop_token_ids=(0,))
+    requests = [
+        GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, draw=i) for i in range(count // GROUP)
+    ]
+    factory = get_environment("single_turn")
+    return list(await asyncio.gather(*(run_group(request, runner, factory, score, Env()) for request in requests)))
+
+
+def measure(count: int, max_tokens: int) -> dict[str, float]:
+    """Milliseconds a trajectory of each part."""
+    spans: dict[str, float] = {}
+
+    def span(name: str, start: float) -> float:
+        spans[name] = (time.perf_counter() - start) * 1e3 / count
+        return time.perf_counter()
+
+    start = time.perf_counter()
+    groups = asyncio.run(roll_out(count, max_tokens))
+    start = span("rollout (on the rollout worker)", start)
+    summarize_rollouts(groups, 1.0)
+    start = span("metrics", start)
+    batch = build_batch(groups, Actor(), float(max_tokens), num_ranks=2, padded=False, run_seed=0, step=1)
+    start = span("batch", start)
+    assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), 0.0)
+    start = span("credit", start)
+    with tempfile.TemporaryDirectory() as folder:
+        log = RolloutLog(Path(folder))
+        log.write(1, groups)
+        log.close()
+        span("rollout log (in a thread)", start)
+    return spans
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--max-tokens", type=int, default=256)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    measure(args.sizes[0], args.max_tokens)  # warm up
+    costs = {size: measure(size, args.max_tokens) for size in args.sizes}
+    totals = {size: sum(spans.values()) for size, spans in costs.items()}
+    for size, spans in costs.items():
+        parts = ", ".join(f"{name} {value:.3f}" for name, value in spans.items())
+        print(f"{size} trajectories: {totals[size]:.3f} ms each ({parts})", file=sys.stderr)
+    result = {
+        "benchmark": "driver",
+        "ratio": round(totals[args.sizes[-1]] / totals[args.sizes[0]], 3),
+        "ms_per_trajectory": {str(size): round(total, 4) for size, total in totals.items()},
+        "parts": {str(size): {name: round(value, 4) for name, value in spans.items()} for size, spans in costs.items()},
+        **machine(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

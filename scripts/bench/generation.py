@@ -1,0 +1,104 @@
+"""Tokens a second of the engine under the rollout loop, against bare vLLM on the same requests.
+
+    .venv/bin/python scripts/bench/generation.py --size 3M
+
+Both sides are the same AsyncLLM in the same process, several rounds in turn: bare, all requests are submitted open-loop;
+ours, they go through rendering, episodes, decoding and grading to whole TrajectoryGroups.
+The last line is a JSON object; `ratio` is our tokens/s over bare vLLM's, the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout  # noqa: E402
+from alphaapollo.data.prompts import load_prompts  # noqa: E402
+from alphaapollo.rollout.worker import RolloutWorker  # noqa: E402
+from alphaapollo.seeds import derive_seed  # noqa: E402
+from alphaapollo.types import GroupRequest, Sampling  # noqa: E402
+from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
+
+FOLDER = ROOT / "outputs" / "bench"
+
+
+async def bare(worker: RolloutWorker, prompts: list[list[int]], requests: list[GroupRequest]) -> int:
+    """The engine alone, on the very same token ids, limits and seeds."""
+    calls = []
+    for token_ids, request in zip(prompts, requests, strict=True):
+        for sample in range(request.num_samples):
+            seed = derive_seed(request.sampling.seed, "rollout", request.draw, request.prompt.id, sample, 0)
+            sampling = Sampling(request.sampling.max_tokens, seed=seed, stop_token_ids=request.sampling.stop_token_ids)
+            calls.append(worker.engine.generate(token_ids, sampling, f"{request.draw}.{sample}"))
+    return sum(len(completion.token_ids) for completion in await asyncio.gather(*calls))
+
+
+async def ours(worker: RolloutWorker, requests: list[GroupRequest]) -> int:
+    groups = await asyncio.gather(*(worker.generate(request) for request in requests))
+    return sum(trajectory.num_tokens for group in groups for trajectory in group.trajectories)
+
+
+async def measure(args: argparse.Namespace) -> dict[str, object]:
+    folder = FOLDER / args.size
+    parameters = make_model(folder, SIZES[args.size])
+    make_prompts(FOLDER / "prompts.parquet", args.num_prompts)
+    worker = RolloutWorker(
+        Model(path=str(folder)),
+        Rollout(max_num_seqs=args.num_prompts * args.group),
+        Env(),
+        Data(max_prompt_length=64, max_response_length=args.max_tokens),
+        Reward(),
+        CustomRewardFunction(path=str(make_reward(FOLDER))),
+        device="cpu",
+        run_dir=str(FOLDER),
+    )
+    await worker.start()
+    from alphaapollo.data.rendering import Renderer, load_tokenizer
+
+    renderer = Renderer(load_tokenizer(str(folder)))
+    prompts = load_prompts(str(FOLDER / "prompts.parquet"), "prompt")
+    token_ids = [renderer.prompt_ids(prompt.content) for prompt in prompts]
+    sampling = Sampling(args.max_tokens, stop_token_ids=renderer.eos_token_ids)
+    speeds: dict[str, list[float]] = {"bare": [], "ours": []}
+    for round_number in range(args.rounds + 1):
+        requests = [GroupRequest(prompt, args.group, sampling, draw=round_number) for prompt in prompts]
+        for side in speeds:
+            start = time.perf_counter()
+            tokens = await (bare(worker, token_ids, requests) if side == "bare" else ours(worker, requests))
+            if round_number:  # the first warms up
+                speeds[side].append(tokens / (time.perf_counter() - start))
+    await worker.close()
+    ratios = [a / b for a, b in zip(speeds["ours"], speeds["bare"], strict=True)]
+    return {
+        "benchmark": "generation",
+        "size": args.size,
+        "parameters": parameters,
+        "ratio": round(statistics.median(ratios), 3),
+        "tokens_per_second": {side: round(statistics.median(values)) for side, values in speeds.items()},
+        "requests": args.num_prompts * args.group,
+        **machine(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="3M")
+    parser.add_argument("--num-prompts", type=int, default=32)
+    parser.add_argument("--group", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=42)
+    parser.add_argument("--rounds", type=int, default=7)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Seconds from the command to the first generated tokens, and the memory of each process of a run.
+
+    .venv/bin/python scripts/bench/startup.py
+
+Starts main_ppo on the 3M model and waits for the first rollouts. The last line is a JSON object; `ratio` is the target
+of 20 s over the median: above 1 is within it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
+
+FOLDER = ROOT / "outputs" / "bench"
+TARGET = 20.0
+MARK = "ALPHAAPOLLO_BENCH"
+
+
+def memory_of_run() -> dict[str, float]:
+    """Resident GiB by process, of all processes that descend from this script."""
+    figures: dict[str, float] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if f"{MARK}={os.getpid()}".encode() not in (entry / "environ").read_bytes():
+                continue
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+            pages = int((entry / "statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue
+        name = next((word for word in command if "." in word or ":" in word), command[0] if command else entry.name)
+        name = name.rsplit("/", 1)[-1]
+        figures[name] = round(figures.get(name, 0.0) + pages * os.sysconf("SC_PAGE_SIZE") / 2**30, 3)
+    return dict(sorted(figures.items(), key=lambda item: -item[1]))
+
+
+def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float]]:
+    """Seconds to the end of the first 16 short answers, and the memory at that time."""
+    run = FOLDER / "startup"
+    shutil.rmtree(run, ignore_errors=True)
+    keys = {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.model.path": model,
+        "actor_rollout_ref.rollout.kv_cache_gib": 0.1,
+        "custom_reward_function.path": make_reward(FOLDER),
+        "data.train_files": prompts,
+        "data.train_batch_size": 4,
+        "data.max_prompt_length": 64,
+        "data.max_response_length": 4,
+        "env.rollout.n": 4,
+        "trainer.output_dir": ROOT / "outputs",
+        "trainer.project_name": "bench",
+        "trainer.experiment_name": "startup",
+        "trainer.total_training_steps": 100000,
+        "trainer.save_freq": -1,
+    }
+    command = [sys.executable, "-m", "alphaapollo.trainer.main_ppo", *(f"{key}={value}" for key, value in keys.items())]
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(os.getpid())}
+    start = time.perf_counter()
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not (run / "rollouts/step_000001.jsonl").exists():
+        if process.poll() is not None:
+            assert process.stderr is not None
+            sys.exit(f"main_ppo failed:\n{process.stderr.read().decode()[-3000:]}")
+        time.sleep(0.02)
+    seconds = time.perf_counter() - start
+    memory = memory_of_run()
+    process.send_signal(2)
+    process.wait(timeout=60)
+    return seconds, memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    model, prompts = FOLDER / "3M", FOLDER / "prompts.parquet"
+    make_model(model, SIZES["3M"])
+    make_prompts(prompts, 64)
+    rounds = [start_once(model, prompts) for _ in range(args.rounds + 1)][1:]  # the first fills the file cache
+    seconds = [one for one, _ in rounds]
+    result = {
+        "benchmark": "startup",
+        "ratio": round(TARGET / statistics.median(seconds), 3),
+        "seconds": [round(one, 2) for one in seconds],
+        "memory_gib": rounds[-1][1],
+        **machine(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

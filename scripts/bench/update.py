@@ -1,0 +1,149 @@
+"""The policy's update (FSDP2, packing, losses, metrics) against a bare torch loop over the same tokens.
+
+    .venv/bin/python scripts/bench/update.py --size 3M
+
+The bare loop knows nothing of FSDP, rows or metrics: the plain Hugging Face model on the same right-padded
+micro-batches, log-softmax, PPO's clipped loss, backward, clip, AdamW. Rounds of both in turn; the last line is a JSON
+object, `ratio` is bare seconds over ours, the median of the rounds: 1 = no overhead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
+from alphaapollo.controller.launch import free_port  # noqa: E402
+from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
+from alphaapollo.data.packing import build_train_batch  # noqa: E402
+from alphaapollo.types import Row  # noqa: E402
+from alphaapollo.workers.base import RankPlacement  # noqa: E402
+from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
+from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
+
+FOLDER = ROOT / "outputs" / "bench"
+PROMPT = 20  # tokens
+OPTIMIZER = Optimizer(lr=1e-6, weight_decay=0.0)
+
+
+def make_rows(count: int, longest: int, vocab_size: int) -> list[Row]:
+    rng = random.Random(0)
+    rows = []
+    for _ in range(count):
+        length = rng.randint(longest // 2, longest)
+        tokens = [rng.randrange(vocab_size) for _ in range(PROMPT + length)]
+        mask = [0] * PROMPT + [1] * length
+        rows.append(Row(tokens, mask, [0.0] * PROMPT + [-5.0] * length, turn_ends=[len(tokens) - 1]))
+    return rows
+
+
+def bare_update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: RankBatch, columns: Columns) -> None:
+    """What anybody would write down for one optimiser step a mini-batch."""
+    assert columns.advantages is not None and columns.old_logprobs is not None
+    rows = batch.rows
+    for mini_batch in batch.mini_batches:
+        num_tokens = sum(int(rows.action_mask[slice(*rows.response_offsets[[p, p + 1]])].sum())
+                         for micro in mini_batch.micro_batches for p in micro)  # fmt: skip
+        for micro in mini_batch.micro_batches:
+            width = int(rows.lengths[micro].max())
+            tokens = torch.zeros(len(micro), width, dtype=torch.long)
+            mask, advantages, old = (torch.zeros(len(micro), width) for _ in range(3))
+            for index, position in enumerate(micro):
+                length, start = int(rows.lengths[position]), int(rows.response_starts[position])
+                whole = slice(*rows.token_offsets[[position, position + 1]])
+                response = slice(*rows.response_offsets[[position, position + 1]])
+                tokens[index, :length] = torch.from_numpy(rows.token_ids[whole])
+                mask[index, start:length] = torch.from_numpy(rows.action_mask[response].astype(np.float32))
+                advantages[index, start:length] = torch.from_numpy(columns.advantages[response])
+                old[index, start:length] = torch.from_numpy(columns.old_logprobs[response])
+            logits = model(tokens, use_cache=False).logits[:, :-1]
+            logprobs = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+            ratio = (logprobs - old[:, 1:]).exp()
+            clipped = ratio.clamp(0.8, 1.2) * advantages[:, 1:]
+            loss = -(torch.minimum(ratio * advantages[:, 1:], clipped) * mask[:, 1:]).sum() / num_tokens
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="3M")
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    folder = FOLDER / args.size
+    parameters = make_model(folder, SIZES[args.size])
+    rows = make_rows(args.rows, args.max_tokens, SIZES[args.size].vocab_size - 3)
+    layout = build_train_batch(
+        rows, range(len(rows)), 1, args.rows // 2, args.micro_batch_tokens, padded=True, seed=0, shuffle=True
+    )
+    batch = layout.rank_batches[0]
+    total = int(batch.rows.response_offsets[-1])
+    rng = np.random.default_rng(0)
+    columns = Columns(
+        advantages=rng.normal(size=total).astype(np.float32),
+        old_logprobs=np.full(total, -5.5, dtype=np.float32),
+        loss_weights=np.full(len(rows), 2 / total, dtype=np.float32),
+        sequence_weights=np.full(len(rows), 2 / len(rows), dtype=np.float32),
+    )
+    worker = PolicyWorker(
+        Model(path=str(folder)),
+        Actor(optim=OPTIMIZER),
+        Reference(),
+        needs_ref=False,
+        placement=RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", args.threads),
+        total_steps=1000,
+        temperature=1.0,
+        seed=0,
+    )
+    worker.load_batch(batch)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIMIZER.lr, weight_decay=0.0)
+    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    for round_number in range(args.rounds + 1):
+        for side in seconds:
+            start = time.perf_counter()
+            if side == "bare":
+                bare_update(model, optimizer, batch, columns)
+            else:
+                worker.update(columns)
+            if round_number:  # the first warms up
+                seconds[side].append(time.perf_counter() - start)
+    worker.close()
+    ratios = [a / b for a, b in zip(seconds["bare"], seconds["ours"], strict=True)]
+    result = {
+        "benchmark": "update",
+        "size": args.size,
+        "parameters": parameters,
+        "ratio": round(statistics.median(ratios), 3),
+        "seconds": {side: round(statistics.median(values), 4) for side, values in seconds.items()},
+        "tokens": int(batch.rows.lengths.sum()),
+        "threads": args.threads,
+        **machine(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
