@@ -82,6 +82,17 @@ class CheckpointFolder:
         return max(self.whole(), default=None)
 
 
+def move_aside(folder: Path) -> Path | None:
+    """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""
+    if not folder.exists():
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:

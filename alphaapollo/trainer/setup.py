@@ -29,7 +29,7 @@ from alphaapollo.rollout.engine import EngineError
 from alphaapollo.trainer.factories import RUN, make_roles
 from alphaapollo.trainer.loop import Run, train, validate_now
 from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
-from alphaapollo.trainer.progress import CheckpointFolder, Progress
+from alphaapollo.trainer.progress import CheckpointFolder, Progress, move_aside
 
 FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
 """What a run may end with besides bugs: each says what happened and to whom."""
@@ -140,14 +140,3 @@ async def launch(prepared: Prepared) -> Crew:
     if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
         start_local_cluster()
     return await launch_ray(plan.layout, roles, config.trainer.start_timeout)
-
-
-def move_aside(folder: Path) -> Path | None:
-    """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""
-    if not folder.exists():
-        return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    folder.rename(aside)
-    return aside

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class Runner:
 
     def __init__(self, task: Task, out: Path):
         self.task, self.out = task, out
-        self.pids: list[int] = []
+        self.processes: list[subprocess.Popen[str]] = []
         self.reward = out / "reward.py"
         self.reward.write_text(REWARD)
 
@@ -105,7 +105,7 @@ class Runner:
             env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(self.out)},
             start_new_session=True,
         )
-        self.pids.append(process.pid)
+        self.processes.append(process)
         return process
 
     def finish(self, process: subprocess.Popen[str], name: str = "run", deadline: float = DEADLINE) -> Finished:
@@ -132,8 +132,12 @@ class Runner:
 
 
 @pytest.fixture
-def ppo(task: Task, tmp_path: Path) -> Runner:
-    return Runner(task, tmp_path)
+def ppo(task: Task, tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(task, tmp_path)
+    yield runner
+    for process in runner.processes:  # of a test that failed half-way
+        process.kill()
+        process.wait()
 
 
 def processes_of(ppo: Runner) -> dict[int, str]:
@@ -159,7 +163,7 @@ def leaves_nothing(ppo: Runner) -> Callable[[], None]:
         end = time.monotonic() + 10
         while time.monotonic() < end:
             processes = processes_of(ppo)
-            files = [path.name for pid in ppo.pids for path in Path("/dev/shm").glob(f"alphaapollo-{pid}-*")]
+            files = [path.name for run in ppo.processes for path in Path("/dev/shm").glob(f"alphaapollo-{run.pid}-*")]
             if not processes and not files:
                 return
             time.sleep(0.1)

@@ -1,0 +1,50 @@
+"""Supervised fine-tuning: `python -m alphaapollo.trainer.main_sft data.train_files=... model.path=...`
+
+Several ranks: `torchrun --nproc_per_node 8 -m alphaapollo.trainer.main_sft ...`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from alphaapollo.config.errors import reported
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import SftConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compose, check, print the plan, train. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    with reported():
+        config = load_config(SftConfig, "sft", sys.argv[1:] if argv is None else argv)
+        from alphaapollo.trainer.sft import prepare, print_plan, train  # torch from here on
+
+        try:
+            run = prepare(config)
+        except ValueError as error:
+            return _failed(error, 2)
+    is_main = os.environ.get("RANK", "0") == "0"
+    if is_main:
+        print_plan(run)
+    if config.trainer.dry_run:
+        if is_main:
+            print("dry run: the configuration is sound, nothing was started.")
+        return 0
+    try:
+        train(run)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; checkpoints, if any, lie in {run.folder}", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ArithmeticError) as error:
+        return _failed(error, 1)
+    return 0
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Supervised training on one rank: the next-token loss of the trained tokens, one optimiser step at a time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.data.batch import RankBatch
+from alphaapollo.models.attention import resolve_attention
+from alphaapollo.models.export import export
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.models.policy import PolicyModel, check_logprobs
+from alphaapollo.models.sharding import reshard, shard
+from alphaapollo.models.train_state import TrainState
+from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.workers.base import RankPlacement, Sums, arithmetic, join, leave
+
+
+class SftWorker:
+    """One rank. Methods that compute are collectives: every rank calls them, in the same order.
+
+    Args:
+        total_steps: optimiser steps of the whole run, for the learning rate's schedule.
+    """
+
+    def __init__(self, config: SftConfig, placement: RankPlacement, total_steps: int):
+        self.config, self.placement = config.model, placement
+        mesh = join(placement)
+        self.device = torch.device(placement.device)
+        self.dtype = arithmetic(config.model, placement.device)
+        attention = resolve_attention(config.model, placement.device)
+        self.padded = attention == "padded"
+        loaded = load_causal_lm(config.model, attention, torch.float32, materialise=placement.rank == 0)
+        self.model = PolicyModel(loaded)
+        fsdp = config.fsdp_config
+        shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.param_offload, PolicyModel.forward_methods)
+        check_logprobs(self.model, self.padded, self.dtype, self.device)
+        reshard(self.model)
+        self.state = TrainState(
+            self.model, config.optim, config.grad_clip, total_steps, fsdp.optimizer_offload, "model"
+        )
+
+    def step(self, batch: RankBatch) -> dict[str, float]:
+        """One optimiser step on the mean loss over the trained tokens of all ranks."""
+        (mini_batch,) = batch.mini_batches
+        num_tokens = self._tokens(batch).over_ranks(self.device)["tokens"]
+        sums = Sums()
+        self.state.fetch_optimizer()
+        for positions in mini_batch.micro_batches:
+            loss = self._loss(build_micro_batch(batch.rows, positions, self.padded, self.device)) / num_tokens
+            (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
+            sums.add({"loss": loss})
+        figures = self.state.step()
+        self.state.rest_optimizer()
+        mean = sums.over_ranks(self.device)["loss"]
+        return {
+            "train/loss": mean,
+            "train/perplexity": math.exp(min(mean, 50.0)),
+            "train/grad_norm": figures.grad_norm,
+            "train/lr": figures.lr,
+            "train/tokens": num_tokens,
+        }
+
+    @torch.no_grad()
+    def evaluate(self, batch: RankBatch) -> dict[str, float]:
+        """The mean loss over the trained tokens of all ranks."""
+        sums = self._tokens(batch)
+        for mini_batch in batch.mini_batches:
+            for positions in mini_batch.micro_batches:
+                sums.add({"loss": self._loss(build_micro_batch(batch.rows, positions, self.padded, self.device))})
+        reshard(self.model)
+        totals = sums.over_ranks(self.device)
+        return {"val/loss": totals["loss"] / totals["tokens"]}
+
+    def _tokens(self, batch: RankBatch) -> Sums:
+        sums = Sums()
+        sums.add({"tokens": torch.tensor(int(batch.rows.action_mask.sum()))})
+        return sums
+
+    def _loss(self, micro: MicroBatch) -> Tensor:
+        """Sum over the trained tokens."""
+        return -(self.model(micro, 1.0).logprobs * micro.tensor(micro.rows.action_mask)).sum()
+
+    def save(self, folder: str) -> None:
+        """Everything that a resumed run needs. Raises OSError that names the folder."""
+        self.state.save(folder)
+
+    def load(self, folder: str) -> None:
+        """Go on from a checkpoint, written by any number of ranks."""
+        self.state.load(folder)
+
+    def wait_for_all(self) -> None:
+        """Return when every rank has come here."""
+        dist.barrier()
+
+    def export(self, folder: str) -> None:
+        """Write a Hugging Face folder in the dtype of the arithmetic."""
+        export(folder, self.model.model, self.config, self.dtype)
+
+    def close(self) -> None:
+        leave()
