@@ -36,6 +36,14 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
+def outer(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]. oneDNN copies a transposed first argument:
+    let it be the smaller one."""
+    if x.shape[1] < grad.shape[1]:
+        return product(x.t(), grad.t()).t()
+    return product(grad.t(), x.t())
+
+
 def accelerate(model: nn.Module) -> None:
     """Send the model's linear layers through `product`, forward and backward; nothing where MKL is as good."""
     if not prefers_onednn():
@@ -65,5 +73,5 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         grad_x = product(grad, weight.t()) if needs_x else None
-        grad_weight = product(grad.t(), x.t()) if needs_weight else None
+        grad_weight = outer(grad, x) if needs_weight else None
         return grad_x, grad_weight

@@ -35,4 +35,5 @@ class CriticModel(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """The value of the state before each response token, float32 [n]."""
-        return self.value_head(response_states(self.model, micro))[:, 0].float()
+        states, head = response_states(self.model, micro), self.value_head
+        return (torch.mv(states, head.weight[0]) + head.bias).float()

@@ -34,7 +34,8 @@ def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tupl
         parameters = dict(model.named_parameters())
         whole = {name: full_tensor(parameters[name].detach()).to(dtype) for name in names}
         for name, tensor in revert_weight_conversion(model, whole).items():
-            yield name, tensor.contiguous()
+            owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
+            yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors refuses views
 
 
 def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype) -> None:
@@ -42,6 +43,8 @@ def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtyp
 
     Raises OSError that names the folder, e.g. for a full disk.
     """
+    from safetensors import SafetensorError
+
     tensors = {}
     for name, tensor in full_parameters(model, dtype):
         if dist.get_rank() == 0:
@@ -49,7 +52,7 @@ def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtyp
     if dist.get_rank() == 0:
         try:
             _write(Path(folder), model, tensors | _buffers(model), source, dtype)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
             raise OSError(f"cannot write the model to {folder}: {error}") from error
     dist.barrier()
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alphaapollo.models.cpu_linear import product
+from alphaapollo.models.cpu_linear import outer, product
 
 CHUNK_LOGITS = {
     "cpu": 2**22,
@@ -115,7 +115,7 @@ class _TokenStats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_tokens = hidden.shape[0]
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, normaliser, entropy, kl = hidden.new_zeros((4, num_tokens), dtype=dtype)
+        logprobs, normaliser, entropy, kl = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
         whole = None
         for chunk in work.chunks(num_tokens):
             logits = work.logits(hidden[chunk], work.head)
@@ -162,7 +162,7 @@ class _TokenStats(torch.autograd.Function):
                 grad_bias += grad.sum(dim=0)
             grad = grad.to(hidden.dtype)
             grad_hidden[chunk] = product(grad, weight.t())
-            part = product(grad.t(), hidden[chunk].t())
+            part = outer(grad, hidden[chunk])
             grad_weight = part if grad_weight is None else grad_weight.to(normaliser.dtype) + part
         assert grad_weight is not None
         bias = None if grad_bias is None else grad_bias.to(weight.dtype)

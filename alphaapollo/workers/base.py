@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterable, Mapping
@@ -42,9 +43,14 @@ def join(placement: RankPlacement) -> DeviceMesh:
 
 
 def leave() -> None:
-    """Give the place up."""
+    """Give the place up.
+
+    Models lie in reference cycles and keep gloo's threads alive: collect them, for such a thread that wants the
+    interpreter while it exits aborts the process.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()
 
 
 def arithmetic(model: Model, device: str) -> torch.dtype:

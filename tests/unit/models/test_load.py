@@ -22,7 +22,7 @@ def broken(model_folder, tmp_path: Path) -> Path:
 
 
 def test_no_path():
-    with pytest.raises(ValueError, match="no model path is given. Set model.path"):
+    with pytest.raises(ValueError, match=r"no model path is given. Set model.path"):
         load("")
 
 
@@ -32,7 +32,7 @@ def test_missing_path():
 
 
 def test_folder_without_config(tmp_path: Path):
-    with pytest.raises(ValueError, match="holds no config.json"):
+    with pytest.raises(ValueError, match=r"holds no config.json"):
         load(tmp_path)
 
 
@@ -44,7 +44,7 @@ def test_unreadable_config(broken: Path):
 
 def test_unknown_architecture(broken: Path):
     (broken / "config.json").write_text(json.dumps({"model_type": "never_heard_of"}))
-    with pytest.raises(ValueError, match="its configuration cannot be read: .*never_heard_of"):
+    with pytest.raises(ValueError, match=r"its configuration cannot be read: .*never_heard_of"):
         load(broken)
 
 
@@ -65,7 +65,7 @@ def test_no_weights(broken: Path):
 def test_cut_off_weights(broken: Path):
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="its weights cannot be loaded: .* cut-off"):
+    with pytest.raises(ValueError, match=r"its weights cannot be loaded: .* cut-off"):
         load(broken)
 
 

@@ -12,10 +12,10 @@ from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs
+from tests.unit.tiny import ARCHITECTURES
 
 CPU = torch.device("cpu")
 LENGTHS, STARTS = [9, 12, 5], [3, 1, 4]
-ARCHITECTURES = ["qwen3", "llama", "qwen3_moe", "gemma2", "granite"]
 
 
 def some_rows() -> Rows:
@@ -75,7 +75,9 @@ def test_no_mask_is_built_for_packed_rows(model_folder, monkeypatch: pytest.Monk
     seen = []
     layer = policy.model.model.layers[0].self_attn
     forward = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda **kwargs: (seen.append(kwargs["attention_mask"]), forward(**kwargs))[1])
+    monkeypatch.setattr(
+        layer, "forward", lambda **kwargs: (seen.append(kwargs["attention_mask"]), forward(**kwargs))[1]
+    )
     policy(build_micro_batch(some_rows(), [0, 1, 2], False, CPU), 1.0)
     assert seen == [None]
 

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.types import WeightUpdate
+from alphaapollo.workers.policy import PolicyWorker
+from tests.unit.tiny import free_address, run_ranks
+from tests.unit.workers.training import Case, make_batch, make_columns, make_worker, record_gradients, scale_weights
+
+FAST = {"optim": {"lr": 1e-2, "lr_warmup_steps": 2}}
+
+
+@pytest.fixture
+def make(model_folder) -> Iterator[Any]:
+    """Workers of one rank, closed at the end."""
+    made: list[PolicyWorker] = []
+
+    def worker(name: str = "qwen3", **fields: Any) -> tuple[PolicyWorker, Case]:
+        sender = fields.pop("sender", None)
+        case = Case(str(model_folder(name)), **fields)
+        made.append(make_worker(case, 0, 1, free_address(), sender=sender))
+        return made[-1], case
+
+    yield worker
+    for one in made:
+        one.close()
+
+
+def parameters(worker: PolicyWorker) -> dict[str, np.ndarray]:
+    return {n: full_tensor(p.detach()).numpy().copy() for n, p in worker.policy.named_parameters()}
+
+
+def plain_logprobs(folder: str, token_ids: np.ndarray, temperature: float) -> np.ndarray:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.from_numpy(token_ids)[None]
+    with torch.no_grad():
+        logp = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
+    return logp.gather(1, ids[0, 1:, None])[:, 0].numpy()
+
+
+def test_log_probs_come_back_in_the_layout_of_the_rows(make):
+    worker, case = make(max_tokens=40, mini_batch_size=4)
+    batch = make_batch(case, 1)
+    rows = batch.rank_batches[0].rows
+    worker.load_batch(batch.rank_batches[0])
+    column = worker.compute_log_probs()
+    assert column.dtype == np.float32
+    for row in (0, 7):
+        ids = rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]]
+        expected = plain_logprobs(case.folder, ids, 0.9)[rows.response_starts[row] - 1 :]
+        ours = column[rows.response_offsets[row] : rows.response_offsets[row + 1]]
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_probe_is_at_temperature_one(make):
+    worker, case = make("llama")
+    expected = plain_logprobs(case.folder, np.array([5, 9, 3, 3, 40]), 1.0)
+    assert worker.probe([5, 9, 3, 3, 40]) == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_own_old_log_probs_are_those_before_the_first_step(make, epochs: int):
+    """Without old log-probs in the columns the update is the same as with those of compute_log_probs."""
+    results = []
+    for own in (True, False):
+        worker, case = make(actor=FAST | {"ppo_epochs": epochs}, mini_batch_size=4, max_tokens=40)
+        batch = make_batch(case, 1)
+        worker.load_batch(batch.rank_batches[0])
+        columns = make_columns(case, batch, 0)
+        old = None if own else worker.compute_log_probs()
+        figures = worker.update(replace(columns, old_logprobs=old))
+        assert figures["actor/optimizer_steps"] == 3 * epochs
+        results.append((parameters(worker), figures))
+    for name, value in results[0][0].items():
+        np.testing.assert_array_equal(value, results[1][0][name])
+    assert results[0][1] == results[1][1]
+
+
+def test_learning_rate_follows_the_optimiser_steps(make):
+    worker, case = make(actor=FAST, mini_batch_size=5)
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    figures = worker.update(make_columns(case, batch, 0))
+    assert worker.state.num_steps == 2
+    assert figures["actor/lr"] == pytest.approx(1e-2)
+
+
+def test_figures_by_hand(make):
+    """All old log-probs are far above: every ratio is tiny, so each token with a negative advantage is clipped."""
+    worker, case = make()
+    record_gradients(worker)
+    batch = make_batch(case, 1)
+    rank = batch.rank_batches[0]
+    worker.load_batch(rank)
+    columns = make_columns(case, batch, 0)
+    assert columns.advantages is not None
+    figures = worker.update(replace(columns, old_logprobs=np.zeros_like(columns.advantages)))
+    actions = rank.rows.action_mask.astype(bool)
+    assert figures["actor/tokens"] == actions.sum()
+    assert figures["actor/clip_fraction"] == pytest.approx((columns.advantages[actions] < 0).mean())
+    assert figures["actor/rollout_gap"] == pytest.approx(np.abs(rank.rows.rollout_logprobs[actions]).mean())
+
+
+def test_gradients_that_are_not_finite_stop_the_run(make):
+    worker, case = make()
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    columns, before = make_columns(case, batch, 0), parameters(worker)
+    with pytest.raises(FloatingPointError, match="policy's gradient norm is nan at optimiser step 1"):
+        worker.update(replace(columns, advantages=np.full_like(columns.advantages, np.nan)))
+    for name, value in parameters(worker).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
+    worker, case = make(needs_ref=True)
+    worker.load_batch(make_batch(case, 1).rank_batches[0])
+    before = worker.compute_ref_log_probs()
+    np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)
+    scale_weights(worker.policy, 1.2)
+    np.testing.assert_array_equal(worker.compute_ref_log_probs(), before)
+    worker.reset_reference()
+    after = worker.compute_ref_log_probs()
+    assert np.abs(after - before).max() > 1e-2
+    np.testing.assert_array_equal(after, worker.compute_log_probs())
+
+    worker.save(str(tmp_path / "saved"))
+    resumed, _ = make(needs_ref=True)
+    resumed.load(str(tmp_path / "saved"))
+    resumed.load_batch(make_batch(case, 1).rank_batches[0])
+    np.testing.assert_array_equal(resumed.compute_ref_log_probs(), after)
+
+
+class Recorder:
+    def send(self, tensors: Any, version: int) -> WeightUpdate | None:
+        self.sent = dict(tensors)
+        return WeightUpdate(version, "digest")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
+def test_weights_are_sent_under_the_names_of_the_checkpoint(make, name: str):
+    from safetensors.torch import load_file
+
+    recorder = Recorder()
+    worker, case = make(name, sender=recorder)
+    update = worker.send_weights(3)
+    assert update is not None and update.version == 3
+    expected = load_file(Path(case.folder) / "model.safetensors")
+    assert recorder.sent.keys() == expected.keys()  # tied: lm_head is not there; MoE: one tensor an expert
+    for key, value in expected.items():
+        torch.testing.assert_close(recorder.sent[key], value, rtol=0, atol=0)
+
+
+def test_checkpoint_resumes_bit_for_bit(make, tmp_path: Path):
+    worker, case = make(actor=FAST, mini_batch_size=5)
+    batch = make_batch(case, 1)
+    columns = make_columns(case, batch, 0)
+    worker.load_batch(batch.rank_batches[0])
+    worker.update(columns)
+    worker.save(str(tmp_path / "saved"))
+    drawn = torch.rand(3)
+    worker.update(columns)
+
+    resumed, _ = make(actor=FAST, mini_batch_size=5)
+    torch.manual_seed(99)
+    resumed.load(str(tmp_path / "saved"))
+    assert resumed.state.num_steps == 2
+    torch.testing.assert_close(torch.rand(3), drawn, rtol=0, atol=0)
+    resumed.load_batch(batch.rank_batches[0])
+    resumed.update(columns)
+    for name, value in parameters(worker).items():
+        np.testing.assert_array_equal(parameters(resumed)[name], value)
+
+
+def train_and_save(rank: int, num_ranks: int, address: str, case: Case, load: str, save: str) -> dict[str, np.ndarray]:
+    worker = make_worker(case, rank, num_ranks, address)
+    batch = make_batch(case, num_ranks)
+    if load:
+        worker.load(load)
+    worker.load_batch(batch.rank_batches[rank])
+    worker.update(make_columns(case, batch, rank))
+    worker.save(save)
+    worker.export(f"{save}_hf")
+    result = parameters(worker)
+    worker.close()
+    return result
+
+
+def train_on_two(
+    rank: int, num_ranks: int, address: str, more: list[str], cases: list[Case], folder: Path
+) -> list[dict[str, np.ndarray]]:
+    """Each model from the start, and from what one rank has saved."""
+    results = []
+    for case, name in zip(cases, MODELS, strict=True):
+        for load, save, own in (("", "two", more.pop()), (f"{folder}/{name}/one", "then_two", more.pop())):
+            results.append(train_and_save(rank, num_ranks, own, case, load, f"{folder}/{name}/{save}"))
+    return results
+
+
+MODELS = ["qwen3", "qwen3_moe"]
+
+
+@pytest.mark.timeout(240)
+def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: Path):
+    """2 ranks -> 1 rank and 1 -> 2: the same numbers as 1 rank all along, and the exported folders load."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def on_one(case: Case, load: str, save: str) -> dict[str, np.ndarray]:
+        return train_and_save(0, 1, free_address(), case, load, save)
+
+    cases = [Case(str(model_folder(name)), FAST, mini_batch_size=5) for name in MODELS]
+    for name, case in zip(MODELS, cases, strict=True):
+        on_one(case, "", f"{tmp_path}/{name}/one")
+    addresses = [free_address() for _ in range(2 * len(cases))]
+    ranks = run_ranks(train_on_two, 2, addresses, cases, tmp_path, timeout=200)
+    for index, (name, case) in enumerate(zip(MODELS, cases, strict=True)):
+        folder = tmp_path / name
+        all_along = on_one(case, f"{folder}/one", f"{folder}/one_again")
+        then_one = on_one(case, f"{folder}/two", f"{folder}/then_one")
+        first, then_two = (ranks[0][2 * index + i] for i in (0, 1))
+        for key, value in all_along.items():
+            np.testing.assert_allclose(then_one[key], value, atol=2e-4, err_msg=key)
+            np.testing.assert_allclose(then_two[key], value, atol=2e-4, err_msg=key)
+            np.testing.assert_array_equal(first[key], ranks[1][2 * index][key])
+
+        model = AutoModelForCausalLM.from_pretrained(folder / "two_hf")
+        for key, parameter in model.named_parameters():
+            np.testing.assert_array_equal(parameter.detach().numpy(), first[f"model.{key}"])
+        assert AutoTokenizer.from_pretrained(folder / "two_hf").eos_token == "<eos>"
+        original, exported = (
+            json.loads(Path(path, "config.json").read_text()) for path in (case.folder, folder / "two_hf")
+        )
+        assert exported == original
+
+
+def test_a_full_disk_names_the_folder(make, tmp_path: Path):
+    worker, _ = make()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"cannot write the checkpoint {tmp_path}/saved: .*"):
+            worker.save(str(tmp_path / "saved"))
+        with pytest.raises(OSError, match=f"cannot write the model to {tmp_path}/model"):
+            worker.export(str(tmp_path / "model"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_is_no_checkpoint_is_named(make, tmp_path: Path):
+    worker, _ = make()
+    with pytest.raises(ValueError, match=r"is not a checkpoint: it has no state.json"):
+        worker.load(str(tmp_path))
+    worker.save(str(tmp_path / "saved"))
+    for file in (tmp_path / "saved" / "model").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match="cannot be read"):
+        worker.load(str(tmp_path / "saved"))
+
+
+def test_memory_of_the_process(make):
+    worker, _ = make()
+    figures = worker.memory()
+    assert 0.05 < figures["rss_gib"] <= figures["rss_peak_gib"] * 1.1 < 50
