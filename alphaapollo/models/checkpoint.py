@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ def save(folder: str, model: nn.Module, optimizer: Optimizer | None, state: dict
         if rank == 0:
             (path / "state.json").write_text(json.dumps({"world_size": dist.get_world_size(), **state}))
     except (OSError, RuntimeError, CheckpointException) as error:
-        raise OSError(f"cannot write the checkpoint {folder}: {_reason(error)}") from error
+        raise OSError(
+            f"cannot write the checkpoint {folder}: {_reason(error)} ({_free_mib(path):.0f} MiB are free there). Make "
+            "room; the same command goes on from the last whole checkpoint."
+        ) from error
 
 
 def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
@@ -103,6 +107,11 @@ def _set_generators(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _free_mib(path: Path) -> float:
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    return shutil.disk_usage(existing).free / 2**20
 
 
 def _reason(error: BaseException) -> str:
