@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
@@ -59,6 +60,8 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     policy = CPUOffloadPolicy() if offload and device.type == "cuda" else OffloadPolicy()
     for layer in layers:
+        if sum(parameter.numel() for parameter in layer.parameters()) < MIN_UNIT:
+            continue
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)
     # The root holds embedding and head, which the backward pass needs first: keep them gathered until then.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)

@@ -45,8 +45,8 @@ def join(placement: RankPlacement) -> DeviceMesh:
 def leave() -> None:
     """Give the place up.
 
-    Models lie in reference cycles and keep gloo's threads alive: collect them, for such a thread that wants the
-    interpreter while it exits aborts the process.
+    A thread of gloo may still be letting go of the last tensors; should it want the interpreter while that exits, the
+    process aborts. Collecting garbage gives it the time.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

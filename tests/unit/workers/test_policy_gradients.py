@@ -40,6 +40,7 @@ def test_same_gradients_however_the_batch_is_cut(model_folder, actor: dict):
         replace(case, max_tokens=1),
         replace(case, attention="sdpa", max_tokens=60),
         replace(case, checkpointing=True),
+        replace(case, min_unit=10**9),
     ):
         ours, own_figures = alone(other)
         assert_same(ours, expected)
@@ -51,7 +52,7 @@ def test_same_gradients_on_two_ranks(model_folder):
     """Also in several micro-batches, with a full KL, and where one rank has no row: it computes a dummy of weight 0."""
     rich, full = (Case(str(model_folder("qwen3")), actor, needs_ref=actor is FULL) for actor in (RICH, FULL))
     lonely = Case(str(model_folder("qwen3_moe")), RICH, num_rows=1)
-    cases = [rich, replace(rich, max_tokens=40), full, lonely]
+    cases = [rich, replace(rich, max_tokens=40, checkpointing=True), replace(rich, min_unit=10**9), full, lonely]
     ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
     for index, case in enumerate(cases):
         expected, figures = alone(case)

@@ -12,6 +12,7 @@ from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
+from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.train_state import StepFigures
 from alphaapollo.workers.base import RankPlacement
@@ -33,9 +34,11 @@ class Case:
     mini_batch_size: int = NUM_ROWS
     needs_ref: bool = False
     checkpointing: bool = False
+    min_unit: int = 0  # parameters of a layer that FSDP gathers on its own
 
 
 def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments: Any) -> PolicyWorker:
+    sharding.MIN_UNIT = case.min_unit
     return PolicyWorker(
         model=Model(path=case.folder, attention=case.attention, enable_gradient_checkpointing=case.checkpointing),
         actor=Actor(**case.actor),
