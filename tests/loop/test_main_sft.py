@@ -1,0 +1,88 @@
+"""Supervised fine-tuning end to end: one process, two ranks under torchrun, resume, export."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import ROOT, Task
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+
+
+def sft(task: Task, out: Path, *overrides: str, ranks: int = 1, name: str = "sft") -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    words = [
+        f"data.train_files={task.data / 'sft.parquet'}",
+        f"model.path={task.model}",
+        "data.train_batch_size=8",
+        "optim.lr=1e-3",
+        "trainer.log_freq=1",
+        "trainer.cpu_threads=1",
+        f"trainer.output_dir={out}",
+        "trainer.project_name=test",
+        f"trainer.experiment_name={name}",
+        *overrides,
+    ]
+    command = [sys.executable, *launcher, "-m", "alphaapollo.trainer.main_sft", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=dict(os.environ))
+
+
+def metrics(out: Path, name: str = "sft") -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "test" / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_loss_falls_and_the_model_loads(task: Task, tmp_path: Path) -> None:
+    val = f"data.val_files={task.data / 'sft.parquet'}"
+    done = sft(task, tmp_path, val, "trainer.total_training_steps=8", "trainer.test_freq=4")
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
+    assert lines[3]["val/loss"] > lines[7]["val/loss"]
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(tmp_path / "test/sft/model")
+    AutoTokenizer.from_pretrained(tmp_path / "test/sft/model")
+
+
+def test_two_ranks_give_the_losses_of_one(task: Task, tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        name = f"ranks{ranks}"
+        done = sft(task, tmp_path, "trainer.total_training_steps=4", "trainer.export_hf=False", ranks=ranks, name=name)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for one, two in zip(metrics(tmp_path, "ranks1"), metrics(tmp_path, "ranks2"), strict=True):
+        assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-4)
+        assert two["train/tokens"] == one["train/tokens"]
+
+
+def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None:
+    schedule = ["trainer.save_freq=3", "optim.lr_warmup_steps=2"]
+    sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="whole")
+    sft(task, tmp_path, *schedule, "trainer.total_training_steps=3", name="parts")
+    done = sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="parts")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line["step"] for line in metrics(tmp_path, "parts")] == [1, 2, 3, 4, 5, 6]
+    whole, parts = ((tmp_path / "test" / name / "model/model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.max_length=8", "longer than data.max_length"),
+        ("data.messages_key=chat", "needs a column"),
+        ("optim.learning_rate=1", "optim.lr"),
+        ("model.path=/no/such/model", "no such folder"),
+    ],
+)
+def test_refused(task: Task, tmp_path: Path, override: str, says: str) -> None:
+    done = sft(task, tmp_path, override)
+    assert done.returncode == 2
+    assert says in done.stderr and "Traceback" not in done.stderr, done.stderr
