@@ -11,7 +11,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from alphaapollo.models.weight_digest import format_digest
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.engines import EngineSpec
 from alphaapollo.rollout.vllm_process import EngineContext, log_to_file, process_environment, start_fork_server
@@ -19,7 +18,7 @@ from alphaapollo.rollout.vllm_settings import engine_arguments, environment
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt, WeightUpdate
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
 T = TypeVar("T")
@@ -152,7 +151,7 @@ class VllmEngine:
         )
 
     async def score(self, token_ids: list[int]) -> list[float]:
-        from vllm import SamplingParams
+        from vllm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         output = await self._request(token_ids, params, "score")
@@ -175,6 +174,8 @@ class VllmEngine:
     # weights
 
     async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
+        from alphaapollo.models.weight_digest import format_digest  # torch: not before the fork server is on its way
+
         parts = await self._on_workers("alphaapollo_receive", update.path)
         if not await self._answered(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} received weights while requests were running")
@@ -220,7 +221,7 @@ class VllmEngine:
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     return SamplingParams(
         max_tokens=sampling.max_tokens,

@@ -54,7 +54,13 @@ def start_fork_server() -> EngineContext:
     """Start the fork server, which goes on importing vLLM by itself. Environment variables must stand."""
     context = EngineContext()
     context.set_forkserver_preload([PRELOADED])
+    search_path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # Python 3.11 does not hand it on
     multiprocessing.forkserver.ensure_running()
+    if search_path is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = search_path
     return context
 
 
