@@ -35,7 +35,14 @@ def resolve_attention(model: Model, device: str) -> Kind:
     if model.attention == "auto":
         if device == "cpu":
             return "padded"
+        if model.dtype == "float32":
+            return "sdpa"
         return "flash" if has_flash else "varlen"
+    if model.attention in ("varlen", "flash") and model.dtype == "float32":
+        raise ValueError(
+            f"model.attention={model.attention} computes in half precision only, but model.dtype=float32. Set "
+            "model.attention=sdpa or flex, or model.dtype=bfloat16."
+        )
     if device == "cpu" and model.attention in ("varlen", "flex", "flash"):
         raise ValueError(
             f"model.attention={model.attention} cannot train on a CPU. Set it to auto, padded or sdpa, or use a GPU."

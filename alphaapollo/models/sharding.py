@@ -88,10 +88,16 @@ def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, hom
         assert isinstance(parameter, DTensor)
         slices = distribute_tensor(whole(name, parameter), mesh, parameter.placements, src_data_rank=0)
         parameter.to_local().copy_(slices.to_local())
-    for name, buffer in model.named_buffers():
-        full = whole(name, buffer)
-        dist.broadcast(full, 0)
-        buffer.copy_(full)
+    buffers = [(name, *_owner(model, name), buffer) for name, buffer in model.named_buffers()]
+    for name, module, key, buffer in buffers:  # on the device, also where slices rest in host memory
+        module._buffers[key] = whole(name, buffer)
+        dist.broadcast(module._buffers[key], 0)
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a buffer, and the buffer's name there."""
+    path, _, key = name.rpartition(".")
+    return model.get_submodule(path), key
 
 
 def reshard(model: nn.Module) -> None:
@@ -100,8 +106,10 @@ def reshard(model: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A parameter gathered from all ranks (a collective)."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """A parameter gathered from all ranks, on their device (a collective)."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ class TrainState:
         norm = clip_gradients(self.module.parameters(), self.grad_clip)
         if not math.isfinite(norm):
             raise FloatingPointError(
-                f"the {self.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}; the weights stay as "
-                "they were. Look for huge rewards, advantages or log-ratios in the metrics before it, lower the "
+                f"the {self.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}; the weights stay "
+                "as they were. Look for huge rewards, advantages or log-ratios in the metrics before it, lower the "
                 "learning rate, or compute in float32 (model.dtype=float32); then resume from the last checkpoint."
             )
         lr = learning_rate(self.num_steps, self.config, self.total_steps)

@@ -20,7 +20,7 @@ VOCABULARY = 48
 ARCHITECTURES = ["qwen3", "llama", "qwen3_moe", "gemma2", "granite"]
 
 
-def _config(name: str):
+def _config(name: str, head_dim: int):
     from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
     shape = {
@@ -37,13 +37,13 @@ def _config(name: str):
     }
     match name:
         case "qwen3":
-            return Qwen3Config(**shape, head_dim=8, tie_word_embeddings=True)
+            return Qwen3Config(**shape, head_dim=head_dim, tie_word_embeddings=True)
         case "llama":
             return LlamaConfig(**shape, tie_word_embeddings=False)
         case "qwen3_moe":
             return Qwen3MoeConfig(
                 **shape,
-                head_dim=8,
+                head_dim=head_dim,
                 num_experts=4,
                 num_experts_per_tok=2,
                 moe_intermediate_size=24,
@@ -51,19 +51,19 @@ def _config(name: str):
             )
         case "gemma2":  # caps scores and logits, and every other layer sees a window
             return Gemma2Config(
-                **shape, head_dim=8, sliding_window=4, final_logit_softcapping=0.5, attn_logit_softcapping=2.0
+                **shape, head_dim=head_dim, sliding_window=4, final_logit_softcapping=0.5, attn_logit_softcapping=2.0
             )
         case "granite":
             return GraniteConfig(**shape, logits_scaling=3.0)
     raise AssertionError(name)
 
 
-def build_model(name: str) -> torch.nn.Module:
+def build_model(name: str, head_dim: int = 8) -> torch.nn.Module:
     """Weights large enough that attention and logits are far from uniform."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(_config(name), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(_config(name, head_dim), dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             parameter.data.normal_(std=0.2)

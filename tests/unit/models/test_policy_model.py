@@ -126,6 +126,12 @@ def test_attention_by_device(asked: str, device: str, kind: str):
     assert resolve_attention(Model(attention=asked), device) == kind
 
 
+def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
+    assert resolve_attention(Model(dtype="float32"), "cuda") == "sdpa"
+    with pytest.raises(ValueError, match=r"model.attention=varlen computes in half precision only"):
+        resolve_attention(Model(attention="varlen", dtype="float32"), "cuda")
+
+
 @pytest.mark.parametrize("asked", ["varlen", "flex", "flash"])
 def test_attention_that_a_cpu_cannot_train_with(asked: str):
     with pytest.raises(ValueError, match=f"model.attention={asked} cannot train on a CPU. Set it to auto"):

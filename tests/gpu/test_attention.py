@@ -1,0 +1,96 @@
+"""The GPU's attention kernels against plain padded attention, and a training worker in bfloat16."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.data.batch import Rows
+from alphaapollo.data.packing import build_train_batch
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.policy import PolicyModel
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.policy import PolicyWorker
+from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
+from tests.unit.workers.training import Case, make_columns
+
+KINDS = [
+    "sdpa",
+    "varlen",
+    "flex",
+    pytest.param(
+        "flash",
+        marks=pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed"),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 64, which every kernel takes."""
+    path = tmp_path_factory.mktemp("model")
+    build_model("qwen3", head_dim=64).save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
+    """Log-probs and gradients in bfloat16, within what bfloat16 itself makes."""
+    device = torch.device("cuda")
+    rows = Rows.from_rows(some_rows(6))
+    results = []
+    for own in ("padded", kind):
+        model = load_causal_lm(Model(path=str(folder)), own, torch.bfloat16).to(device)
+        policy = PolicyModel(model)
+        logprobs = policy(build_micro_batch(rows, list(range(6)), own == "padded", device), 1.0).logprobs
+        logprobs.sum().backward()
+        results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
+    (expected, gradients), (ours, own_gradients) = results
+    assert (ours - expected).abs().mean() < 0.03
+    for gradient, own_gradient in zip(gradients, own_gradients, strict=True):
+        assert (own_gradient - gradient).norm() < 0.05 * gradient.norm() + 1e-3
+
+
+@pytest.fixture
+def worker(folder: Path, request: pytest.FixtureRequest) -> Iterator[PolicyWorker]:
+    made = PolicyWorker(
+        model=Model(path=str(folder), enable_gradient_checkpointing=True),
+        actor=Actor(fsdp_config=request.param, optim={"lr": 1e-3}, use_kl_loss=True, kl_loss_type="full"),
+        ref=Reference(fsdp_config={"param_offload": request.param["param_offload"]}),
+        needs_ref=True,
+        placement=RankPlacement(0, 1, free_address(), "cuda", 1),
+        total_steps=10,
+        temperature=1.0,
+        seed=0,
+    )
+    yield made
+    made.close()
+
+
+OFFLOADS = [{"param_offload": offload, "optimizer_offload": offload} for offload in (False, True)]
+
+
+@pytest.mark.parametrize("worker", OFFLOADS, indirect=True, ids=["on_gpu", "offloaded"])
+def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, tmp_path: Path):
+    case = Case(str(folder))
+    batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.padded, 0, False)
+    worker.load_batch(batch.rank_batches[0])
+    before = worker.compute_log_probs()
+    figures = worker.update(make_columns(case, batch, 0, old=False))
+    assert figures["actor/grad_norm"] > 0
+    after = worker.compute_log_probs()
+    assert np.abs(after - before).max() > 1e-3
+    worker.save(str(tmp_path / "saved"))
+    worker.update(make_columns(case, batch, 0, old=False))
+    worker.load(str(tmp_path / "saved"))
+    np.testing.assert_allclose(worker.compute_log_probs(), after, atol=1e-6)
+    worker.export(str(tmp_path / "model"))
+    assert worker.memory()["cuda_gib"] > 0

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.data.batch import RankBatch
+from alphaapollo.data.packing import build_train_batch
+from alphaapollo.models import sharding
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.types import Row
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.sft import SftWorker
+from tests.unit.tiny import free_address, run_ranks, some_rows
+
+NUM_STEPS, EXAMPLES = 3, 6
+OPTIM = {"lr": 0.01, "lr_warmup_steps": 2, "warmup_style": "cosine", "weight_decay": 0.1}
+
+
+@dataclass(frozen=True)
+class SftCase:
+    folder: str
+    attention: str = "padded"
+    max_tokens: int = 10_000
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWorker:
+    sharding.MIN_UNIT = 0
+    config = SftConfig(model={"path": case.folder, "attention": case.attention}, optim=OPTIM, grad_clip=0.5)
+    return SftWorker(config, RankPlacement(rank, num_ranks, address, "cpu", 1), NUM_STEPS)
+
+
+def deal(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:
+    padded = case.attention == "padded"
+    layout = build_train_batch(rows, range(len(rows)), num_ranks, len(rows), case.max_tokens, padded, 0, False)
+    return layout.rank_batches[rank]
+
+
+def batches() -> list[list[Row]]:
+    return [some_rows(EXAMPLES, seed) for seed in range(NUM_STEPS)]
+
+
+def train(
+    rank: int, num_ranks: int, address: str, case: SftCase
+) -> tuple[list[dict[str, float]], dict[str, np.ndarray], float]:
+    worker = make_worker(case, rank, num_ranks, address)
+    figures = [worker.step(deal(case, rows, rank, num_ranks)) for rows in batches()]
+    loss = worker.evaluate(deal(case, some_rows(5, seed=9), rank, num_ranks))["val/loss"]
+    parameters = {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.model.named_parameters()}
+    worker.close()
+    return figures, parameters, loss
+
+
+def plain_loss(model: torch.nn.Module, rows: list[Row]) -> torch.Tensor:
+    losses = []
+    for row in rows:
+        ids, mask = torch.tensor(row.token_ids), torch.tensor(row.action_mask)
+        losses.append(F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")[mask[1:].bool()])
+    return torch.cat(losses).mean()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_three_steps_equal_a_plain_loop(model_folder, name: str):
+    """Warm-up 1/2, 2/2, then the cosine's start: 0.005, 0.01, 0.01; AdamW without decay of norms; clipped at 0.5."""
+    from transformers import AutoModelForCausalLM
+
+    folder = str(model_folder(name))
+    figures, parameters, val_loss = train(0, 1, free_address(), SftCase(folder, max_tokens=40))
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    groups = [
+        {"params": [p for p in plain.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in plain.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    for rows, figure, lr in zip(batches(), figures, (0.005, 0.01, 0.01), strict=True):
+        loss = plain_loss(plain, rows)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
+        assert figure["train/loss"] == pytest.approx(loss.item(), rel=1e-4)
+        assert figure["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+        assert figure["train/lr"] == pytest.approx(lr)
+    for parameter_name, parameter in plain.named_parameters():
+        ours = parameters[f"model.{parameter_name}"]
+        np.testing.assert_allclose(ours, parameter.detach().numpy(), atol=2e-4, err_msg=parameter_name)
+    with torch.no_grad():
+        assert val_loss == pytest.approx(plain_loss(plain, some_rows(5, seed=9)).item(), rel=1e-3)
+
+
+@pytest.mark.timeout(120)
+def test_layout_and_ranks_change_nothing(model_folder):
+    case = SftCase(str(model_folder("qwen3")))
+    expected, _, val_loss = train(0, 1, free_address(), case)
+    others = [train(0, 1, free_address(), SftCase(case.folder, "sdpa", 50))]
+    others += run_ranks(train, 2, SftCase(case.folder, max_tokens=40))
+    for figures, _, own_val_loss in others:
+        for ours, figure in zip(figures, expected, strict=True):
+            assert ours == pytest.approx(figure, rel=2e-3)
+        assert own_val_loss == pytest.approx(val_loss, rel=2e-3)
+
+
+def test_resumed_steps_are_the_same_bits(model_folder, tmp_path: Path):
+    case = SftCase(str(model_folder("qwen3")))
+    first, second, third = (deal(case, rows, 0, 1) for rows in batches())
+    worker = make_worker(case, 0, 1, free_address())
+    worker.step(first)
+    worker.step(second)
+    worker.save(str(tmp_path / "saved"))
+    expected = worker.step(third)
+    worker.close()
+    resumed = make_worker(case, 0, 1, free_address())
+    resumed.load(str(tmp_path / "saved"))
+    assert resumed.step(third) == expected
+    resumed.close()
