@@ -90,8 +90,9 @@ def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, hom
         parameter.to_local().copy_(slices.to_local())
     buffers = [(name, *_owner(model, name), buffer) for name, buffer in model.named_buffers()]
     for name, module, key, buffer in buffers:  # on the device, also where slices rest in host memory
-        module._buffers[key] = whole(name, buffer)
-        dist.broadcast(module._buffers[key], 0)
+        full = whole(name, buffer)
+        dist.broadcast(full, 0)
+        module._buffers[key] = full
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
