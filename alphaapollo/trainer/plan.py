@@ -171,7 +171,7 @@ def print_plan(plan: Plan, inputs: Inputs, config: Config, terminal: Terminal) -
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank" + ", padding counted" * plan.padded,
         "optimiser steps an iteration": steps,
-        "data-parallel degree": f"{plan.layout.num_ranks}",
+        "data-parallel degree": f"{plan.layout.num_ranks // actor.ulysses_sequence_parallel_size}",
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
     } | plan.layout.role_lines()
     for name, value in rows.items():

@@ -1,6 +1,6 @@
 """Warm-up data: the prompts of the prepared parquet, each answered by the human solution, its answer boxed.
 
-python -m examples.gsm8k.make_sft_data --data outputs/gsm8k/data/train.parquet --text gsm8k_train.jsonl --out sft.parquet
+python -m examples.gsm8k.make_sft_data --data train.parquet --text gsm8k_train.jsonl --out sft.parquet
 """
 
 from __future__ import annotations

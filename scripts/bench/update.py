@@ -89,22 +89,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
+    print(json.dumps(measure(args)))
+
+
+def measure(args: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(args.threads)
     folder = FOLDER / args.size
     parameters = make_model(folder, SIZES[args.size])
-    rows = make_rows(args.rows, args.max_tokens, SIZES[args.size].vocab_size - 3)
-    layout = build_train_batch(
-        rows, range(len(rows)), 1, args.rows // 2, args.micro_batch_tokens, padded=True, seed=0, shuffle=True
-    )
-    batch = layout.rank_batches[0]
-    total = int(batch.rows.response_offsets[-1])
-    rng = np.random.default_rng(0)
-    columns = Columns(
-        advantages=rng.normal(size=total).astype(np.float32),
-        old_logprobs=np.full(total, -5.5, dtype=np.float32),
-        loss_weights=np.full(len(rows), 2 / total, dtype=np.float32),
-        sequence_weights=np.full(len(rows), 2 / len(rows), dtype=np.float32),
-    )
+    batch, columns = make_batch(args)
     worker = PolicyWorker(
         Model(path=str(folder)),
         Actor(optim=OPTIMIZER),
@@ -132,7 +124,7 @@ def main() -> None:
                 seconds[side].append(time.perf_counter() - start)
     worker.close()
     ratios = [a / b for a, b in zip(seconds["bare"], seconds["ours"], strict=True)]
-    result = {
+    return {
         "benchmark": "update",
         "size": args.size,
         "parameters": parameters,
@@ -142,7 +134,22 @@ def main() -> None:
         "threads": args.threads,
         **machine(),
     }
-    print(json.dumps(result))
+
+
+def make_batch(args: argparse.Namespace) -> tuple[RankBatch, Columns]:
+    """Random rows in two mini-batches, with random advantages."""
+    rows = make_rows(args.rows, args.max_tokens, SIZES[args.size].vocab_size - 3)
+    layout = build_train_batch(
+        rows, range(len(rows)), 1, args.rows // 2, args.micro_batch_tokens, padded=True, seed=0, shuffle=True
+    )
+    batch = layout.rank_batches[0]
+    total = int(batch.rows.response_offsets[-1])
+    return batch, Columns(
+        advantages=np.random.default_rng(0).normal(size=total).astype(np.float32),
+        old_logprobs=np.full(total, -5.5, dtype=np.float32),
+        loss_weights=np.full(len(rows), 2 / total, dtype=np.float32),
+        sequence_weights=np.full(len(rows), 2 / len(rows), dtype=np.float32),
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ from alphaapollo.types import (
 )
 
 
-def trajectory(sample: int, reward: float, length: int, outcome: Outcome = Outcome.SCORED, valid: bool = True) -> Trajectory:
+def trajectory(
+    sample: int, reward: float, length: int, outcome: Outcome = Outcome.SCORED, valid: bool = True
+) -> Trajectory:
     """A prompt of two tokens and one turn of `length` tokens."""
     actions = list(range(length))
     completion = Completion(actions, [-0.5] * length, StopReason.STOP, weight_version=0)
