@@ -1,14 +1,16 @@
 """The processes of a vLLM engine: how its core is started, where its log goes, and that it never outlives us.
 
-    this process --- fork server (imports vLLM while we import it too) --- engine core (forked: no second import)
+    this process --- fork server (imports vLLM while we import it too) --- engine core --- tensor-parallel ranks
 
-Only on a CPU: there vLLM always spawns, and importing it again takes seconds. On GPUs vLLM's own way stays.
+The core is forked from the fork server and the ranks from the core, so vLLM is not imported again. Only on a CPU: there
+vLLM would spawn, and each import takes seconds. On GPUs vLLM's own way stays.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
@@ -41,6 +43,9 @@ class EngineProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.update(self._environment)
         enter_engine_process()
+        from vllm.v1.executor import multiproc_executor
+
+        multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
         super().run()
 
 
@@ -64,11 +69,14 @@ def start_fork_server() -> EngineContext:
     return context
 
 
-@functools.cache  # once a process
 def enter_engine_process() -> None:
     """First thing in every process of an engine: die with the parent, and write to the engine's log."""
-    if os.getpid() == int(os.environ[PARENT]):
-        return
+    if os.getpid() != int(os.environ[PARENT]):
+        _enter(os.getpid())
+
+
+@functools.cache  # once a process; a forked one has a pid of its own
+def _enter(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
     die_with(int(os.environ[PARENT]), cleanup)
     redirect_output(os.environ[LOG])

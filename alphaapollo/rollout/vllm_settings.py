@@ -34,7 +34,7 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
         # One thread an engine rank: trainer and engine share the cores, and small products gain nothing from more.
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve the other processes: up to 30 times slower
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind" if tensor_parallel == 1 else "|".join(map(str, range(tensor_parallel))),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # The same numbers whatever else is in the batch, together with the single-row patch of vllm_patches.
         "VLLM_CPU_ATTN_SPLIT_KV": "0",
     }
