@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/generation.py --size 3M
 
-Both sides are the same AsyncLLM in the same process, several rounds in turn. Bare: all requests are submitted open-loop.
+Both sides are the same AsyncLLM in the same process, several rounds in turn. Bare: all requests at once, open-loop.
 Ours: they go through rendering, episodes, decoding and grading to whole TrajectoryGroups.
 The last line is a JSON object; `ratio` is our tokens/s over bare vLLM's, the median of the rounds.
 """
