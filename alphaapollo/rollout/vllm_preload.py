@@ -5,9 +5,12 @@ import gc
 import importlib
 import os
 
+import setproctitle
+
 from alphaapollo.rollout.vllm_process import LOG, redirect_output
 
 redirect_output(os.environ[LOG])
+setproctitle.getproctitle()  # finds where titles go while it still can, so that the children show as VLLM::EngineCore
 gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
 for module in (
     "vllm.v1.engine.core",
