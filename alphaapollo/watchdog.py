@@ -1,7 +1,8 @@
 """No process outlives the run that started it, and no shared memory does.
 
 A driver that is killed cannot clean up, and signals to process groups do not reach everyone. So each process watches
-the one that it works for, and leaves when that one is gone.
+the one that it works for and leaves when that one is gone (die_with), and a small process of its own watches the
+driver and ends what else the run has started on this machine: Ray's agents, for one (start_reaper).
 """
 
 from __future__ import annotations
@@ -9,12 +10,19 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+RUN = "ALPHAAPOLLO_RUN"  # environment variable of all processes that a run starts: its id
 _POLL_SECONDS = 0.2  # only where the kernel has no pidfd
+_GRACE_SECONDS = 2.0  # who ends by itself may
+_REAP_SECONDS = 10.0
 
 
 def die_with(pid: int, cleanup_paths: Iterable[str | Path] = ()) -> threading.Thread:
@@ -68,3 +76,41 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def start_reaper(run: str, cleanup_paths: Iterable[str | Path]) -> None:
+    """Watch this process from one of its own; when it has ended, however it did, kill every process on this machine
+    that has `RUN` set to `run` in its environment, and remove `cleanup_paths`."""
+    command = [sys.executable, "-m", "alphaapollo.watchdog", str(os.getpid()), run, *map(str, cleanup_paths)]
+    environment = {name: value for name, value in os.environ.items() if name != RUN}
+    subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+
+
+def processes_of_run(run: str) -> list[int]:
+    """The pids of a run's processes that we may see."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:  # gone, or another user's
+                continue
+            if f"{RUN}={run}".encode() in environment:
+                found.append(int(entry.name))
+    return found
+
+
+def _reap(driver: int, run: str, paths: list[Path]) -> None:
+    wait_for_exit(driver)
+    time.sleep(_GRACE_SECONDS)
+    end = time.monotonic() + _REAP_SECONDS
+    while (left := processes_of_run(run)) and time.monotonic() < end:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+    remove_paths(paths)
+
+
+if __name__ == "__main__":
+    _reap(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])

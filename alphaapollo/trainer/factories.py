@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker, WeightSender
 
-RUN = "ALPHAAPOLLO_RUN"  # environment variable of all processes of a run: its id
-
 
 def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int) -> Roles:
     """`optimiser_steps` of the whole run, for the schedules of the learning rates."""

@@ -26,10 +26,11 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.trainer.factories import RUN, make_roles
+from alphaapollo.trainer.factories import make_roles
 from alphaapollo.trainer.loop import Run, train, validate_now
 from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
 from alphaapollo.trainer.progress import CheckpointFolder, Progress, move_aside
+from alphaapollo.watchdog import RUN, start_reaper
 
 FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
 """What a run may end with besides bugs: each says what happened and to whom."""
@@ -133,6 +134,7 @@ async def launch(prepared: Prepared) -> Crew:
     run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     os.environ[RUN] = run_id  # every process of the run inherits it, or it is a process of another run
     roles = make_roles(config, plan, run_id, prepared.inputs.total_steps * plan.optimiser_steps)
+    start_reaper(run_id, roles.cleanup)
     if config.trainer.controller == "local":
         return await launch_local(plan.layout, roles)
     from alphaapollo.controller.ray_crew import launch_ray, start_local_cluster

@@ -88,3 +88,32 @@ def test_remove_paths_takes_links_not_their_targets(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     remove_paths([tmp_path / "link"])
     assert (tmp_path / "kept").exists() and not (tmp_path / "link").exists()
+
+
+DRIVER = """
+import os, subprocess, sys
+from alphaapollo.watchdog import RUN, start_reaper
+start_reaper("this-run", sys.argv[1:])
+os.environ[RUN] = "this-run"
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True)
+os.environ[RUN] = "another-run"
+print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_reaper_ends_what_the_run_started_and_nothing_else(tmp_path):
+    (tmp_path / "weights").mkdir()
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "weights")]
+    driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    assert driver.stdout is not None
+    ours, others = (int(driver.stdout.readline()) for _ in range(2))
+    driver.kill()
+    driver.wait()
+    wait_for_exit(ours)
+    deadline = time.monotonic() + 10
+    while (tmp_path / "weights").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not (tmp_path / "weights").exists()
+    os.kill(others, signal.SIGKILL)  # it is still there
