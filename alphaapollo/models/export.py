@@ -39,7 +39,7 @@ def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tupl
 
 
 def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype) -> None:
-    """Write weights, configuration and tokenizer (a collective of all ranks; rank 0 writes).
+    """Write weights, configuration and tokenizer, whole or not at all (a collective of all ranks; rank 0 writes).
 
     Raises OSError that names the folder, e.g. for a full disk.
     """
@@ -50,8 +50,13 @@ def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtyp
         if dist.get_rank() == 0:
             tensors[name] = tensor.cpu()
     if dist.get_rank() == 0:
+        whole = Path(folder)
+        partial = whole.with_name(f".writing_{whole.name}")
+        shutil.rmtree(partial, ignore_errors=True)
         try:
-            _write(Path(folder), model, tensors | _buffers(model), source, dtype)
+            _write(partial, model, tensors | _buffers(model), source, dtype)
+            shutil.rmtree(whole, ignore_errors=True)
+            partial.rename(whole)
         except (OSError, RuntimeError, SafetensorError) as error:
             raise OSError(f"cannot write the model to {folder}: {error}") from error
     dist.barrier()
@@ -68,7 +73,8 @@ def _write(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], sou
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+        # Not save_pretrained, which refuses what many published models have, at the end of a long run.
+        model.generation_config.to_json_file(folder / "generation_config.json")
     for code in Path(source.path).glob("*.py"):  # of a model that brings its own
         shutil.copy(code, folder)
     tokenizer = AutoTokenizer.from_pretrained(

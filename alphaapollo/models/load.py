@@ -25,6 +25,9 @@ def load_causal_lm(model: Model, attention: Kind, dtype: torch.dtype, materialis
 
     Raises ValueError for a path that is missing, unreadable, not a causal language model, or lacks weights.
     """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # every rank would draw its own
     config = load_config(model)
     _check_layers(config, attention, model.path)
     loaded = _load_weights(model, config, attention, dtype) if materialise else _shapes(model, config, attention, dtype)

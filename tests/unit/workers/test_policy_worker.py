@@ -245,6 +245,19 @@ def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: P
         assert exported == original
 
 
+def test_bfloat16_computes_with_float32_masters(make, tmp_path: Path):
+    worker, case = make("llama", dtype="bfloat16", needs_ref=True, actor=FAST | {"use_kl_loss": True})
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    before, ref = worker.compute_log_probs(), worker.compute_ref_log_probs()
+    assert np.abs(before - ref).max() < 0.1
+    worker.update(make_columns(case, batch, 0, ref=True))
+    assert {p.dtype for p in worker.policy.parameters()} == {torch.float32}
+    assert np.abs(worker.compute_log_probs() - before).max() > 1e-2
+    worker.export(str(tmp_path / "model"))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_a_full_disk_names_the_folder(make, tmp_path: Path):
     worker, _ = make()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

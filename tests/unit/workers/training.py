@@ -29,6 +29,7 @@ class Case:
     folder: str
     actor: dict[str, Any] = field(default_factory=dict)
     attention: str = "padded"
+    dtype: str = "auto"
     max_tokens: int = 10_000
     num_rows: int = NUM_ROWS
     mini_batch_size: int = NUM_ROWS
@@ -40,7 +41,12 @@ class Case:
 def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments: Any) -> PolicyWorker:
     sharding.MIN_UNIT = case.min_unit
     return PolicyWorker(
-        model=Model(path=case.folder, attention=case.attention, enable_gradient_checkpointing=case.checkpointing),
+        model=Model(
+            path=case.folder,
+            attention=case.attention,
+            dtype=case.dtype,
+            enable_gradient_checkpointing=case.checkpointing,
+        ),
         actor=Actor(**case.actor),
         ref=Reference(),
         needs_ref=case.needs_ref,
