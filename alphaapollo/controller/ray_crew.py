@@ -42,12 +42,17 @@ def connect() -> Machine:
 
 def start_local_cluster() -> None:
     """A Ray of our own on this machine; it ends with this process."""
+    patient = {  # a busy laptop answers late; a dead process is noticed by its exit, not by its silence
+        "health_check_timeout_ms": 60_000,
+        "health_check_failure_threshold": 10,
+    }
     ray.init(
         address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
         namespace=f"alphaapollo-{os.getpid()}",
+        _system_config=patient,
     )
 
 
