@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,7 +35,6 @@ class VllmEngine:
         self.version = 0
         self._engine: AsyncLLM | None = None
         self._core_death: asyncio.Future[None] | None = None
-        self._core_watch: list[int] = []  # pidfds
         self._asleep = False
         self._stale = False  # the weights were given up and not received again
 
@@ -71,25 +71,19 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Ends the core and its workers; a second call does nothing."""
+        for process in self._cores():
+            asyncio.get_running_loop().remove_reader(process.sentinel)
         engine, self._engine = self._engine, None
-        for descriptor in self._core_watch:
-            asyncio.get_running_loop().remove_reader(descriptor)
-            os.close(descriptor)
-        self._core_watch = []
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
 
     def pids(self) -> list[int]:
         """The core, and with tensor parallelism its workers."""
-        found = self._core_pids() if self._engine is not None else []
-        for pid in found:
-            children = Path(f"/proc/{pid}/task/{pid}/children")
-            found += map(int, children.read_text().split()) if children.exists() else []
-        return found
+        cores = [process.pid for process in self._cores() if process.pid is not None]
+        return cores + [child for pid in cores for child in children_of(pid)]
 
-    def _core_pids(self) -> list[int]:
-        assert self._engine is not None
-        return [process.pid for process in self._engine.engine_core.resources.engine_manager.processes]
+    def _cores(self) -> list[BaseProcess]:
+        return [] if self._engine is None else list(self._engine.engine_core.resources.engine_manager.processes)
 
     @property
     def _llm(self) -> AsyncLLM:
@@ -104,15 +98,13 @@ class VllmEngine:
     def _watch_core(self) -> None:
         loop = asyncio.get_running_loop()
         self._core_death = loop.create_future()
-        for pid in self._core_pids():
-            descriptor = os.pidfd_open(pid)
-            self._core_watch.append(descriptor)
-            loop.add_reader(descriptor, self._core_died, descriptor)
+        for process in self._cores():
+            loop.add_reader(process.sentinel, self._core_died, process.sentinel)
 
-    def _core_died(self, descriptor: int) -> None:
+    def _core_died(self, sentinel: int) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        asyncio.get_running_loop().remove_reader(descriptor)
+        asyncio.get_running_loop().remove_reader(sentinel)
         assert self._core_death is not None and self._engine is not None
         if not self._core_death.done():
             self._core_death.set_result(None)
@@ -233,3 +225,11 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         logprobs=0,
         detokenize=False,
     )
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process; none of one that is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
