@@ -25,14 +25,16 @@ _GRACE_SECONDS = 2.0  # who ends by itself may
 _REAP_SECONDS = 10.0
 
 
-def die_with(pid: int, cleanup_paths: Iterable[str | Path] = ()) -> threading.Thread:
+def die_with(pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False) -> threading.Thread:
     """End this process as soon as process `pid` has ended, after removing `cleanup_paths` (files or folders).
 
-    Returns at once; a daemon thread waits. It ends the process without unwinding (`os._exit(1)`): whoever was to
-    receive an error is dead. `pid` must live on this machine and in this process namespace.
+    `own_shared_memory`: remove the shared memory that this process has mapped, too; for processes that share it with
+    nobody who lives on. Returns at once; a daemon thread waits. It ends the process without unwinding (`os._exit(1)`):
+    whoever was to receive an error is dead. `pid` must live on this machine and in this process namespace.
     """
     paths = [Path(path) for path in cleanup_paths]
-    thread = threading.Thread(target=_wait_and_exit, args=(pid, paths), name=f"die-with-{pid}", daemon=True)
+    arguments = (pid, paths, own_shared_memory)
+    thread = threading.Thread(target=_wait_and_exit, args=arguments, name=f"die-with-{pid}", daemon=True)
     thread.start()
     return thread
 
@@ -46,9 +48,16 @@ def remove_paths(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _wait_and_exit(pid: int, paths: list[Path]) -> None:
+def mapped_shared_memory() -> list[Path]:
+    """The shared-memory files that this process has mapped and that still have a name."""
+    fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    paths = {Path(field[5]) for field in fields if len(field) == 6}
+    return [path for path in sorted(paths) if path.parent == Path("/dev/shm") and path.exists()]
+
+
+def _wait_and_exit(pid: int, paths: list[Path], own_shared_memory: bool) -> None:
     wait_for_exit(pid)
-    remove_paths(paths)
+    remove_paths([*paths, *mapped_shared_memory()] if own_shared_memory else paths)
     os._exit(1)
 
 

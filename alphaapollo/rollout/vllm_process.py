@@ -78,7 +78,7 @@ def enter_engine_process() -> None:
 @functools.cache  # once a process; a forked one has a pid of its own
 def _enter(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
-    die_with(int(os.environ[PARENT]), cleanup)
+    die_with(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
     redirect_output(os.environ[LOG])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
 

@@ -4,26 +4,29 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 import pytest
 
-from alphaapollo.watchdog import die_with, remove_paths, wait_for_exit
+from alphaapollo.watchdog import die_with, mapped_shared_memory, remove_paths, wait_for_exit
 
 pytestmark = pytest.mark.timeout(30)
 
 
-def follower(pid: int, paths: list[str], ready) -> None:
-    die_with(pid, paths)
+def follower(pid: int, paths: list[str], ready, memory: str = "") -> None:
+    mapped = shared_memory.SharedMemory(memory) if memory else None
+    die_with(pid, paths, own_shared_memory=bool(memory))
     ready.set()
     time.sleep(60)
+    del mapped
 
 
-def start(pid: int, paths: list[str]) -> multiprocessing.Process:
+def start(pid: int, paths: list[str], memory: str = "") -> multiprocessing.Process:
     """A process that follows `pid`, once it does."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
-    process = context.Process(target=follower, args=(pid, paths, ready))
+    process = context.Process(target=follower, args=(pid, paths, ready, memory))
     process.start()
     deadline = time.monotonic() + 10
     while process.is_alive() and not ready.is_set():
@@ -48,6 +51,20 @@ def test_a_follower_dies_and_removes_what_is_left(tmp_path):
     process.join(2)
     assert process.exitcode == 1
     assert not folder.exists() and not file.exists()
+
+
+def test_mapped_shared_memory_goes_where_it_is_asked_for():
+    memory = shared_memory.SharedMemory(create=True, size=100)
+    path = Path("/dev/shm") / memory.name
+    assert path in mapped_shared_memory()
+    leader = sleeper()
+    process = start(leader.pid, [], memory=memory.name)
+    leader.kill()
+    leader.wait()
+    process.join(2)
+    assert process.exitcode == 1 and not path.exists()
+    memory.close()
+    resource_tracker.unregister(f"/{memory.name}", "shared_memory")
 
 
 def test_following_the_dead_ends_at_once():
