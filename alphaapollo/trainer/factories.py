@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.launch import Roles
+from alphaapollo.controller.placement import Layout
 from alphaapollo.trainer.plan import Plan
 
 if TYPE_CHECKING:
@@ -23,16 +26,22 @@ def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int) ->
     """`optimiser_steps` of the whole run, for the schedules of the learning rates."""
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     return Roles(
-        policy=partial(build_policy, config, plan, shared_memory, optimiser_steps),
+        policy=partial(build_policy, config, plan.layout, plan.needs_reference, shared_memory, optimiser_steps),
         critic=partial(build_critic, config, optimiser_steps) if plan.layout.critic else None,
-        engine=partial(build_engine, config, plan, shared_memory),
+        engine=partial(build_engine, config, plan.layout.device, str(plan.folder.resolve()), shared_memory),
         samples_in_flight=2 * config.actor_rollout_ref.rollout.max_num_seqs,
         cleanup=[shared_memory],
     )
 
 
 def build_policy(
-    config: Config, plan: Plan, shared_memory: str, optimiser_steps: int, placement: RankPlacement, client: Any
+    config: Config,
+    layout: Layout,
+    needs_reference: bool,
+    shared_memory: str,
+    optimiser_steps: int,
+    placement: RankPlacement,
+    client: Any,
 ) -> PolicyWorker:
     from alphaapollo.algorithms.custom import load_custom_module
     from alphaapollo.workers.policy import PolicyWorker
@@ -44,25 +53,39 @@ def build_policy(
         model=role.model,
         actor=role.actor,
         ref=role.ref,
-        needs_ref=plan.needs_reference,
+        needs_ref=needs_reference,
         placement=placement,
         total_steps=optimiser_steps,
         temperature=role.rollout.temperature,
         seed=config.trainer.seed,
-        sender=build_sender(config, plan, shared_memory, placement, client),
+        sender=build_sender(config, layout, shared_memory, placement, client),
     )
 
 
-def build_sender(config: Config, plan: Plan, shared_memory: str, placement: RankPlacement, client: Any) -> WeightSender:
+def build_sender(
+    config: Config, layout: Layout, shared_memory: str, placement: RankPlacement, client: Any
+) -> WeightSender:
     """Shared memory on a CPU; vLLM's own transfer, driven through `client`, on GPUs."""
     import torch
 
     from alphaapollo.rollout.engines import engine_dtype
-    from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
 
     role = config.actor_rollout_ref
-    dtype = getattr(torch, engine_dtype(role.rollout, role.model, plan.layout.device))
-    return SharedMemorySender(shared_memory, dtype, is_writer=placement.rank == 0)
+    dtype = getattr(torch, engine_dtype(role.rollout, role.model, layout.device))
+    if layout.device == "cpu":
+        from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
+
+        return SharedMemorySender(shared_memory, dtype, is_writer=placement.rank == 0)
+    from alphaapollo.workers.weight_sync.vllm_transfer import VllmTransferSender
+
+    return VllmTransferSender(
+        client,
+        dtype,
+        placement.rank,
+        transport="ipc" if layout.colocate else "nccl",
+        master_address=str(urlsplit(placement.init_method).hostname),  # where the training ranks meet: rank 0's node
+        num_engine_ranks=layout.num_engines * layout.tensor_parallel,
+    )
 
 
 def build_critic(config: Config, optimiser_steps: int, placement: RankPlacement) -> CriticWorker:
@@ -73,7 +96,7 @@ def build_critic(config: Config, optimiser_steps: int, placement: RankPlacement)
     return CriticWorker(trunk, config.critic, placement, optimiser_steps, config.trainer.seed)
 
 
-def build_engine(config: Config, plan: Plan, shared_memory: str, index: int) -> RolloutWorker:
+def build_engine(config: Config, device: Device, run_dir: str, shared_memory: str, index: int) -> RolloutWorker:
     from alphaapollo.rollout.worker import RolloutWorker
 
     role = config.actor_rollout_ref
@@ -84,8 +107,8 @@ def build_engine(config: Config, plan: Plan, shared_memory: str, index: int) -> 
         data=config.data,
         reward=config.reward,
         custom_reward=config.custom_reward_function,
-        device=plan.layout.device,
-        run_dir=str(plan.folder.resolve()),
+        device=device,
+        run_dir=run_dir,
         index=index,
         cleanup=[shared_memory],
     )

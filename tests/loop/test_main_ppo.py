@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
@@ -119,3 +124,55 @@ def test_resume_goes_on_where_it_stopped(ppo: Runner) -> None:
 def test_hf_engine_twin(ppo: Runner) -> None:
     done = ppo.run("actor_rollout_ref.rollout.name=hf", "trainer.controller=local", "trainer.total_training_steps=1")
     assert done.metrics[-1]["sync/probe_gap"] < 5e-5
+
+
+OWN_ESTIMATOR = '''
+from alphaapollo.algorithms.advantages import register_estimator
+from alphaapollo.algorithms.advantages.base import from_scores
+
+@register_estimator("centred", group=True)
+def centred(inputs, config):
+    """The reward minus its mean over the batch."""
+    return from_scores(inputs, lambda scores, groups: scores - scores.mean())
+'''
+
+
+def test_bfloat16_checkpointing_trackers_and_an_estimator_of_ones_own(
+    ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    module = tmp_path / "own.py"
+    module.write_text(OWN_ESTIMATOR)
+    done = ppo.run(
+        f"algorithm.custom_module={module}",
+        "algorithm.adv_estimator=centred",
+        "actor_rollout_ref.model.dtype=bfloat16",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+        "trainer.logger=[console,tensorboard,wandb]",
+    )
+    assert done.metrics[-1]["actor/grad_norm"] > 0
+    assert done.metrics[-1]["sync/probe_gap"] < 0.1
+    assert list((done.folder / "tensorboard").glob("events.*"))
+    assert list((done.folder / "wandb").glob("offline-run-*"))
+
+
+def test_runs_on_a_cluster_that_is_there(ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]
+    options = ["--include-dashboard=false", f"--temp-dir={tmp_path}/ray", "--node-ip-address=127.0.0.1"]
+    with subprocess.Popen([*head, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cluster:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        try:
+            end = time.monotonic() + 60
+            while subprocess.run(
+                [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", f"127.0.0.1:{port}"],
+                capture_output=True,
+            ).returncode:
+                assert time.monotonic() < end, "the cluster does not come up"
+            done = ppo.run("trainer.total_training_steps=1")
+            assert cluster.poll() is None, "the cluster is not ours to end"
+        finally:
+            cluster.terminate()
+    assert done.metrics[-1]["step"] == 1
