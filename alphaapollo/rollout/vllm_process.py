@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -43,8 +44,10 @@ class EngineProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.update(self._environment)
         enter_engine_process()
+        from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
 
+        tqdm.set_lock(threading.RLock())  # its own would be a named semaphore, which a kill leaves behind
         multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
         super().run()
 
