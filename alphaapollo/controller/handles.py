@@ -54,6 +54,10 @@ class PolicyGroup:
         assert update is not None, "rank 0 sends"
         return update
 
+    async def release_weights(self) -> None:
+        """The engines have confirmed: free what carried the last update."""
+        await self.ranks.call(lambda worker: worker.release_weights())
+
     async def probe(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first, at temperature 1."""
         return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]

@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
 def connect() -> Machine:
     """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it); what its largest node has."""
-    ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}")
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}")
+    except ConnectionError as error:
+        raise ValueError(
+            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}. Start it (`ray start --head`), unset RAY_ADDRESS "
+            "for a Ray of our own, or, where the cluster asks for a token, set RAY_AUTH_MODE=token."
+        ) from None
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),

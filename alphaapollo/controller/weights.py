@@ -43,6 +43,7 @@ class WeightPublisher:
                     f"engine {engine} holds version {receipt.version} with digest {receipt.digest} after publishing "
                     f"version {update.version} with digest {update.digest}: its parameters are not the trainer's."
                 )
+        await self.policy.release_weights()
         gap = await self._probe_gap()
         return {"sync/probe_gap": gap}
 

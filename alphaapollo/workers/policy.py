@@ -50,6 +50,10 @@ class WeightSender(Protocol):
         """Carry (name, whole tensor) pairs to the engines; every rank iterates, one of them returns the update."""
         ...
 
+    def release(self) -> None:
+        """The engines hold what was sent: free what carried it."""
+        ...
+
 
 class PolicyWorker:
     """One rank of the policy.
@@ -140,6 +144,11 @@ class PolicyWorker:
         """Publish the weights; the update on the rank that sends, None on the others."""
         assert self.sender is not None, "this worker was built without a sender"
         return self.sender.send(full_parameters(self.policy.model, self.dtype), version)
+
+    def release_weights(self) -> None:
+        """Every engine has confirmed the last update."""
+        if self.sender is not None:
+            self.sender.release()
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:

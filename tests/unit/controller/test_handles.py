@@ -40,6 +40,9 @@ class Policy:
     def send_weights(self, version: int) -> WeightUpdate:
         return WeightUpdate(version, "abc")
 
+    def release_weights(self) -> None:
+        pass
+
     def probe(self, token_ids: list[int]) -> list[float]:
         return [-1.0, -2.0]
 
