@@ -89,6 +89,7 @@ async def train(run: Run) -> None:
         if due(step, config.trainer.test_freq, run.total_steps):
             with timer("validate"):
                 metrics |= await validate_now(run, step)
+            metrics |= await memory(crew)
         run.progress.kl_coef = run.kl_controller.coef
         if due(step, config.trainer.save_freq, run.total_steps):
             with timer("checkpoint"):
@@ -158,6 +159,14 @@ async def validate_now(run: Run, step: int) -> dict[str, float]:
     for suffix, own in groups.items():
         run.rollout_log.write_validation(step, own, suffix)
     return metrics
+
+
+async def memory(crew: Crew) -> dict[str, float]:
+    """GiB, the largest over the ranks of each role: memory/policy_rss_gib, memory/engine_gib, ..."""
+    figures = {f"memory/policy_{name}": value for name, value in (await crew.policy.memory()).items()}
+    if crew.critic:
+        figures |= {f"memory/critic_{name}": value for name, value in (await crew.critic.memory()).items()}
+    return figures | await crew.engines.memory()
 
 
 async def save(run: Run, step: int) -> None:

@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.trainer.dry_run:
         print("dry run: the configuration is sound, nothing was started.")
         return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell script's background jobs start deaf to it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         asyncio.run(run(prepared))

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float]]:
         time.sleep(0.02)
     seconds = time.perf_counter() - start
     memory = memory_of_run()
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
     return seconds, memory
 

@@ -34,6 +34,7 @@ def test_grpo_writes_the_whole_run_directory(ppo: Runner, leaves_nothing: Callab
     assert last["rollout/trajectories"] == 16
     assert last["actor/grad_norm"] > 0
     assert last["sync/probe_gap"] < 5e-5
+    assert last["memory/policy_rss_gib"] > 0.1 and last["memory/engine_gib"] > 0.1
     assert all(value is None or math.isfinite(value) for value in last.values())
 
     assert yaml.safe_load((done.folder / "config.yaml").read_text())["algorithm"]["adv_estimator"] == "grpo"
