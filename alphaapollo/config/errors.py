@@ -17,6 +17,12 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
+def failed(error: Exception, exit_code: int) -> int:
+    """Tell a command's user what ended it, in one message; returns the exit code."""
+    print(f"error: {error}", file=sys.stderr)
+    return exit_code
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn a ConfigError inside the block into one message on stderr and exit code 2, without a traceback."""

@@ -82,7 +82,9 @@ async def train(run: Run) -> None:
                 if step > config.trainer.critic_warmup:
                     metrics |= await crew.policy.update(columns)
                 run.console.phase("update", 1, 1)
-            run.kl_controller.update(credit.get("kl/per_sequence", 0.0), len(batch.rows))
+            if run.plan.kl_in_reward:
+                num_trajectories = int(batch.trajectory_ids.max()) + 1
+                run.kl_controller.update(credit["kl/per_sequence"], num_trajectories)
         with timer("publish"):
             metrics |= await run.weights.publish(step)
         run.rollout_log.write(step, collected.generated)

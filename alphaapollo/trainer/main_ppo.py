@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.config.errors import reported
+from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 
@@ -36,11 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FAILURES as error:
         return failed(error, 1)
     return 0
-
-
-def failed(error: Exception, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.config.errors import reported
+from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import SftConfig
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             run = prepare(config)
         except ValueError as error:
-            return _failed(error, 2)
+            return failed(error, 2)
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main:
         print_plan(run)
@@ -37,13 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\ninterrupted; checkpoints, if any, lie in {run.folder}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ArithmeticError) as error:
-        return _failed(error, 1)
+        return failed(error, 1)
     return 0
-
-
-def _failed(error: Exception, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

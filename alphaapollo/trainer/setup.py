@@ -24,7 +24,7 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
-from alphaapollo.observability.trackers import make_tracker
+from alphaapollo.observability.trackers import check_trackers, make_tracker
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.trainer.factories import make_roles
 from alphaapollo.trainer.loop import Run, train, validate_now
@@ -53,6 +53,7 @@ def prepare(config: Config) -> Prepared:
 
         machine = connect()
     plan = make_plan(config, machine or detect_machine())
+    check_trackers(config.trainer.logger)
     inputs = read_inputs(config)
     prepared = Prepared(config, plan, inputs)
     print_plan(plan, inputs, config, Terminal(highlight=False, soft_wrap=True))
