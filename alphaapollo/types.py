@@ -164,6 +164,7 @@ class TrajectoryGroup:
 
     prompt: Prompt
     trajectories: list[Trajectory]
+    baseline: Trajectory | None = None  # the greedy one, where it was asked for: compared with, never trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class GroupRequest:
     sampling: Sampling  # max_tokens = the whole response budget; its seed is the run's
     draw: int  # position in the stream of training prompts: tells apart two visits to one prompt
     validate: bool = False
+    greedy_baseline: bool = False  # play one more episode, greedily
 
 
 @dataclass(frozen=True, slots=True)

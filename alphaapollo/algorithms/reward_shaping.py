@@ -70,6 +70,17 @@ def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
     return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
 
 
+def length_budget_exact(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float) -> Tensor:
+    """r - coef |budget - length|: L1-Exact (arXiv 2503.04697). All [N], lengths and budgets in tokens."""
+    return rewards - coef * (budgets - lengths).abs()
+
+
+def length_budget_max(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float) -> Tensor:
+    """r clip(coef (budget - length) + slack, 0, 1): L1-Max (arXiv 2503.04697), for rewards that are 0 if wrong.
+    All [N]."""
+    return rewards * (coef * (budgets - lengths) + slack).clamp(0.0, 1.0)
+
+
 def condition_reward(rewards: Tensor, on: Tensor, threshold: float) -> Tensor:
     """Pay a reward only where another one is reached: r [on >= threshold] (arXiv 2601.05242, section 3). [B] -> [B]."""
     return torch.where(on >= threshold, rewards, torch.zeros_like(rewards))

@@ -12,7 +12,7 @@ from typing import Literal
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
 from alphaapollo.config.notices import Device, notices, sft_notices
-from alphaapollo.config.schema import Actor, Config, Optimizer, SftConfig
+from alphaapollo.config.schema import Actor, Config, Optimizer, RolloutCorrection, SftConfig
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
@@ -136,9 +136,18 @@ def _check_algorithm(config: Config) -> Iterator[str]:
         )
     if actor.use_kl_loss and actor.kl_loss_coef == 0:
         yield _zero_kl("actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.use_kl_loss")
-    if algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef == 0:
+    starts_at_zero = algorithm.kl_ctrl.type == "dual"  # dual ascent raises it where the KL passes its target
+    if algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef == 0 and not starts_at_zero:
         yield _zero_kl("algorithm.kl_ctrl.kl_coef", "algorithm.use_kl_in_reward")
     yield from _check_clip(actor)
+    yield from _check_correction(algorithm.rollout_correction)
+    yield from _check_lengths(config)
+    yield from _check_reset(config)
+    if algorithm.filtration.method and config.group_size == 1:
+        yield (
+            f"algorithm.filtration.method={algorithm.filtration.method}: groups of one have nothing to choose from. "
+            "Set env.rollout.n=8."
+        )
     if actor.ulysses_sequence_parallel_size > 1:
         yield (
             f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: sequence "
@@ -154,6 +163,41 @@ def _check_clip(actor: Actor) -> Iterator[str]:
     if actor.clip_ratio_c is not None and actor.clip_ratio_c <= 1:
         key = "actor_rollout_ref.actor.clip_ratio_c"
         yield f"{key}={actor.clip_ratio_c}: the dual clip must be above 1. Set 3.0, or null to switch it off."
+
+
+def _check_correction(correction: RolloutCorrection) -> Iterator[str]:
+    key, low, high = "algorithm.rollout_correction", correction.low, correction.high
+    if correction.method and correction.bypass:
+        yield (
+            f"{key}.method={correction.method} and {key}.bypass=true: with the engine's log-probs as the old ones the "
+            "loss's own ratio corrects already, and both would correct twice. Keep one."
+        )
+    if correction.method and low is not None and high is not None and low >= high:
+        yield f"{key}.low={low:g}, {key}.high={high:g}: no ratio lies between. Set low below 1 and high above it."
+    if correction.method and low is None and high is None:
+        yield f"{key}.method={correction.method} without low and high bounds nothing. Set {key}.high=2.0."
+
+
+def _check_lengths(config: Config) -> Iterator[str]:
+    cache, longest = config.algorithm.overlong_penalty.cache, config.data.max_response_length
+    if config.algorithm.overlong_penalty.enable and cache is not None and cache > longest:
+        yield (
+            f"algorithm.overlong_penalty.cache={cache}: more than data.max_response_length={longest}, so that every "
+            f"response would be punished. Set null for a fifth of it, the paper's share."
+        )
+
+
+def _check_reset(config: Config) -> Iterator[str]:
+    reset, key = config.algorithm.reference_reset, "algorithm.reference_reset"
+    if reset.every is None and reset.patience is None:
+        return
+    if not (config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward):
+        yield (
+            f"{key}: there is no reference model to reset. Set actor_rollout_ref.actor.use_kl_loss=true, or leave "
+            f"{key} out."
+        )
+    if reset.patience is not None and (not config.data.val_files or config.trainer.test_freq == -1):
+        yield f"{key}.patience={reset.patience}: needs validations. Set data.val_files and trainer.test_freq."
 
 
 def _check_sampling(config: Config) -> Iterator[str]:

@@ -278,6 +278,51 @@ class FilterGroups(Section):
     """Generation rounds an iteration at most; then it trains on the groups it has."""
 
 
+class RolloutCorrection(Section):
+    method: Literal["tis", "mask"] | None = None
+    """Weigh the policy loss by rho = pi_old / pi_engine: tis cuts rho to the bounds, mask zeroes it outside."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """rho of each token, or of the whole row: the product over its tokens, or their geometric mean."""
+    low: NonNegativeFloat | None = None
+    """Lower bound of rho; null = none."""
+    high: PositiveFloat | None = 2.0
+    """Upper bound of rho; null = none."""
+    bypass: bool = False
+    """Take the engine's log-probs as the old ones: the ratio of the loss then corrects by itself."""
+
+
+class OverlongPenalty(Section):
+    enable: bool = False
+    """DAPO's soft punishment of responses near data.max_response_length (arXiv 2503.14476, Eq. 13)."""
+    cache: PositiveInt | None = None
+    """It starts so many tokens before data.max_response_length; null = a fifth of it, the paper's share."""
+    factor: PositiveFloat = 1.0
+    """It falls to minus this."""
+
+
+class LengthBudget(Section):
+    mode: Literal["exact", "max"] | None = None
+    """L1's reward for keeping to a row's own extra_info.length_budget (arXiv 2503.04697); null = none."""
+    coef: PositiveFloat = 3e-4
+    """What a token away from the budget costs (the paper's alpha)."""
+    slack: Ratio = 0.5
+    """max: the share of the reward left when the budget is just met (the paper's delta)."""
+
+
+class Filtration(Section):
+    method: Literal["best", "best_random", "best_worst"] | None = None
+    """PF-PPO (arXiv 2409.06957): learn from a group's best sample, from it and others, or it and the worst."""
+
+
+class ReferenceReset(Section):
+    every: PositiveInt | None = None
+    """ProRL (arXiv 2505.24864): every so many iterations the policy becomes the reference and the optimiser forgets."""
+    patience: PositiveInt | None = None
+    """The same after so many validations in a row without a better val/accuracy; null = never."""
+    min_gain: NonNegativeFloat = 0.0
+    """A validation is better if it gains more than this."""
+
+
 class Algorithm(Section):
     adv_estimator: str = "gae"
     """The advantage estimator, by name in the registry: gae, grpo, rloo, ..."""
@@ -303,6 +348,8 @@ class Algorithm(Section):
     """gdpo: the named rewards to sum; empty = all that the reward function gives."""
     gdpo_weights: list[float] = []
     """gdpo: their weights, one each in the order of gdpo_rewards; empty = 1."""
+    gdpo_conditions: dict[str, tuple[str, float]] = {}
+    """gdpo: pay a reward only where another one reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
     passk_std_norm: bool = False
     """grpo_passk: divide by the group's standard deviation."""
     passk_k: PositiveInt = 4
@@ -313,6 +360,13 @@ class Algorithm(Section):
     """The estimator of the KL in the reward."""
     kl_ctrl: KLController = KLController()
     filter_groups: FilterGroups = FilterGroups()
+    overlong_filter: bool = False
+    """DAPO: no loss on trajectories cut by the token limit; they stay in their group's statistics."""
+    overlong_penalty: OverlongPenalty = OverlongPenalty()
+    length_budget: LengthBudget = LengthBudget()
+    filtration: Filtration = Filtration()
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    reference_reset: ReferenceReset = ReferenceReset()
     custom_module: str = ""
     """Python file that registers your own estimators or losses."""
 
@@ -346,6 +400,11 @@ class Reward(Section):
     """Seconds a grader may take for one completion; then it is killed and the failure counted."""
     num_workers: PositiveInt = 1
     """Grader processes beside each engine."""
+    components: dict[str, float] = {}
+    """Extra rewards by name with their weights, e.g. {format: 0.1, language: 0.1}; `task` is the data source's own
+    reward (1 unless listed). See docs/rewards.md."""
+    required: list[str] = []
+    """Components, or `task`, that must be above 0, or the whole reward is 0."""
 
 
 class Trainer(Section):

@@ -47,6 +47,14 @@ class PolicyGroup:
         """The optimiser steps of one iteration; metrics over all ranks."""
         return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
 
+    async def old_log_probs(self) -> list[np.ndarray]:
+        """Those that the last update took as old."""
+        return await self.ranks.call(lambda worker: worker.old_log_probs())
+
+    async def hard_reset(self) -> None:
+        """The policy becomes the reference, and the optimiser forgets."""
+        await self.ranks.call(lambda worker: worker.hard_reset())
+
     async def send_weights(self, version: int) -> WeightUpdate:
         """Publish the weights (a collective of all ranks); what was sent, by its digest."""
         updates = await self.ranks.call(lambda worker: worker.send_weights(version))

@@ -77,6 +77,12 @@ class TrainState:
         self.num_steps += 1
         return StepFigures(norm, lr)
 
+    def reset_optimizer(self) -> None:
+        """Forget the moments: the state of an optimiser that has made no step."""
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
     def fetch_optimizer(self) -> None:
         """Bring the optimiser's state to the device, before an update."""
         if self.offloads:

@@ -67,9 +67,9 @@ class RolloutLog:
 
 
 def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
-    """One JSON line a trajectory."""
+    """One JSON line a trajectory; a greedy baseline is the sample after its group's last."""
     for group in groups:
-        for trajectory in group.trajectories:
+        for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = trajectory_record(step, group.prompt, trajectory)
             try:
                 line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=_plain)

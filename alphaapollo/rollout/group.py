@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import EnvironmentFactory, ScoreFn
 from alphaapollo.rollout.episode import EpisodeRunner, EpisodeTask
 from alphaapollo.seeds import derive_seed
-from alphaapollo.types import GroupRequest, TrajectoryGroup
+from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup
 
 
 async def run_group(
     request: GroupRequest, runner: EpisodeRunner, factory: EnvironmentFactory, score: ScoreFn, config: Env
 ) -> TrajectoryGroup:
-    """All episodes of the group, in sample order whatever order they end in. Should one of them raise (an engine's
-    death, a prompt too long), the others are cancelled."""
+    """All episodes of the group, in sample order whatever order they end in, and the greedy baseline where it is asked
+    for. Should one of them raise (an engine's death, a prompt too long), the others are cancelled."""
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling = request.prompt, request.sampling
 
-    def task(sample: int) -> EpisodeTask:
+    def task(sample: int, sampling: Sampling) -> EpisodeTask:
         return EpisodeTask(
             prompt,
             sample,
@@ -30,9 +31,14 @@ async def run_group(
             name=f"{purpose}.{request.draw}.{prompt.id}.{sample}",
         )
 
-    episodes = [asyncio.ensure_future(runner.run(task(sample))) for sample in range(request.num_samples)]
+    tasks = [task(sample, sampling) for sample in range(request.num_samples)]
+    if request.greedy_baseline:
+        tasks.append(task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
+    episodes = [asyncio.ensure_future(runner.run(task)) for task in tasks]
     try:
-        return TrajectoryGroup(prompt, await asyncio.gather(*episodes))
+        trajectories = await asyncio.gather(*episodes)
+        baseline = trajectories.pop() if request.greedy_baseline else None
+        return TrajectoryGroup(prompt, trajectories, baseline)
     finally:
         for episode in episodes:
             episode.cancel()

@@ -58,6 +58,7 @@ def build_policy(
         total_steps=optimiser_steps,
         temperature=role.rollout.temperature,
         seed=config.trainer.seed,
+        correction=config.algorithm.rollout_correction,
         sender=build_sender(config, layout, shared_memory, placement, client),
     )
 

@@ -1,15 +1,18 @@
 """The training loop: one iteration reads top to bottom in `train`.
 
-collect groups -> build_batch -> columns from the workers -> assign_credit -> update -> publish -> log -> on schedule
+collect groups -> learn (build_batch -> columns from the workers -> assign_credit -> update) -> publish -> on schedule
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.kl import KLController
+from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.launch import Crew
 from alphaapollo.controller.weights import WeightPublisher
@@ -21,7 +24,8 @@ from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer.collect import Collected, check_not_all_failed, generate, has_signal
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.progress import CheckpointFolder, Progress
-from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
+from alphaapollo.trainer.reset import reset_is_due
+from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch, usable
 from alphaapollo.trainer.summary import summarize_rollouts
 from alphaapollo.trainer.validate import validate
 from alphaapollo.types import GroupRequest, Prompt, TrajectoryGroup
@@ -46,6 +50,7 @@ class Run:
     tracker: Tracker
     rollout_log: RolloutLog
     console: Console
+    mismatch_told: bool = False  # the advice about engine and trainer is given once
 
 
 async def train(run: Run) -> None:
@@ -58,33 +63,7 @@ async def train(run: Run) -> None:
         metrics = summarize_rollouts(collected.generated, timer.seconds["generate"])
         metrics |= {"rollout/rounds": collected.rounds, "rollout/groups_kept": len(collected.groups)}
         if collected.groups:
-            with timer("batch"):
-                batch = build_batch(
-                    collected.groups,
-                    config.actor_rollout_ref.actor,
-                    horizon=run.plan.horizon,
-                    num_ranks=run.plan.layout.num_ranks,
-                    padded=run.plan.padded,
-                    run_seed=config.trainer.seed,
-                    step=step,
-                )
-            with timer("score"):
-                computed = await compute_columns(run, batch)
-            with timer("advantage"):
-                columns, credit = assign_credit(
-                    batch, computed, run.estimator, config.algorithm, run.kl_controller.coef
-                )
-                metrics |= credit
-            with timer("update"):
-                run.console.phase("update", 0, 1)
-                if crew.critic:
-                    metrics |= await crew.critic.update(columns)
-                if step > config.trainer.critic_warmup:
-                    metrics |= await crew.policy.update(columns)
-                run.console.phase("update", 1, 1)
-            if run.plan.kl_in_reward:
-                num_trajectories = int(batch.trajectory_ids.max()) + 1
-                run.kl_controller.update(credit["kl/per_sequence"], num_trajectories)
+            metrics |= await learn(run, step, collected.groups, timer)
         with timer("publish"):
             metrics |= await run.weights.publish(step)
         run.rollout_log.write(step, collected.generated)
@@ -92,13 +71,47 @@ async def train(run: Run) -> None:
             with timer("validate"):
                 metrics |= await validate_now(run, step)
             metrics |= await memory(crew)
+        if reset_is_due(config.algorithm.reference_reset, run.progress, step, metrics.get("val/accuracy")):
+            await crew.policy.hard_reset()
+            run.console.notice(f"step {step}: the policy is the new reference, and the optimiser starts anew")
         run.progress.kl_coef = run.kl_controller.coef
         if due(step, config.trainer.save_freq, run.total_steps):
             with timer("checkpoint"):
                 await save(run, step)
-        metrics |= timer.metrics()
+        metrics |= timer.metrics() | {"reference/resets": run.progress.reference_resets}
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
+
+
+async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer) -> dict[str, float]:
+    """From groups to the gradient: one iteration's optimiser steps."""
+    config, crew, plan = run.config, run.crew, run.plan
+    with timer("batch"):
+        batch = build_batch(
+            groups,
+            config.actor_rollout_ref.actor,
+            config.algorithm,
+            max_length=config.data.max_response_length,
+            num_ranks=plan.layout.num_ranks,
+            padded=plan.padded,
+            run_seed=config.trainer.seed,
+            step=step,
+        )
+    with timer("score"):
+        computed = await compute_columns(run, batch)
+    with timer("advantage"):
+        columns, metrics = assign_credit(batch, computed, run.estimator, config.algorithm, run.kl_controller.coef)
+    with timer("update"):
+        run.console.phase("update", 0, 1)
+        if crew.critic:
+            metrics |= await crew.critic.update(columns)
+        if step > config.trainer.critic_warmup:
+            metrics |= await crew.policy.update(columns)
+            metrics |= await measure_mismatch(run, batch)
+        run.console.phase("update", 1, 1)
+    if plan.kl_in_reward:
+        run.kl_controller.update(metrics["kl/per_sequence"], batch.num_trajectories)
+    return metrics
 
 
 async def collect(run: Run, step: int) -> Collected:
@@ -112,12 +125,20 @@ async def collect(run: Run, step: int) -> Collected:
         start = run.progress.prompts_consumed
         draws = zip(range(start, start + size), run.stream.indices(start, size), strict=True)
         requests = [
-            GroupRequest(run.prompts[index], config.group_size, run.plan.sampling, draw=draw) for draw, index in draws
+            GroupRequest(
+                run.prompts[index],
+                config.group_size,
+                run.plan.sampling,
+                draw=draw,
+                greedy_baseline=run.plan.greedy_baseline,
+            )
+            for draw, index in draws
         ]
         run.progress.prompts_consumed += size
         groups = await generate(run.crew.engines, requests, run.console, "generate")
         check_not_all_failed(groups)
         generated += groups
+        groups = [group for group in groups if usable(group)]
         kept += [group for group in groups if not filters.enable or has_signal(group, filters.metric)]
         rounds += 1
     if filters.enable and len(kept) < size:
@@ -136,7 +157,10 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
     if critic:
         await critic.load_batch(layout.rank_batches)
     # Where nobody here needs the old log-probs, the update takes them from its own first pass.
-    old = await policy.compute_log_probs() if plan.kl_in_reward else None
+    if run.config.algorithm.rollout_correction.bypass:
+        old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
+    else:
+        old = await policy.compute_log_probs() if plan.kl_in_reward else None
     ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
     values = await critic.compute_values() if critic else None
     return WorkerColumns(
@@ -144,6 +168,21 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
         ref_logprobs=None if ref is None else layout.to_matrix(ref),
         values=None if values is None else layout.to_matrix(values),
     )
+
+
+async def measure_mismatch(run: Run, batch: Batch) -> dict[str, float]:
+    """How far engine and trainer are apart, and a line of advice the first time that it is too far."""
+    if run.config.algorithm.rollout_correction.bypass:
+        return {}  # the old log-probs are the engine's own
+    layout = batch.layout
+    trainer = layout.to_matrix(await run.crew.policy.old_log_probs())
+    engine = layout.to_matrix([rank.rows.rollout_logprobs for rank in layout.rank_batches])
+    metrics = mismatch_metrics(trainer, engine, batch.mask.numpy())
+    advice = mismatch_advice(metrics)
+    if advice and not run.mismatch_told:
+        run.console.notice(advice)
+        run.mismatch_told = True
+    return metrics
 
 
 async def validate_now(run: Run, step: int) -> dict[str, float]:
@@ -177,7 +216,7 @@ async def save(run: Run, step: int) -> None:
     await run.crew.policy.save(str(folder / "policy"))
     if run.crew.critic:
         await run.crew.critic.save(str(folder / "critic"))
-    Progress(step, run.progress.prompts_consumed, run.progress.kl_coef).write(folder)
+    replace(run.progress, step=step).write(folder)
     await asyncio.to_thread(run.checkpoints.finish, folder)
 
 

@@ -23,6 +23,7 @@ from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.environments.base import get_environment
 from alphaapollo.rewards.base import check_gradable
 from alphaapollo.rewards.custom import check_reward_function
+from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.types import Prompt, Sampling
 
 
@@ -36,11 +37,11 @@ class Plan:
     group_size: int
     mini_batches: int  # of one full batch
     optimiser_steps: int  # an iteration
-    horizon: float  # the constant of seq-mean-token-sum-norm
     dtype: str  # of the trainer's forward and backward: float32 | bfloat16
     padded: bool  # micro-batches are padded to their longest row
     needs_reference: bool
     kl_in_reward: bool
+    greedy_baseline: bool  # each prompt is also played once greedily
     needs_ref_columns: bool  # the reference's log-probs (the full KL compares distributions inside the update instead)
     sampling: Sampling  # of training rollouts
     folder: Path  # of the run
@@ -86,11 +87,11 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         group_size=config.group_size,
         mini_batches=mini_batches,
         optimiser_steps=mini_batches * actor.ppo_epochs,
-        horizon=actor.loss_scale_factor or float(config.data.max_response_length),
         dtype=dtype if dtype != "auto" else ("float32" if layout.device == "cpu" else "bfloat16"),
         padded=attention == "padded" or (attention == "auto" and layout.device == "cpu"),
         needs_reference=actor.use_kl_loss or algorithm.use_kl_in_reward,
         kl_in_reward=algorithm.use_kl_in_reward,
+        greedy_baseline="greedy_rewards" in estimator.needs,
         needs_ref_columns=kl_on_columns or algorithm.use_kl_in_reward,
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed
@@ -105,11 +106,6 @@ def _check_estimator(config: Config, estimator: Estimator) -> None:
         raise ValueError(
             f"algorithm.adv_estimator={estimator.name} compares the samples of one prompt, but the group size is "
             f"{config.group_size}: its advantages would all be 0. Set env.rollout.n to 2 or more (8 is usual)."
-        )
-    if "greedy_rewards" in estimator.needs:
-        raise ValueError(
-            f"algorithm.adv_estimator={estimator.name} needs a greedy baseline rollout, which is not supported yet. "
-            "Use rloo or grpo instead."
         )
 
 
@@ -132,6 +128,8 @@ def read_inputs(config: Config) -> Inputs:
 
     prompts = read(data.train_files, "data.train_files")
     val_prompts = read(data.val_files, "data.val_files") if data.val_files else []
+    if config.algorithm.length_budget.mode:
+        check_length_budgets(prompts)
     custom = config.custom_reward_function
     if custom.path:
         check_reward_function(custom.path, custom.name)

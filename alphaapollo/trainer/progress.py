@@ -21,6 +21,9 @@ class Progress:
     step: int = 0
     prompts_consumed: int = 0  # position in the stream of training prompts
     kl_coef: float = 0.0  # the KL controller's coefficient
+    best_accuracy: float | None = None  # of all validations
+    validations_without_gain: int = 0  # in a row, since the last reset of the reference
+    reference_resets: int = 0
 
     def remaining(self, total_steps: int) -> Iterator[int]:
         """The iterations still to run, 1-based; `step` follows as each ends."""

@@ -13,12 +13,17 @@ import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
+from alphaapollo.algorithms.filtration import filtration_weights
+from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.kl import kl_penalty
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.seeds import derive_seed
-from alphaapollo.types import Row, Trajectory, TrajectoryGroup
+from alphaapollo.trainer.shaping import outcome_rewards, turn_reward
+from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
+
+Member = tuple[Prompt, Trajectory]
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,13 @@ class Batch:
     group_ids: torch.Tensor  # [B]
     trajectory_ids: torch.Tensor  # [B], 0 .. N-1
     components: dict[str, torch.Tensor]  # [B] each, the trajectory's named rewards
+    greedy_rewards: torch.Tensor | None  # [B] what the prompt's greedy rollout was worth
     loss_weights: np.ndarray  # float32 [B]
     sequence_weights: np.ndarray  # float32 [B]
+
+    @property
+    def num_trajectories(self) -> int:
+        return int(self.trajectory_ids.max()) + 1
 
 
 @dataclass(frozen=True)
@@ -52,32 +62,35 @@ def trainable(trajectory: Trajectory) -> bool:
     return not trajectory.score.outcome.failed and bool(trajectory.rows)
 
 
+def usable(group: TrajectoryGroup) -> bool:
+    """A group whose greedy baseline failed has nothing to be compared with."""
+    return group.baseline is None or not group.baseline.score.outcome.failed
+
+
 def build_batch(
     groups: Sequence[TrajectoryGroup],
     actor: Actor,
-    horizon: float,
+    algorithm: Algorithm,
+    max_length: int,
     num_ranks: int,
     padded: bool,
     run_seed: int,
     step: int,
 ) -> Batch:
-    """Flatten the groups into rows, deal them to ranks and micro-batches, and fix every denominator.
+    """Flatten the groups into rows, deal them to ranks and micro-batches, and fix every reward and every denominator.
 
     Args:
-        horizon: the constant of seq-mean-token-sum-norm.
+        max_length: of a response in tokens.
         padded: micro-batches are padded to their longest row, so the token budget counts that.
     """
-    members = [
-        (group_id, trajectory)
-        for group_id, group in enumerate(groups)
-        for trajectory in group.trajectories
-        if trainable(trajectory)
-    ]
+    assert all(usable(group) for group in groups), "groups without a baseline do not reach the batch"
+    members = [(group.prompt, one) for group in groups for one in group.trajectories if trainable(one)]
+    group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if trainable(one)])
     rows = [row for _, trajectory in members for row in trajectory.rows]
-    owners = [index for index, (_, trajectory) in enumerate(members) for _ in trajectory.rows]
+    owners = torch.tensor([index for index, (_, trajectory) in enumerate(members) for _ in trajectory.rows])
     layout = build_train_batch(
         rows,
-        owners,
+        owners.tolist(),
         num_ranks=num_ranks,
         mini_batch_size=actor.ppo_mini_batch_size,
         max_tokens=actor.ppo_max_token_len_per_gpu,
@@ -86,52 +99,83 @@ def build_batch(
         shuffle=actor.shuffle,
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
-    group_ids = torch.tensor([members[owner][0] for owner in owners])
-    loss_weights, sequence = _weights(layout, mask, group_ids, actor, horizon)
-    names = sorted({name for _, trajectory in members for name in trajectory.score.components})
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    rewards = _token_rewards(members, outcome_rewards(members, algorithm, max_length), mask, penalty)
+    weights = _weights(layout, _loss_lengths(members, owners, mask, algorithm), group_of[owners], actor, max_length)
+    if algorithm.filtration.method:
+        totals = torch.zeros(len(members), dtype=rewards.dtype).index_add_(0, owners, rewards.sum(-1))
+        factors = filtration_weights(totals, Groups.of(group_of), algorithm.filtration.method)[owners]
+        weights = weights[0] * factors, weights[1] * factors
+    greedy = _greedy_rewards(groups, algorithm, max_length, penalty)
     return Batch(
         rows=rows,
         layout=layout,
         mask=mask,
-        token_rewards=_token_rewards([trajectory for _, trajectory in members], mask, penalty),
-        group_ids=group_ids,
-        trajectory_ids=torch.tensor(owners),
-        components={
-            name: torch.tensor(
-                [members[owner][1].score.components.get(name, float("nan")) for owner in owners], dtype=torch.float64
-            )
-            for name in names
-        },
-        loss_weights=loss_weights,
-        sequence_weights=sequence,
+        token_rewards=rewards,
+        group_ids=group_of[owners],
+        trajectory_ids=owners,
+        components=_components(members, owners),
+        greedy_rewards=None if greedy is None else greedy[group_of[owners]],
+        loss_weights=weights[0].numpy().astype(np.float32),
+        sequence_weights=weights[1].numpy().astype(np.float32),
     )
 
 
-def _token_rewards(trajectories: Sequence[Trajectory], mask: torch.Tensor, penalty: float) -> torch.Tensor:
+def _token_rewards(
+    members: Sequence[Member], outcomes: torch.Tensor, mask: torch.Tensor, penalty: float
+) -> torch.Tensor:
     """[B, L]: step rewards and penalties on the last action token of their turn, the outcome on the last of all."""
     rewards = torch.zeros_like(mask)
     index = 0
-    for trajectory in trajectories:
+    for (_, trajectory), outcome in zip(members, outcomes, strict=True):
         for row in trajectory.rows:
             start = row.response_start
             for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
-                rewards[index, end - start] += turn.reward - (0.0 if turn.valid else penalty)
+                rewards[index, end - start] += turn_reward(turn, penalty)
             index += 1
-        rewards[index - 1, row.turn_ends[-1] - start] += trajectory.score.reward
+        rewards[index - 1, row.turn_ends[-1] - start] += outcome
     return rewards
 
 
+def _greedy_rewards(
+    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, max_length: int, penalty: float
+) -> torch.Tensor | None:
+    """What each group's greedy rollout was worth, by the same rules as the others. [G]"""
+    played = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
+    if not played:
+        return None
+    steps = [sum(turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in played]
+    return outcome_rewards(played, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
+
+
+def _components(members: Sequence[Member], owners: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The named rewards on each row, [B]; nan where a trajectory lacks one."""
+    names = sorted({name for _, trajectory in members for name in trajectory.score.components})
+    values = {
+        name: [trajectory.score.components.get(name, float("nan")) for _, trajectory in members] for name in names
+    }
+    return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
+
+
+def _loss_lengths(
+    members: Sequence[Member], owners: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm
+) -> torch.Tensor:
+    """Tokens of each row that the loss sees: its action tokens, or none where DAPO's overlong filter is on and its
+    trajectory was cut. [B]"""
+    cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for _, trajectory in members])
+    return torch.where(cut[owners], 0.0, mask.sum(-1))
+
+
 def _weights(
-    layout: TrainBatch, mask: torch.Tensor, group_ids: torch.Tensor, actor: Actor, horizon: float
-) -> tuple[np.ndarray, np.ndarray]:
+    layout: TrainBatch, lengths: torch.Tensor, group_ids: torch.Tensor, actor: Actor, max_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's weight in the loss of its mini-batch, over all ranks: (token-level, sequence-level)."""
-    lengths = mask.sum(-1)
+    horizon = actor.loss_scale_factor or float(max_length)
     token, sequence = torch.zeros_like(lengths), torch.zeros_like(lengths)
     for rows in layout.mini_batch_rows:
         token[rows] = row_weights(lengths[rows], group_ids[rows], actor.loss_agg_mode, horizon)
         sequence[rows] = sequence_weights(lengths[rows])
-    return token.numpy().astype(np.float32), sequence.numpy().astype(np.float32)
+    return token, sequence
 
 
 def assign_credit(
@@ -139,7 +183,7 @@ def assign_credit(
 ) -> tuple[list[Columns], dict[str, float]]:
     """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank."""
     rewards, metrics = batch.token_rewards, {}
-    num_trajectories = int(batch.trajectory_ids.max()) + 1
+    num_trajectories = batch.num_trajectories
     if algorithm.use_kl_in_reward:
         assert computed.old_logprobs is not None and computed.ref_logprobs is not None
         old, ref = _double(computed.old_logprobs), _double(computed.ref_logprobs)
@@ -159,9 +203,11 @@ def assign_credit(
         trajectory_ids=batch.trajectory_ids,
         values=None if computed.values is None else _double(computed.values),
         components=batch.components,
+        greedy_rewards=batch.greedy_rewards,
     )
     result = estimator(inputs, algorithm)
     metrics |= {
+        "reward/shaped_mean": float(returns.mean()),
         "advantage/mean": _masked_mean(result.advantages, batch.mask),
         "advantage/abs_mean": _masked_mean(result.advantages.abs(), batch.mask),
         "advantage/share_zero": float((result.advantages.abs().sum(-1) == 0).float().mean()),

@@ -30,6 +30,10 @@ def summarize_rollouts(generated: Sequence[TrajectoryGroup], seconds: float) -> 
     outcomes, ends = Counter(t.score.outcome for t in trajectories), Counter(t.end for t in trajectories)
     metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(trajectories) for outcome in Outcome}
     metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
+    baselines = [group.baseline for group in generated if group.baseline is not None]
+    if baselines:
+        metrics["baseline/failed"] = sum(one.score.outcome.failed for one in baselines) / len(baselines)
+        metrics |= summarize_scores([one for one in baselines if not one.score.outcome.failed], "baseline")
     return metrics | summarize_scores(scored, "reward")
 
 

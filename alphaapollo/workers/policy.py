@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.data.batch import Columns, RankBatch, Rows
 from alphaapollo.models import checkpoint
 from alphaapollo.models.attention import resolve_attention
@@ -63,6 +63,7 @@ class PolicyWorker:
         total_steps: optimiser steps of the whole run, for the learning rate's schedule.
         temperature: of the rollouts: log-probs are those of the distribution that was sampled.
         seed: of losses that draw.
+        correction: of the gap between engine and trainer; None: no correction.
         sender: how weights reach the engines; None: they never do.
     """
 
@@ -76,10 +77,12 @@ class PolicyWorker:
         total_steps: int,
         temperature: float,
         seed: int,
+        correction: RolloutCorrection | None = None,
         sender: WeightSender | None = None,
     ):
         self.config, self.actor = model, actor
         self.placement, self.temperature, self.seed, self.sender = placement, temperature, seed, sender
+        self.correction = correction or RolloutCorrection()
         self.mesh = join(placement)
         self.device = torch.device(placement.device)
         self.dtype = arithmetic(model, placement.device)
@@ -94,6 +97,7 @@ class PolicyWorker:
         self.reference = self._load_model(self.dtype, ref.fsdp_config.param_offload, frozen=True) if needs_ref else None
         self.reference_was_reset = False
         self.batch: RankBatch | None = None
+        self.last_old_logprobs: np.ndarray | None = None
 
     @property
     def padded(self) -> bool:
@@ -131,6 +135,7 @@ class PolicyWorker:
         self.state.rest_optimizer()
         if self.reference is not None:
             reshard(self.reference)
+        self.last_old_logprobs = old
         totals = sums.over_ranks(self.device)
         figures = normalise(totals, len(steps)) | {
             "grad_norm": mean(step.grad_norm for step in steps),
@@ -139,6 +144,11 @@ class PolicyWorker:
             "tokens": totals["tokens"],
         }
         return {f"actor/{name}": value for name, value in figures.items()}
+
+    def old_log_probs(self) -> np.ndarray:
+        """Those that the last update took as old, for measuring the gap to the engine's. float32 [sum responses]"""
+        assert self.last_old_logprobs is not None, "update comes first"
+        return self.last_old_logprobs
 
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Publish the weights; the update on the rank that sends, None on the others."""
@@ -166,12 +176,14 @@ class PolicyWorker:
         return logprobs.tolist()
 
     @torch.no_grad()
-    def reset_reference(self) -> None:
-        """Make the present policy the reference (arXiv 2505.24864)."""
+    def hard_reset(self) -> None:
+        """Make the present policy the reference and let the optimiser start anew (arXiv 2505.24864, section 2.3.1);
+        the learning rate's schedule goes on."""
         pairs = zip(self._reference.parameters(), self.policy.parameters(), strict=True)
         for frozen, trained in pairs:
             local_tensor(frozen).copy_(local_tensor(trained))
         self.reference_was_reset = True
+        self.state.reset_optimizer()
 
     def save(self, folder: str) -> None:
         """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""
@@ -255,6 +267,7 @@ class PolicyWorker:
             policy_matrices(micro, stats, given),
             self.actor,
             self.policy_loss,
+            self.correction,
             derive_seed(self.seed, "policy_loss", self.state.num_steps, number, self.placement.rank),
         )
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the weights are global

@@ -3,7 +3,9 @@
 Every term is a sum over rows with the row weights that the driver fixed for the whole mini-batch, so micro-batches,
 ranks and packing cannot change it:
 
-    sum_i w_i sum_t m_it (policy loss + kl_coef * KL - entropy_coef * entropy)
+    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL - entropy_coef * entropy)
+
+rho is 1, or what algorithm.rollout_correction says: it corrects the policy term alone.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
+from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.kl import kl_penalty
-from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
-from alphaapollo.config.schema import Actor
+from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.data.batch import Columns
 from alphaapollo.models.head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
@@ -57,7 +60,7 @@ def policy_matrices(micro: MicroBatch, stats: TokenStats, columns: Columns) -> P
 
 
 def policy_objective(
-    matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, seed: int
+    matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, correction: RolloutCorrection, seed: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its figures: `loss` and `pg_loss` add up over micro-batches, ranks and nothing else; the others are
     sums over action tokens, and those that start with row_ sums over non-empty rows.
@@ -74,15 +77,19 @@ def policy_objective(
         seed=seed,
     )
     output = policy_loss(inputs, actor)
+    losses, figures = output.loss, {}
+    if correction.method:
+        rho = _correction_weights(matrices, correction)
+        losses = losses * (rho if policy_loss.level == "token" else row_mean(rho, mask))
+        figures = {"correction_weight": rho.sum(), "correction_dropped": masked((rho == 0).double(), mask).sum()}
     if policy_loss.level == "token":
-        loss, prefix = aggregate(output.loss, mask, weights), ""
+        loss, prefix = aggregate(losses, mask, weights), ""
     else:
-        loss, prefix = aggregate_sequences(output.loss, matrices.sequence_weights), "row_"
-    figures = {prefix + name: value for name, value in output.metrics.items()}
+        loss, prefix = aggregate_sequences(losses, matrices.sequence_weights), "row_"
+    figures |= {prefix + name: value for name, value in output.metrics.items()}
     figures |= {
         "pg_loss": loss,
         "entropy": masked(matrices.entropy, mask).sum(),
-        "rollout_gap": masked((matrices.old_logp - matrices.rollout_logp).abs(), mask).sum(),
         "tokens": mask.sum(),
         "rows": mask.bool().any(dim=1).sum(),
     }
@@ -94,6 +101,20 @@ def policy_objective(
         figures["ref_kl"] = masked(kl, mask).sum()
     figures["loss"] = loss
     return loss, figures
+
+
+def _correction_weights(matrices: PolicyMatrices, correction: RolloutCorrection) -> Tensor:
+    """[b, L], constants, zero off the mask. At sequence and geometric level a row's tokens share theirs."""
+    assert correction.method is not None
+    return mismatch_weights(
+        matrices.old_logp,
+        matrices.rollout_logp,
+        matrices.mask,
+        method=correction.method,
+        level=correction.level,
+        low=correction.low,
+        high=correction.high,
+    )
 
 
 def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:

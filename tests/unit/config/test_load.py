@@ -152,7 +152,7 @@ def test_keys_of_verl_say_what_became_of_them():
         ("data.train_files=a=b", "data.train_files=a=b: not of the form KEY=VALUE"),
         ("data.train_files=a,b", "For a list write 'data.train_files=[a,b]'."),
         ("data.train_files=${nothing}", "'nothing' not found"),
-        ("algorithm=grpoo", "algorithm=grpoo: no such preset. Known: algorithm=dapo"),
+        ("algorithm=grpoo", "algorithm=grpoo: no such preset. Known: algorithm=bypass"),
         ("--config-name=nothing", "--config-name nothing: no nothing.yaml in"),
         ("--config-dir=/nothing/here", "--config-dir /nothing/here: no such folder"),
         ("--config-nam=ppo", "unknown option --config-nam=ppo."),

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.step import WorkerColumns, assign_credit, build_batch
+from alphaapollo.trainer.shaping import check_length_budgets
+from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch, usable
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -38,12 +41,26 @@ def trajectory(
     )
 
 
-def group(*trajectories: Trajectory) -> TrajectoryGroup:
-    return TrajectoryGroup(Prompt(0, "test", "text"), list(trajectories))
+def group(*trajectories: Trajectory, baseline: Trajectory | None = None, **extra_info: Any) -> TrajectoryGroup:
+    return TrajectoryGroup(Prompt(0, "test", "text", extra_info=extra_info), list(trajectories), baseline)
 
 
-def build(groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1):  # type: ignore[no-untyped-def]
-    return build_batch(groups, actor or Actor(shuffle=False), 100.0, num_ranks, padded=False, run_seed=0, step=1)
+def shaped(batch: Batch) -> list[float]:
+    """Each row's rewards, summed."""
+    return batch.token_rewards.sum(-1).tolist()
+
+
+def build(groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1, **algorithm: Any) -> Batch:
+    return build_batch(
+        groups,
+        actor or Actor(shuffle=False),
+        Algorithm(**algorithm),
+        max_length=100,
+        num_ranks=num_ranks,
+        padded=False,
+        run_seed=0,
+        step=1,
+    )
 
 
 def test_outcome_stands_on_the_last_action_token() -> None:
@@ -115,3 +132,63 @@ def test_columns_come_back_to_their_rows_over_two_ranks() -> None:
     batch = build(groups, num_ranks=2)
     matrix = torch.arange(16, dtype=torch.float32).reshape(4, 4).numpy() * batch.mask.numpy().astype(np.float32)
     assert (batch.layout.to_matrix(batch.layout.split_columns(matrix)) == matrix).all()
+
+
+def test_overlong_penalty_falls_over_the_last_tokens_before_the_limit() -> None:
+    groups = [group(*(trajectory(i, 1.0, length) for i, length in enumerate([80, 90, 100])))]
+    penalty = {"enable": True, "factor": 0.5}  # max_length 100: a fifth is 20
+    assert shaped(build(groups, overlong_penalty=penalty)) == [1.0, 0.75, 0.5]
+    assert shaped(build(groups, overlong_penalty={"enable": True, "cache": 40})) == [0.5, 0.25, 0.0]
+
+
+def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
+    cut = trajectory(1, 0.0, 4)
+    cut.end = EpisodeEnd.TOKEN_LIMIT
+    batch = build([group(trajectory(0, 1.0, 2), cut)], overlong_filter=True)
+    assert batch.loss_weights.tolist() == [0.5, 0.0]  # token-mean over the two tokens that are left
+    assert batch.sequence_weights.tolist() == [1.0, 0.0]
+    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), kl_coef=0.0)
+    advantages = batch.layout.to_matrix([column.advantages for column in columns])
+    assert advantages.tolist() == [[0.5, 0.5, 0, 0], [-0.5] * 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "worth"),
+    [
+        ({"mode": "exact", "coef": 0.1}, [0.8, 1.0, -0.3]),  # 2, 0 and 3 tokens away from 4
+        ({"mode": "max", "coef": 0.1, "slack": 0.5}, [0.7, 0.5, 0.0]),
+    ],
+)
+def test_length_budget_of_the_prompt(settings: dict[str, Any], worth: list[float]) -> None:
+    answers = [trajectory(0, 1.0, 2), trajectory(1, 1.0, 4), trajectory(2, 0.0, 7)]
+    assert shaped(build([group(*answers, length_budget=4)], length_budget=settings)) == pytest.approx(worth)
+
+
+def test_a_missing_length_budget_is_named() -> None:
+    good, bad = Prompt(3, "test", "a", extra_info={"length_budget": 8}), Prompt(4, "test", "b")
+    check_length_budgets([good])
+    with pytest.raises(ValueError, match="row 4 has None"):
+        check_length_budgets([good, bad])
+
+
+def test_remax_compares_with_the_greedy_rollout_shaped_alike() -> None:
+    greedy = trajectory(2, 0.5, 90)
+    penalty = {"enable": True, "cache": 20}
+    batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), baseline=greedy)], overlong_penalty=penalty)
+    assert len(batch.rows) == 2  # the baseline is not trained on
+    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("remax"), Algorithm(), kl_coef=0.0)
+    advantages = batch.layout.to_matrix([column.advantages for column in columns])
+    assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was worth
+
+
+def test_a_group_without_its_baseline_is_not_usable() -> None:
+    failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
+    assert not usable(group(trajectory(0, 1.0, 2), baseline=failed))
+    assert usable(group(trajectory(0, 1.0, 2)))
+
+
+def test_filtration_weighs_the_loss_within_each_group() -> None:
+    groups = [group(*(trajectory(i, reward, 1) for i, reward in enumerate([0.0, 1.0, 2.0, 3.0])))]
+    weights = build(groups, filtration={"method": "best_worst"}).loss_weights
+    assert weights.tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.models.sharding import full_tensor
+from alphaapollo.config.schema import RolloutCorrection
+from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.types import WeightUpdate
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.tiny import free_address, run_ranks
@@ -26,9 +27,9 @@ def make(model_folder) -> Iterator[Any]:
     made: list[PolicyWorker] = []
 
     def worker(name: str = "qwen3", **fields: Any) -> tuple[PolicyWorker, Case]:
-        sender = fields.pop("sender", None)
+        arguments = {key: fields.pop(key) for key in ("sender", "correction") if key in fields}
         case = Case(str(model_folder(name)), **fields)
-        made.append(make_worker(case, 0, 1, free_address(), sender=sender))
+        made.append(make_worker(case, 0, 1, free_address(), **arguments))
         return made[-1], case
 
     yield worker
@@ -110,7 +111,7 @@ def test_figures_by_hand(make):
     actions = rank.rows.action_mask.astype(bool)
     assert figures["actor/tokens"] == actions.sum()
     assert figures["actor/clip_fraction"] == pytest.approx((columns.advantages[actions] < 0).mean())
-    assert figures["actor/rollout_gap"] == pytest.approx(np.abs(rank.rows.rollout_logprobs[actions]).mean())
+    np.testing.assert_array_equal(worker.old_log_probs(), np.zeros_like(columns.advantages))
 
 
 def test_gradients_that_are_not_finite_stop_the_run(make):
@@ -131,7 +132,7 @@ def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
     np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)
     scale_weights(worker.policy, 1.2)
     np.testing.assert_array_equal(worker.compute_ref_log_probs(), before)
-    worker.reset_reference()
+    worker.hard_reset()
     after = worker.compute_ref_log_probs()
     assert np.abs(after - before).max() > 1e-2
     np.testing.assert_array_equal(after, worker.compute_log_probs())
@@ -141,6 +142,48 @@ def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
     resumed.load(str(tmp_path / "saved"))
     resumed.load_batch(make_batch(case, 1).rank_batches[0])
     np.testing.assert_array_equal(resumed.compute_ref_log_probs(), after)
+
+
+def test_hard_reset_makes_the_next_step_that_of_a_fresh_optimiser(make):
+    """Two workers with the same weights, one that has stepped before its reset and one that is new."""
+    worker, case = make(needs_ref=True)
+    batch = make_batch(case, 1)
+    columns = make_columns(case, batch, 0)
+    worker.load_batch(batch.rank_batches[0])
+    worker.update(columns)
+    worker.hard_reset()
+    fresh, _ = make(needs_ref=True)
+    for own, other in zip(fresh.policy.parameters(), worker.policy.parameters(), strict=True):
+        local_tensor(own).data.copy_(local_tensor(other))
+    fresh.load_batch(batch.rank_batches[0])
+    for one in (worker, fresh):
+        one.update(columns)
+    for name, value in parameters(fresh).items():
+        np.testing.assert_array_equal(value, parameters(worker)[name])
+
+
+def test_correction_weighs_the_policy_term_alone(make):
+    """Engine log-probs far above the trainer's: every rho is e^-5, below the bound."""
+    _, case = make()
+    batch = make_batch(case, 1)
+    rank = batch.rank_batches[0]
+    rows = replace(rank.rows, rollout_logprobs=np.full_like(rank.rows.rollout_logprobs, 5.0))
+    columns = replace(make_columns(case, batch, 0), old_logprobs=np.zeros_like(rank.rows.rollout_logprobs))
+    figures = {}
+    for name, settings in {
+        "none": {},
+        "tis": {"method": "tis", "high": 2.0},
+        "mask": {"method": "mask", "low": 0.5, "high": 5.0},
+    }.items():
+        worker, _ = make(correction=RolloutCorrection(**settings))
+        record_gradients(worker)
+        worker.load_batch(replace(rank, rows=rows))
+        figures[name] = worker.update(columns)
+    assert figures["tis"]["actor/pg_loss"] == pytest.approx(figures["none"]["actor/pg_loss"] * np.exp(-5), rel=1e-5)
+    assert figures["tis"]["actor/correction_weight"] == pytest.approx(np.exp(-5))
+    assert figures["mask"]["actor/pg_loss"] == 0.0
+    assert figures["mask"]["actor/correction_dropped"] == 1.0
+    assert figures["mask"]["actor/entropy"] == figures["none"]["actor/entropy"]
 
 
 class Recorder:

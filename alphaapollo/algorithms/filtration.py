@@ -1,0 +1,40 @@
+"""PF-PPO: learn only from the samples of a prompt whose rewards can be trusted, the best and the worst of them
+(arXiv 2409.06957).
+
+The paper draws training samples with these probabilities; here each sample's loss is weighted by N times its own, which
+is what drawing gives on average, without the noise.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.groups import Groups
+
+
+def filtration_weights(scores: Tensor, groups: Groups, method: str) -> Tensor:
+    """Weights with mean 1 within each group; all 1 in a group of equal scores. scores [N] -> [N].
+
+    best: the best sample alone. best_random: half on the best, half spread over the others. best_worst: half on the
+    best, half on the worst. Samples of equal score share. Raises ValueError for an unknown method.
+    """
+    best = scores == groups.max(scores)[groups.index]
+    match method:
+        case "best":
+            weights = _shared(best, groups)
+        case "best_random":
+            weights = (_shared(best, groups) + _shared(~best, groups)) / 2
+        case "best_worst":
+            worst = scores == -groups.max(-scores)[groups.index]
+            weights = (_shared(best, groups) + _shared(worst, groups)) / 2
+        case _:
+            raise ValueError(f"unknown filtration {method!r}; see algorithm.filtration.method in docs/config.md.")
+    equal = groups.equal(scores)[groups.index]
+    return torch.where(equal, torch.ones_like(scores), weights.to(scores.dtype))
+
+
+def _shared(chosen: Tensor, groups: Groups) -> Tensor:
+    """The whole weight of each group, shared equally by its chosen samples. bool [N] -> [N]."""
+    share = groups.sizes / groups.sum(chosen.double()).clamp(min=1)
+    return share[groups.index] * chosen

@@ -1,0 +1,66 @@
+"""How far the engine that sampled is from the trainer that learns, in one iteration's numbers.
+
+With d = log pi_trainer - log pi_engine at each action token and rho = e^d (both under the same weights, so rho is 1 but
+for arithmetic):
+
+    k1       mean of -d          estimate of KL(engine || trainer), can be negative
+    k3       mean of e^d - d - 1 the same, never negative
+    abs      mean of |d|
+    rho_*    quantiles of rho over tokens
+    ess      effective sample size of the token weights rho, as a share of the tokens: (sum rho)^2 / (n sum rho^2)
+    ess_sequence   the same of each row's product
+    k3_at_*  k3 of the tokens at those positions of the response: a gap that grows with the position is a cache's
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
+
+QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
+POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
+"""Where the bins of positions begin."""
+
+SAFE_K3 = 1e-2  # nats a token
+SAFE_ESS = 0.8
+
+
+def mismatch_metrics(trainer_logp: np.ndarray, engine_logp: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+    """The figures above under `mismatch/`. All [B, L], response-aligned; {} where there is no action token."""
+    is_action = mask.astype(bool)
+    if not is_action.any():
+        return {}
+    gap = np.where(is_action, trainer_logp.astype(np.float64) - engine_logp, 0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    d = gap[is_action]
+    k3 = np.expm1(d) - d
+    metrics = {"k1": float(-d.mean()), "k3": float(k3.mean()), "abs": float(np.abs(d).mean())}
+    ratios = np.exp(np.quantile(d, list(QUANTILES.values())))
+    metrics |= {f"rho_{name}": float(ratio) for name, ratio in zip(QUANTILES, ratios, strict=True)}
+    rows = is_action.any(axis=1)
+    metrics |= {"ess": _effective_share(d), "ess_sequence": _effective_share(gap[rows].sum(axis=1))}
+    positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)[is_action]
+    ends = (*POSITIONS[1:], mask.shape[1])
+    for start, end in zip(POSITIONS, ends, strict=True):
+        inside = (positions >= start) & (positions < end)
+        if inside.any():
+            metrics[f"k3_at_{start}"] = float(k3[inside].mean())
+    return {f"mismatch/{name}": value for name, value in metrics.items()}
+
+
+def mismatch_advice(metrics: dict[str, float]) -> str | None:
+    """One line where the figures leave the safe range."""
+    k3, ess = metrics.get("mismatch/k3", 0.0), metrics.get("mismatch/ess", 1.0)
+    if k3 <= SAFE_K3 and ess >= SAFE_ESS:
+        return None
+    return (
+        f"engine and trainer disagree: KL {k3:.1e} nats a token (safe: {SAFE_K3:.0e}), effective sample size {ess:.0%} "
+        f"(safe: {SAFE_ESS:.0%}). Set algorithm.rollout_correction.method=tis, or bring the engine's arithmetic nearer "
+        "(actor_rollout_ref.rollout.dtype); mismatch/k3_at_* say whether it grows with the position."
+    )
+
+
+def _effective_share(log_weights: np.ndarray) -> float:
+    """(sum w)^2 / (n sum w^2) of weights e^x. [n] -> share in (0, 1]."""
+    weights = np.exp(log_weights - log_weights.max())
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
+
+
+def test_equal_log_probs() -> None:
+    logp = np.full((2, 3), -1.5, dtype=np.float32)
+    figures = mismatch_metrics(logp, logp, np.array([[1, 1, 1], [1, 0, 0]]))
+    assert figures == {
+        "mismatch/k1": 0.0,
+        "mismatch/k3": 0.0,
+        "mismatch/abs": 0.0,
+        "mismatch/rho_p01": 1.0,
+        "mismatch/rho_p50": 1.0,
+        "mismatch/rho_p99": 1.0,
+        "mismatch/ess": 1.0,
+        "mismatch/ess_sequence": 1.0,
+        "mismatch/k3_at_0": 0.0,
+    }
+    assert mismatch_advice(figures) is None
+
+
+def test_figures_by_hand() -> None:
+    """Two tokens with ratios 2 and 1/2, one masked token of nonsense."""
+    trainer = np.array([[math.log(2), -math.log(2), 99.0]])
+    figures = mismatch_metrics(trainer, np.zeros((1, 3)), np.array([[1, 1, 0]]))
+    assert figures["mismatch/k1"] == pytest.approx(0.0)
+    assert figures["mismatch/k3"] == pytest.approx((2 - 1 - math.log(2) + 0.5 - 1 + math.log(2)) / 2)
+    assert figures["mismatch/abs"] == pytest.approx(math.log(2))
+    assert figures["mismatch/rho_p50"] == pytest.approx(1.0)
+    assert figures["mismatch/ess"] == pytest.approx(2.5**2 / (2 * 4.25))
+    assert figures["mismatch/ess_sequence"] == pytest.approx(1.0)  # one row, its product is 1
+    assert "algorithm.rollout_correction.method=tis" in str(mismatch_advice(figures))
+
+
+def test_k3_estimates_the_kl_of_engine_from_trainer() -> None:
+    """By enumeration over the engine's distribution."""
+    engine, trainer = np.array([0.2, 0.3, 0.5]), np.array([0.25, 0.25, 0.5])
+    tokens = np.repeat([0, 1, 2], [2, 3, 5])
+    figures = mismatch_metrics(np.log(trainer)[tokens][None], np.log(engine)[tokens][None], np.ones((1, 10)))
+    kl = float((engine * np.log(engine / trainer)).sum())
+    assert figures["mismatch/k1"] == pytest.approx(kl)
+    assert figures["mismatch/k3"] == pytest.approx(kl)
+
+
+def test_by_position() -> None:
+    gap = np.zeros((1, 80))
+    gap[0, 70] = math.log(2)
+    figures = mismatch_metrics(gap, np.zeros((1, 80)), np.ones((1, 80)))
+    assert figures["mismatch/k3_at_0"] == figures["mismatch/k3_at_16"] == 0.0
+    assert figures["mismatch/k3_at_64"] == pytest.approx((2 - 1 - math.log(2)) / 16)
+    assert "mismatch/k3_at_256" not in figures
+
+
+def test_nothing_to_measure() -> None:
+    assert mismatch_metrics(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros((2, 2))) == {}
