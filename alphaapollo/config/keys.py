@@ -75,8 +75,10 @@ def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return " or ".join(describe_type(arg) for arg in args)
     if origin is list:
         return f"list of {describe_type(args[0])}"
+    if origin is dict:
+        return f"map of {describe_type(args[0])} to {describe_type(args[1])}"
     if origin is tuple:
-        return f"list of {len(args)}: {describe_type(args[0])}"
+        return f"list of {len(args)}: {', '.join(dict.fromkeys(map(describe_type, args)))}"
     words = {
         int: "integer",
         float: "number",

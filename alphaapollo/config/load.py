@@ -204,7 +204,7 @@ def _compose(
 
 def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
     """The override as text. A preset that the YAML does not choose itself comes after all of it (Hydra's `+`);
-    on keys a `+` means nothing here, since every key exists."""
+    on keys a `+` means nothing here, since every key exists, but Hydra wants it to put new names into a map."""
     assert override.input_line is not None
     if override.is_delete():
         return override.input_line
@@ -212,7 +212,7 @@ def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path
     is_preset = _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list)
     if is_preset:
         return word if override.key_or_group in chosen else f"+{word}"
-    return f"++{word}" if override.is_add() else word
+    return f"++{word}" if override.is_add() or isinstance(override.value(), dict) else word
 
 
 def _in_one_line(error: Exception, name: str) -> str:

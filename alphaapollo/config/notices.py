@@ -8,9 +8,10 @@ from typing import Literal
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import accepted_keys, plain
-from alphaapollo.config.schema import Config, Optimizer, SftConfig
+from alphaapollo.config.schema import Algorithm, Config, Optimizer, SftConfig
 
 Device = Literal["cpu", "cuda"]
+Switch = tuple[bool, str, list[str]]  # is it on, what to say if not, the keys that then do nothing
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -33,7 +34,7 @@ SFT_CPU_ONLY = ("trainer.cpu_threads",)
 def notices(config: Config, device: Device, num_cores: int) -> list[str]:
     """One line for each key that the user set and that changes nothing, and for what will surprise."""
     trainer, validation = config.trainer, config.actor_rollout_ref.rollout.val_kwargs
-    lines = _void_lines(config, [*_void_by_switch(config), *_void_by_device(device, GPU_ONLY, CPU_ONLY)])
+    lines = void_lines(config, [*_void_by_switch(config), *_void_by_device(device, GPU_ONLY, CPU_ONLY)])
     if device == "cpu" and trainer.n_gpus_per_node > num_cores:
         lines.append(f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} on {num_cores} cores: the ranks will wait.")
     if validation.temperature == 0 and validation.n > 1:
@@ -44,10 +45,11 @@ def notices(config: Config, device: Device, num_cores: int) -> list[str]:
 def sft_notices(config: SftConfig, device: Device) -> list[str]:
     """As `notices`, for main_sft."""
     void = [*_void_by_device(device, SFT_GPU_ONLY, SFT_CPU_ONLY), *_void_schedule("optim", config.optim)]
-    return _void_lines(config, void)
+    return void_lines(config, void)
 
 
-def _void_lines(config: BaseModel, void: Iterable[tuple[str, str]]) -> list[str]:
+def void_lines(config: BaseModel, void: Iterable[tuple[str, str]]) -> list[str]:
+    """One line for each (key, reason) where the key has another value than its default."""
     keys = accepted_keys(type(config))
     lines = []
     for key, because in void:
@@ -67,8 +69,17 @@ def _void_by_device(device: Device, gpu_only: Iterable[str], cpu_only: Iterable[
 
 
 def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:
-    actor, algorithm, trainer = config.actor_rollout_ref.actor, config.algorithm, config.trainer
-    switches: list[tuple[bool, str, list[str]]] = [
+    actor = config.actor_rollout_ref.actor
+    switches = [*_actor_switches(config), *_reward_switches(config.algorithm), *_trainer_switches(config)]
+    yield from ((key, because) for is_on, because, keys in switches if not is_on for key in keys)
+    yield from _void_schedule(f"{ACTOR}.optim", actor.optim)
+    yield from _void_schedule("critic.optim", config.critic.optim)
+
+
+def _actor_switches(config: Config) -> list[Switch]:
+    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    one_range = actor.clip_ratio_low is None or actor.clip_ratio_high is None
+    return [
         (actor.use_kl_loss, f"{ACTOR}.use_kl_loss is false", [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"]),
         (
             actor.use_invalid_action_penalty,
@@ -80,20 +91,54 @@ def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:
             f"{ACTOR}.loss_agg_mode is {actor.loss_agg_mode}",
             [f"{ACTOR}.loss_scale_factor"],
         ),
+        (one_range, "clip_ratio_low and clip_ratio_high are both given", [f"{ACTOR}.clip_ratio"]),
         (
-            algorithm.use_kl_in_reward,
-            "algorithm.use_kl_in_reward is false",
-            ["algorithm.kl_penalty", "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.kl_coef"],
+            correction.method is not None,
+            "algorithm.rollout_correction.method is null",
+            [f"algorithm.rollout_correction.{name}" for name in ("level", "low", "high")],
         ),
+    ]
+
+
+def _reward_switches(algorithm: Algorithm) -> list[Switch]:
+    control, budget = algorithm.kl_ctrl, algorithm.length_budget
+    by_type = {"target_kl": ("adaptive", "doubling", "dual"), "horizon": ("adaptive",), "dual_step_size": ("dual",)}
+    every = ["kl_coef", *by_type, "type"]
+    off = ["algorithm.kl_penalty", *(f"algorithm.kl_ctrl.{name}" for name in every)]
+    switches: list[Switch] = [(algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward is false", off)]
+    if algorithm.use_kl_in_reward:
+        switches += [
+            (control.type in types, f"algorithm.kl_ctrl.type is {control.type}", [f"algorithm.kl_ctrl.{name}"])
+            for name, types in by_type.items()
+        ]
+    return [
+        *switches,
         (
-            algorithm.kl_ctrl.type == "adaptive",
-            "algorithm.kl_ctrl.type is fixed",
-            ["algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"],
+            algorithm.overlong_penalty.enable,
+            "algorithm.overlong_penalty.enable is false",
+            ["algorithm.overlong_penalty.cache", "algorithm.overlong_penalty.factor"],
         ),
+        (budget.mode is not None, "algorithm.length_budget.mode is null", ["algorithm.length_budget.coef"]),
+        (
+            budget.mode == "max",
+            f"algorithm.length_budget.mode is {plain(budget.mode)}",
+            ["algorithm.length_budget.slack"],
+        ),
+    ]
+
+
+def _trainer_switches(config: Config) -> list[Switch]:
+    algorithm, trainer = config.algorithm, config.trainer
+    return [
         (
             algorithm.filter_groups.enable,
             "algorithm.filter_groups.enable is false",
             ["algorithm.filter_groups.metric", "algorithm.filter_groups.max_num_gen_batches"],
+        ),
+        (
+            algorithm.reference_reset.patience is not None,
+            "algorithm.reference_reset.patience is null",
+            ["algorithm.reference_reset.min_gain"],
         ),
         (bool(config.data.val_files), "data.val_files is empty", ["trainer.test_freq"]),
         (trainer.total_training_steps is None, "trainer.total_training_steps is given", ["trainer.total_epochs"]),
@@ -104,9 +149,6 @@ def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:
         ),
         (trainer.save_freq != -1, "trainer.save_freq is -1", ["trainer.max_ckpt_to_keep"]),
     ]
-    yield from ((key, because) for is_on, because, keys in switches if not is_on for key in keys)
-    yield from _void_schedule(f"{ACTOR}.optim", actor.optim)
-    yield from _void_schedule("critic.optim", config.critic.optim)
 
 
 def _void_schedule(prefix: str, optim: Optimizer) -> Iterator[tuple[str, str]]:

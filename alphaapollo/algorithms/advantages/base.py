@@ -7,8 +7,8 @@ def mine(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,16 +46,31 @@ class Advantages:
 
 
 EstimatorFn = Callable[[AdvantageInputs, Algorithm], Advantages]
+StartCheck = Callable[[Algorithm, int], None]
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A registered estimator. Call it: inputs and result are checked."""
+    """A registered estimator. Call it: inputs and result are checked.
+
+    What goes together is decided from these declarations when a run starts (trainer/combinations.py).
+    """
 
     name: str
     fn: EstimatorFn
-    needs: tuple[str, ...]  # of NEEDS: what the trainer must compute for it
-    group: bool  # compares the samples of a prompt: needs a group size of at least 2
+    needs: tuple[str, ...] = ()  # of NEEDS: what the trainer must compute for it
+    group: bool = False  # compares the samples of a prompt: needs a group size of at least 2
+    per_token: bool = False  # the tokens of a row have different advantages
+    on_policy: bool = False  # derived for one optimiser step an iteration
+    reads: tuple[str, ...] | None = None  # fields of Algorithm that it reads; None = unknown
+    reads_if: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # a true or false field -> those read if true
+    no_shaping: str = ""  # why no KL or penalty may be taken off its rewards; empty = it may
+    check: StartCheck | None = None  # (config.algorithm, group size); raises ValueError for what it cannot do
+
+    @property
+    def all_reads(self) -> frozenset[str]:
+        """Every field of Algorithm that it reads under some setting."""
+        return frozenset(self.reads or ()).union(*self.reads_if.values())
 
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         self._check_inputs(inputs)
@@ -92,15 +107,29 @@ _estimators: Registry[Estimator] = Registry("advantage estimator")
 
 
 def register_estimator(
-    name: str, *, needs: tuple[str, ...] = (), group: bool = False
+    name: str,
+    *,
+    needs: tuple[str, ...] = (),
+    group: bool = False,
+    per_token: bool = False,
+    on_policy: bool = False,
+    reads: tuple[str, ...] | None = None,
+    reads_if: Mapping[str, tuple[str, ...]] | None = None,
+    no_shaping: str = "",
+    check: StartCheck | None = None,
 ) -> Callable[[EstimatorFn], EstimatorFn]:
-    """Decorator: register `fn(inputs, config.algorithm) -> Advantages` under algorithm.adv_estimator=name."""
+    """Decorator: register `fn(inputs, config.algorithm) -> Advantages` under algorithm.adv_estimator=name.
+
+    The options are the fields of `Estimator`; all are optional. With `reads`, a run tells of keys set in vain.
+    """
     unknown = set(needs) - set(NEEDS)
     if unknown:
         raise ValueError(f"estimator {name!r} needs {sorted(unknown)}; only {', '.join(NEEDS)} can be asked for.")
 
     def add(fn: EstimatorFn) -> EstimatorFn:
-        _estimators.register(name)(Estimator(name, fn, needs, group))
+        _estimators.register(name)(
+            Estimator(name, fn, needs, group, per_token, on_policy, reads, reads_if or {}, no_shaping, check)
+        )
         return fn
 
     return add
@@ -154,6 +183,10 @@ def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor])
     trajectories = Trajectories.of(inputs)
     advantages = trajectories.on_tokens(fn(trajectories.scores, trajectories.groups))
     return Advantages(advantages, advantages)
+
+
+DEVIATION = ("adv_ddof", "adv_eps")
+"""The fields that an estimator reads for its standard deviation."""
 
 
 def epsilon(config: Algorithm, default: float) -> float:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, epsilon, register_estimator
+from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
+    AdvantageInputs,
+    Advantages,
+    epsilon,
+    register_estimator,
+)
 from alphaapollo.algorithms.masked import fold_to_actions, masked, whiten
 from alphaapollo.config.schema import Algorithm
 
@@ -29,7 +35,13 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
     return advantages, advantages + values
 
 
-@register_estimator("gae", needs=("values",))
+@register_estimator(
+    "gae",
+    needs=("values",),
+    per_token=True,
+    reads=("gamma", "lam", "whiten_advantages"),
+    reads_if={"whiten_advantages": DEVIATION},
+)
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
     token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
     AdvantageInputs,
     Advantages,
     Trajectories,
@@ -14,6 +15,7 @@ from alphaapollo.algorithms.advantages.base import (
 )
 from alphaapollo.algorithms.groups import Groups, Singleton, normalised
 from alphaapollo.algorithms.masked import standardised
+from alphaapollo.algorithms.reward_shaping import condition_reward
 from alphaapollo.config.schema import Algorithm
 
 
@@ -33,13 +35,38 @@ def gdpo_sum(
     return torch.stack(columns, dim=1) @ weights.to(components.dtype)
 
 
-@register_estimator("gdpo", needs=("components",), group=True)
+def _check_names(config: Algorithm, group_size: int) -> None:
+    names, weights = config.gdpo_rewards, config.gdpo_weights
+    if len(set(names)) < len(names):
+        raise ValueError(f"algorithm.gdpo_rewards names a reward twice: {', '.join(names)}. Name each once.")
+    if len(weights) not in (0, len(names)):
+        raise ValueError(
+            f"algorithm.gdpo_weights has {len(weights)} entries and algorithm.gdpo_rewards {len(names)}: give one "
+            "weight for each named reward, in the same order."
+        )
+    unused = [name for name in config.gdpo_conditions if names and name not in names]
+    if unused:
+        raise ValueError(
+            f"algorithm.gdpo_conditions is about {', '.join(unused)}, which algorithm.gdpo_rewards does not sum. "
+            "Add it there, or remove the condition."
+        )
+
+
+@register_estimator(
+    "gdpo",
+    needs=("components",),
+    group=True,
+    reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions", "adv_singleton", *DEVIATION),
+    no_shaping="it sums the named rewards as the reward function gives them",
+    check=_check_names,
+)
 def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """The sum, standardised over all samples of the batch (Eq. 6)."""
     assert inputs.components is not None
     trajectories = Trajectories.of(inputs)
-    names, weights = _named_rewards(inputs.components, config.gdpo_rewards, config.gdpo_weights)
-    components = torch.stack([trajectories.per_trajectory(inputs.components[name]) for name in names], dim=1)
+    names, weights = _named_rewards(inputs.components, config)
+    rewards = conditioned(inputs.components, config.gdpo_conditions)
+    components = torch.stack([trajectories.per_trajectory(rewards[name]) for name in names], dim=1)
     eps = epsilon(config, 1e-4)
     summed = gdpo_sum(
         components, trajectories.groups, components.new_tensor(weights), config.adv_ddof, eps, config.adv_singleton
@@ -48,24 +75,34 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     return Advantages(advantages, advantages)
 
 
-def _named_rewards(
-    components: dict[str, Tensor], rewards: list[str], weights: list[float]
-) -> tuple[list[str], list[float]]:
+def conditioned(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
+    """Each reward that has a condition {name: (other, threshold)} is paid only where the other reward, as given,
+    reaches its threshold (arXiv 2601.05242, section 3). name -> [B]."""
+    return rewards | {
+        name: condition_reward(rewards[name], rewards[other], threshold)
+        for name, (other, threshold) in conditions.items()
+    }
+
+
+def _named_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
     """The rewards to sum and their weights. Raises ValueError where the reward function does not give them."""
-    names = rewards or sorted(components)
-    missing = [name for name in names if name not in components]
+    names = config.gdpo_rewards or sorted(components)
+    in_conditions = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
+    wanted = list(dict.fromkeys(names + in_conditions))
+    missing = [name for name in wanted if name not in components]
     if missing or not names:
         raise ValueError(
             f"gdpo needs named rewards{': ' + ', '.join(missing) if missing else ''}; the reward function gives "
-            f"{', '.join(sorted(components)) or 'none'}. Return a dict from it, or mend algorithm.gdpo_rewards."
+            f"{', '.join(sorted(components)) or 'none'}. Return a dict from it, or mend algorithm.gdpo_rewards "
+            "(and gdpo_conditions)."
         )
-    weights = weights or [1.0] * len(names)
+    weights = config.gdpo_weights or [1.0] * len(names)
     if len(weights) != len(names):
         raise ValueError(
             f"algorithm.gdpo_weights has {len(weights)} entries for the {len(names)} rewards {', '.join(names)}; give "
             "one each, and name the rewards in algorithm.gdpo_rewards."
         )
-    unscored = [name for name in names if not components[name].isfinite().all()]
+    unscored = [name for name in wanted if not components[name].isfinite().all()]
     if unscored:
         raise ValueError(
             f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories; the reward "

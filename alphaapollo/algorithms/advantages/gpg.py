@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
     AdvantageInputs,
     Advantages,
     epsilon,
@@ -40,7 +41,7 @@ def gpg(
     return gpg_alpha(scores, groups) * away
 
 
-@register_estimator("gpg", group=True)
+@register_estimator("gpg", group=True, reads=("gpg_std_norm", "adv_singleton"), reads_if={"gpg_std_norm": DEVIATION})
 def _gpg(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     return from_scores(
         inputs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
     AdvantageInputs,
     Advantages,
     epsilon,
@@ -13,7 +14,12 @@ from alphaapollo.algorithms.groups import deviations, normalised
 from alphaapollo.config.schema import Algorithm
 
 
-@register_estimator("grpo", group=True)
+@register_estimator(
+    "grpo",
+    group=True,
+    reads=("norm_adv_by_std_in_grpo", "adv_singleton"),
+    reads_if={"norm_adv_by_std_in_grpo": DEVIATION},
+)
 def _grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """(R - mean) / (std + eps) within the group (arXiv 2402.03300, section 4.1.2)."""
     if not config.norm_adv_by_std_in_grpo:
@@ -26,7 +32,7 @@ def _grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     )
 
 
-@register_estimator("dr_grpo", group=True)
+@register_estimator("dr_grpo", group=True, reads=("adv_singleton",))
 def _dr_grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """R - mean within the group (arXiv 2503.20783); goes with loss_agg_mode=seq-mean-token-sum-norm."""
     return from_scores(inputs, lambda scores, groups: deviations(scores, groups, singleton=config.adv_singleton))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
     AdvantageInputs,
     Advantages,
     epsilon,
@@ -41,7 +42,7 @@ def magistral(
     return advantages
 
 
-@register_estimator("magistral", group=True)
+@register_estimator("magistral", group=True, reads=("adv_singleton", *DEVIATION))
 def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """One normalisation over the iteration's batch, which holds whole groups."""
     return from_scores(

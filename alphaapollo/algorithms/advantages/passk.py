@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
     AdvantageInputs,
     Advantages,
     epsilon,
@@ -67,7 +68,7 @@ def _passk_pair(size: int, num_wrong: int, k: int) -> tuple[float, float]:
     return all_fail / std, (all_fail - all_fail_given_one) / std
 
 
-@register_estimator("grpo_passk", group=True)
+@register_estimator("grpo_passk", group=True, reads=("passk_std_norm",), reads_if={"passk_std_norm": DEVIATION})
 def _grpo_passk(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     return from_scores(
         inputs,
@@ -77,6 +78,20 @@ def _grpo_passk(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     )
 
 
-@register_estimator("grpo_passk_analytic", group=True)
+def _check_k(config: Algorithm, group_size: int) -> None:
+    if config.passk_k > group_size:
+        raise ValueError(
+            f"algorithm.passk_k={config.passk_k}: pass@{config.passk_k} needs groups of at least {config.passk_k} "
+            f"samples, and the group size is {group_size}. Raise env.rollout.n or lower algorithm.passk_k."
+        )
+
+
+@register_estimator(
+    "grpo_passk_analytic",
+    group=True,
+    reads=("passk_k",),
+    no_shaping="its closed form holds for rewards of 0 or 1",
+    check=_check_k,
+)
 def _grpo_passk_analytic(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     return from_scores(inputs, lambda scores, groups: passk_analytic(scores, groups, config.passk_k).to(scores.dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
     AdvantageInputs,
     Advantages,
     Trajectories,
@@ -23,7 +24,7 @@ def reinforce_pp_baseline(
     return standardised(deviations(scores, groups, singleton=singleton), ddof, eps, eps_inside=False)
 
 
-@register_estimator("reinforce_plus_plus")
+@register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma", *DEVIATION))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Reward to go, whitened over the action tokens of the batch (Eq. 4-5); wants its KL in the reward (k1)."""
     token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)
@@ -31,7 +32,9 @@ def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantag
     return Advantages(whiten(returns, inputs.mask, config.adv_ddof, epsilon(config, 1e-8)), returns)
 
 
-@register_estimator("reinforce_plus_plus_baseline", group=True)
+@register_estimator(
+    "reinforce_plus_plus_baseline", group=True, reads=("reinforce_pp_level", "adv_singleton", *DEVIATION)
+)
 def _reinforce_plus_plus_baseline(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Eq. 6-7. algorithm.reinforce_pp_level: statistics over samples (paper, App. B.2) or tokens (authors' code)."""
     trajectories = Trajectories.of(inputs)

@@ -18,7 +18,7 @@ def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float =
     return masked(returns - baselines.unsqueeze(1), mask), returns
 
 
-@register_estimator("remax", needs=("greedy_rewards",))
+@register_estimator("remax", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
 def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
     token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)

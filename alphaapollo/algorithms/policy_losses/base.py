@@ -52,11 +52,16 @@ PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A registered loss. Call it: the shape of the result is checked."""
+    """A registered loss. Call it: the shape of the result is checked.
+
+    What goes together is decided from these declarations when a run starts (trainer/combinations.py).
+    """
 
     name: str
     fn: PolicyLossFn
-    level: Level  # token: aggregated by loss_agg_mode; sequence: one number a row, mean over rows
+    level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one number a row, mean over rows
+    on_policy: bool = False  # has no importance ratio: right for one optimiser step an iteration
+    reads: tuple[str, ...] | None = None  # fields of Actor that it reads, nested ones dotted; None = unknown
 
     def __call__(self, inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
         output = self.fn(inputs, config)
@@ -72,12 +77,17 @@ class PolicyLoss:
 _policy_losses: Registry[PolicyLoss] = Registry("policy loss")
 
 
-def register_policy_loss(name: str, *, level: Level = "token") -> Callable[[PolicyLossFn], PolicyLossFn]:
+def register_policy_loss(
+    name: str, *, level: Level = "token", on_policy: bool = False, reads: tuple[str, ...] | None = None
+) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Decorator: register `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput` under
-    policy_loss.loss_mode=name."""
+    policy_loss.loss_mode=name.
+
+    The options are the fields of `PolicyLoss`; all are optional. With `reads`, a run tells of keys set in vain.
+    """
 
     def add(fn: PolicyLossFn) -> PolicyLossFn:
-        _policy_losses.register(name)(PolicyLoss(name, fn, level))
+        _policy_losses.register(name)(PolicyLoss(name, fn, level, on_policy, reads))
         return fn
 
     return add
@@ -90,6 +100,10 @@ def get_policy_loss(name: str) -> PolicyLoss:
 
 def policy_loss_names() -> list[str]:
     return _policy_losses.names()
+
+
+CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+"""The fields that a loss reads for its clip range."""
 
 
 def clip_range(config: Actor, low: float, high: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.policy_losses.base import (
+    CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     old_policy_kl,
@@ -46,7 +47,7 @@ def cispo(
     return loss, dropped | (weight != ratio)
 
 
-@register_policy_loss("cispo")
+@register_policy_loss("cispo", reads=(*CLIP, "policy_loss.cispo_mask_low", "policy_loss.cispo_mask_high"))
 def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Default bounds: no lower one, 0.28 above. clip_ratio or clip_ratio_low set a lower one."""
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low

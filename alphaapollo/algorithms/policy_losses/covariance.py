@@ -12,6 +12,7 @@ from torch import Tensor
 from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.masked import masked, masked_mean
 from alphaapollo.algorithms.policy_losses.base import (
+    CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_range,
@@ -65,7 +66,10 @@ def _share(ratio: float, mask: Tensor) -> int:
     return max(1, int(ratio * int(mask.bool().sum())))
 
 
-@register_policy_loss("clip_cov")
+@register_policy_loss(
+    "clip_cov",
+    reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
+)
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """PPO's clip, and no loss on a few drawn candidates; they stay in the denominator."""
     low, high = clip_range(config, 0.2, 0.2)
@@ -91,7 +95,7 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     )
 
 
-@register_policy_loss("kl_cov")
+@register_policy_loss("kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"))
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     options = config.policy_loss
     covariance = token_covariance(inputs.logp, inputs.advantages, inputs.mask)

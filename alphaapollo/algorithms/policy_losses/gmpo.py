@@ -8,6 +8,7 @@ from torch import Tensor
 from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
+    CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_range,
@@ -38,7 +39,7 @@ def gmpo_ratio(
     return row_mean(clipped, mask).exp(), clipped != d
 
 
-@register_policy_loss("gmpo", level="sequence")
+@register_policy_loss("gmpo", level="sequence", reads=CLIP)
 def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """-A_i g_i per sequence; clip_ratio* are log-space radii (the paper's: 0.4). A is the mean over the row."""
     low, high = clip_range(config, 0.4, 0.4)

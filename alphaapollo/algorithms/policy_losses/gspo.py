@@ -7,6 +7,7 @@ from torch import Tensor
 from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut, log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
+    CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_range,
@@ -44,14 +45,14 @@ def gspo_token_ratio(
     return sequence.unsqueeze(1) * masked(logp - held, mask).exp()
 
 
-@register_policy_loss("gspo", level="sequence")
+@register_policy_loss("gspo", level="sequence", reads=CLIP)
 def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """-min(s A, clip(s) A) per sequence (Eq. 5). A is the mean of the row's advantages: they should be equal."""
     low, high = clip_range(config, *PAPER_CLIP)
     return _clipped_rows(geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask), inputs, low, high)
 
 
-@register_policy_loss("gspo_token")
+@register_policy_loss("gspo_token", reads=CLIP)
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """GSPO with an advantage per token (Eq. 13): equals gspo where the advantage is constant in a row and the
     aggregation is seq-mean-token-mean."""
@@ -64,7 +65,7 @@ def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     )
 
 
-@register_policy_loss("sequence_ppo", level="sequence")
+@register_policy_loss("sequence_ppo", level="sequence", reads=CLIP)
 def _sequence_ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """PPO's clip on the whole completion's ratio: RLOO with the completion as one action (arXiv 2402.14740)."""
     low, high = clip_range(config, 0.2, 0.2)

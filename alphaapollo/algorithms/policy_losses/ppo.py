@@ -7,6 +7,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.policy_losses.base import (
+    CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_range,
@@ -33,7 +34,7 @@ def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Te
     return ((advantages > 0) & (ratio > 1.0 + high)) | ((advantages < 0) & (ratio < 1.0 - low))
 
 
-@register_policy_loss("ppo")
+@register_policy_loss("ppo", reads=(*CLIP, "clip_ratio_c"))
 def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()

@@ -18,7 +18,7 @@ def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
     return -advantages * logp
 
 
-@register_policy_loss("gpg")
-@register_policy_loss("reinforce")
+@register_policy_loss("gpg", on_policy=True, reads=())
+@register_policy_loss("reinforce", on_policy=True, reads=())
 def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages), {"old_policy_kl": old_policy_kl(inputs)})

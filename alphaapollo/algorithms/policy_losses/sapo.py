@@ -24,7 +24,7 @@ def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> T
     return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
 
 
-@register_policy_loss("sapo")
+@register_policy_loss("sapo", reads=("tau_pos", "tau_neg"))
 def _sapo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
     loss = sapo(ratio, inputs.advantages, config.tau_pos, config.tau_neg)

@@ -130,6 +130,82 @@ def test_keys_without_effect_are_noticed(needed: list[str]):
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("fixed", []),
+        ("adaptive", ["target_kl", "horizon"]),
+        ("doubling", ["target_kl"]),
+        ("dual", ["target_kl", "dual_step_size"]),
+    ],
+)
+def test_each_kl_controller_reads_its_own_keys(needed: list[str], kind: str, read: list[str]):
+    values = {"target_kl": 3.0, "horizon": 50.0, "dual_step_size": 0.5}
+    keys = [f"algorithm.kl_ctrl.{name}={value}" for name, value in values.items()]
+    on = ["algorithm.use_kl_in_reward=True", f"algorithm.kl_ctrl.type={kind}"]
+    assert outcome([*needed, *on, *keys]) == [
+        f"algorithm.kl_ctrl.{name}={value} has no effect: algorithm.kl_ctrl.type is {kind}."
+        for name, value in values.items()
+        if name not in read
+    ]
+
+
+def test_no_key_of_the_kl_in_the_reward_counts_while_it_is_off(needed: list[str]):
+    keys = ["type=dual", "kl_coef=0.5", "target_kl=3.0", "horizon=50.0", "dual_step_size=0.5"]
+    lines = outcome([*needed, "algorithm.kl_penalty=k3", *(f"algorithm.kl_ctrl.{key}" for key in keys)])
+    assert sorted(lines) == sorted(
+        f"algorithm.{key} has no effect: algorithm.use_kl_in_reward is false."
+        for key in ("kl_penalty=k3", *(f"kl_ctrl.{key}" for key in keys))
+    )
+
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "because"),
+    [
+        (
+            [f"{ACTOR}.clip_ratio=0.3", f"{ACTOR}.clip_ratio_low=0.2", f"{ACTOR}.clip_ratio_high=0.28"],
+            f"{ACTOR}.clip_ratio=0.3",
+            "clip_ratio_low and clip_ratio_high are both given",
+        ),
+        (
+            ["algorithm.rollout_correction.level=sequence"],
+            "algorithm.rollout_correction.level=sequence",
+            "algorithm.rollout_correction.method is null",
+        ),
+        (
+            ["algorithm.overlong_penalty.cache=64"],
+            "algorithm.overlong_penalty.cache=64",
+            "algorithm.overlong_penalty.enable is false",
+        ),
+        (
+            ["algorithm.length_budget.coef=0.1"],
+            "algorithm.length_budget.coef=0.1",
+            "algorithm.length_budget.mode is null",
+        ),
+        (
+            ["algorithm.length_budget.mode=exact", "algorithm.length_budget.slack=0.1"],
+            "algorithm.length_budget.slack=0.1",
+            "algorithm.length_budget.mode is exact",
+        ),
+        (
+            ["algorithm.reference_reset.min_gain=0.1"],
+            "algorithm.reference_reset.min_gain=0.1",
+            "algorithm.reference_reset.patience is null",
+        ),
+        (
+            [f"{ACTOR}.loss_scale_factor=100"],
+            f"{ACTOR}.loss_scale_factor=100.0",
+            f"{ACTOR}.loss_agg_mode is token-mean",
+        ),
+    ],
+)
+def test_keys_behind_a_switch_that_is_off(needed: list[str], overrides: list[str], key: str, because: str):
+    assert outcome([*needed, *overrides]) == [f"{key} has no effect: {because}."]
+
+
 def test_every_problem_is_named_at_once(needed: list[str]):
     assert (
         len(problems([*needed, "actor_rollout_ref.rollout.top_p=0", "actor_rollout_ref.actor.clip_ratio_c=0.5"])) == 2
@@ -146,3 +222,10 @@ def test_sft_checks(needed: list[str]):
     assert len(caught.value.problems) == 2
     fine = load_config(SftConfig, "sft", ["model.path=a/b", needed[1], "fsdp_config.param_offload=True"])
     assert check_sft(fine, num_gpus=0) == ["fsdp_config.param_offload=true has no effect: it needs a GPU."]
+
+
+def test_a_map_on_the_command_line():
+    algorithm = load_config(Config, "ppo", ["algorithm.gdpo_conditions={length: [accuracy, 1.0]}"]).algorithm
+    assert algorithm.gdpo_conditions == {"length": ("accuracy", 1.0)}
+    with pytest.raises(ConfigError, match="expected map of text to list of 2: text, number, got"):
+        load_config(Config, "ppo", ["algorithm.gdpo_conditions={length: accuracy}"])

@@ -148,9 +148,34 @@ def test_gdpo_normalises_each_reward_then_the_batch(options: dict, summed: list[
 
 
 @pytest.mark.parametrize(
+    ("conditions", "summed"),
+    [
+        ({}, [1, -1, 1, -1]),
+        ({"short": ("accuracy", 1.0)}, [2, -2, 1, -1]),  # 1, 0, 1, 0 is left of short
+        ({"short": ("accuracy", 1.1)}, [1, -1, 0, 0]),  # nothing is
+        # both look at the rewards as given, not at what the other condition left
+        ({"short": ("accuracy", 1.0), "accuracy": ("short", 1.0)}, [2, -2, 2, -2]),
+    ],
+)
+def test_gdpo_pays_a_reward_only_where_another_is_reached(conditions: dict, summed: list[float]):
+    rewards = {"accuracy": [1.0, 0.0, 1.0, 1.0], "short": [1.0, 1.0, 1.0, 0.0]}
+    components = {name: torch.tensor(values, dtype=torch.float64) for name, values in rewards.items()}
+    config = Algorithm(adv_ddof=0, adv_eps=0.0, gdpo_conditions=conditions)
+    std = math.sqrt(sum(x * x for x in summed) / 4)
+    assert estimate("gdpo", [0, 0, 0, 0], config, components=components) == pytest.approx([x / std for x in summed])
+
+
+@pytest.mark.parametrize(
     ("options", "components", "said"),
     [
         ({"gdpo_rewards": ["speed"]}, COMPONENTS, "named rewards: speed; the reward function gives accuracy, format"),
+        ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "named rewards: speed; the reward"),
+        ({"gdpo_conditions": {"format": ("speed", 1.0)}}, COMPONENTS, "named rewards: speed; the reward"),
+        (
+            {"gdpo_rewards": ["accuracy"], "gdpo_conditions": {"accuracy": ("format", 1.0)}},
+            COMPONENTS | {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])},
+            "format is missing or not finite",
+        ),
         ({}, {}, "the reward function gives none"),
         ({"gdpo_weights": [1.0]}, COMPONENTS, "1 entries for the 2 rewards accuracy, format"),
         ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, "format is missing or not finite"),

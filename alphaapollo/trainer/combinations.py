@@ -1,0 +1,150 @@
+"""What goes together: estimator, policy loss and the keys about them, from what each declares at registration.
+
+config/check.py knows the keys alone; here the registered names are at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.keys import accepted_keys
+from alphaapollo.config.notices import ACTOR, void_lines
+from alphaapollo.config.schema import Config
+
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
+CORRECTION = "algorithm.rollout_correction"
+
+
+def check_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
+    """Notices about keys that this estimator and this loss do not read, and about what will surprise.
+
+    Raises ValueError naming what cannot go together, and what an estimator itself refuses.
+    """
+    problems = [
+        *_check_group(config, estimator),
+        *_check_shaping(config, estimator),
+        *_check_critic(config, estimator),
+        *_check_levels(config, estimator, policy_loss),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    if estimator.check is not None:
+        estimator.check(config.algorithm, config.group_size)
+    void = [
+        *_unread_by_estimator(config, estimator),
+        *_unread_by_loss(config, policy_loss),
+        *_void_by_level(config, policy_loss),
+        *_void_without_critic(estimator),
+    ]
+    return [*void_lines(config, void), *_stale_samples(config, estimator, policy_loss)]
+
+
+def _check_group(config: Config, estimator: Estimator) -> Iterator[str]:
+    if estimator.group and config.group_size == 1:
+        yield (
+            f"algorithm.adv_estimator={estimator.name} compares the samples of one prompt, but the group size is 1: "
+            "there is nothing to compare with. Set env.rollout.n to 2 or more (8 is usual)."
+        )
+
+
+def _check_shaping(config: Config, estimator: Estimator) -> Iterator[str]:
+    if not estimator.no_shaping:
+        return
+    algorithm = config.algorithm
+    shaping = {
+        "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,
+        "algorithm.overlong_penalty.enable": algorithm.overlong_penalty.enable,
+        "algorithm.length_budget.mode": algorithm.length_budget.mode,
+        f"{ACTOR}.use_invalid_action_penalty": config.actor_rollout_ref.actor.use_invalid_action_penalty,
+    }
+    for key in [key for key, is_on in shaping.items() if is_on]:
+        yield (
+            f"{key} changes the rewards, but algorithm.adv_estimator={estimator.name} cannot take that: "
+            f"{estimator.no_shaping}. Switch it off (a KL can go into the loss: {ACTOR}.use_kl_loss=true)."
+        )
+
+
+def _check_critic(config: Config, estimator: Estimator) -> Iterator[str]:
+    if config.trainer.critic_warmup and not _needs_critic(estimator):
+        yield (
+            f"trainer.critic_warmup={config.trainer.critic_warmup}: these iterations train the critic only, and "
+            f"algorithm.adv_estimator={estimator.name} has none: nothing would be trained. Set trainer.critic_warmup=0."
+        )
+
+
+def _check_levels(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    if policy_loss.level == "token":
+        return
+    if estimator.per_token:
+        yield (
+            f"{LOSS}={policy_loss.name} takes one advantage a row, but algorithm.adv_estimator={estimator.name} gives "
+            f"every token its own. Set {LOSS}=gspo_token (GSPO with an advantage a token) or ppo."
+        )
+    correction = config.algorithm.rollout_correction
+    if correction.method is not None and correction.level == "token":
+        yield (
+            f"{CORRECTION}.level=token: token weights cannot multiply {LOSS}={policy_loss.name}, which has one number "
+            f"a row. Set {CORRECTION}.level=sequence or geometric."
+        )
+
+
+def _unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
+    """(key, reason) of what some estimator reads and this one does not, or not under its present settings."""
+    if estimator.reads is None:
+        return
+    known = frozenset[str]().union(*(get_estimator(name).all_reads for name in estimator_names()))
+    for name in sorted(known - estimator.all_reads):
+        yield f"algorithm.{name}", f"algorithm.adv_estimator={estimator.name} does not read it"
+    for switch, fields in estimator.reads_if.items():
+        if not getattr(config.algorithm, switch):
+            yield from ((f"algorithm.{name}", f"algorithm.{switch} is false") for name in fields)
+
+
+def _unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
+    if policy_loss.on_policy and not config.algorithm.use_kl_in_reward:
+        yield f"{CORRECTION}.bypass", f"{LOSS}={policy_loss.name} has no ratio that could correct"
+    if policy_loss.reads is not None:
+        known = {name for other in policy_loss_names() for name in get_policy_loss(other).reads or ()}
+        for name in sorted(known.difference(policy_loss.reads)):
+            yield f"{ACTOR}.{name}", f"{LOSS}={policy_loss.name} does not read it"
+
+
+def _void_by_level(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
+    actor = config.actor_rollout_ref.actor
+    if policy_loss.level == "token" or actor.entropy_coeff > 0 or actor.use_kl_loss:
+        return  # it weighs the tokens of entropy and KL, whatever the level of the policy loss
+    because = f"{LOSS}={policy_loss.name} has one number a row, and the loss is their mean"
+    yield f"{ACTOR}.loss_agg_mode", because
+    yield f"{ACTOR}.loss_scale_factor", because
+
+
+def _void_without_critic(estimator: Estimator) -> Iterator[tuple[str, str]]:
+    if not _needs_critic(estimator):
+        keys = [key for key in accepted_keys(Config) if key.startswith("critic.")]
+        yield from ((key, f"algorithm.adv_estimator={estimator.name} needs no critic") for key in keys)
+
+
+def _stale_samples(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
+    trajectories = config.data.train_batch_size * config.group_size
+    mini_batches = math.ceil(trajectories / actor.ppo_mini_batch_size)
+    steps = mini_batches * actor.ppo_epochs
+    if steps == 1:
+        return
+    what = (
+        f"an iteration has {steps} optimiser steps ({mini_batches} mini-batches x {actor.ppo_epochs} epochs), all but "
+        f"the first on samples of an older policy"
+    )
+    fix = f"For one step set {ACTOR}.ppo_mini_batch_size={trajectories} and {ACTOR}.ppo_epochs=1"
+    if policy_loss.on_policy:
+        yield f"{LOSS}={policy_loss.name} has no importance ratio to correct for that: {what}. {fix}."
+    if estimator.on_policy:
+        yield f"algorithm.adv_estimator={estimator.name} is derived for samples of the present policy: {what}. {fix}."
+
+
+def _needs_critic(estimator: Estimator) -> bool:
+    return "values" in estimator.needs

@@ -1,0 +1,250 @@
+"""What goes together, and what a run says of keys that its estimator and its loss do not read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
+from alphaapollo.config.load import convert
+from alphaapollo.config.schema import Config
+from alphaapollo.trainer.combinations import check_combinations
+
+ACTOR = "actor_rollout_ref.actor"
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
+
+
+def config(values: dict[str, Any]) -> Config:
+    """Dotted keys -> the configuration; 4 samples a prompt, one optimiser step an iteration."""
+    nested: dict[str, Any] = {}
+    for key, value in ({"env.rollout.n": 4} | values).items():
+        *path, last = key.split(".")
+        section = nested
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return convert(Config, nested)
+
+
+def notices(estimator: str, loss: str = "ppo", **values: Any) -> list[str]:
+    keys = {name.replace("__", "."): value for name, value in values.items()}
+    keys = {key if "." in key else f"algorithm.{key}": value for key, value in keys.items()}
+    return check_combinations(config(keys), get_estimator(estimator), get_policy_loss(loss))
+
+
+def problem(estimator: str, loss: str = "ppo", **values: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        notices(estimator, loss, **values)
+    (text,) = str(caught.value).splitlines()
+    assert text.endswith(".")
+    return text
+
+
+def actor(**values: Any) -> dict[str, Any]:
+    return {f"{ACTOR}.{name}": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("loss", policy_loss_names())
+@pytest.mark.parametrize("estimator", estimator_names())
+def test_every_pair_either_works_without_a_word_or_says_why_not(estimator: str, loss: str):
+    one, other = get_estimator(estimator), get_policy_loss(loss)
+    if one.per_token and other.level == "sequence":
+        text = problem(estimator, loss)
+        assert text == (
+            f"{LOSS}={loss} takes one advantage a row, but algorithm.adv_estimator={estimator} gives every token its "
+            f"own. Set {LOSS}=gspo_token (GSPO with an advantage a token) or ppo."
+        )
+    else:
+        assert notices(estimator, loss) == []
+
+
+@pytest.mark.parametrize(
+    ("estimator", "key", "value", "shown"),
+    [
+        ("grpo", "lam", 0.9, "0.9"),
+        ("grpo", "gamma", 0.5, "0.5"),
+        ("rloo", "adv_ddof", 0, "0"),
+        ("gae", "adv_singleton", "raw", "raw"),
+        ("grpo_passk", "passk_k", 2, "2"),
+        ("dr_grpo", "norm_adv_by_std_in_grpo", False, "false"),
+        ("magistral", "gdpo_rewards", ["accuracy"], "[accuracy]"),
+    ],
+)
+def test_a_key_that_another_estimator_reads(estimator: str, key: str, value: Any, shown: str):
+    assert notices(estimator, **{key: value}) == [
+        f"algorithm.{key}={shown} has no effect: algorithm.adv_estimator={estimator} does not read it."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "switch", "values"),
+    [
+        ("grpo", "norm_adv_by_std_in_grpo", {"norm_adv_by_std_in_grpo": False}),
+        ("gpg", "gpg_std_norm", {}),
+        ("grpo_passk", "passk_std_norm", {}),
+    ],
+)
+def test_a_key_behind_a_switch_of_the_estimator(estimator: str, switch: str, values: dict[str, Any]):
+    assert notices(estimator, adv_eps=0.1, **values) == [
+        f"algorithm.adv_eps=0.1 has no effect: algorithm.{switch} is false."
+    ]
+    assert notices(estimator, adv_eps=0.1, **{switch: True}) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"),
+    [
+        ("ppo", "tau_pos"),
+        ("sapo", "clip_ratio"),
+        ("gspo", "clip_ratio_c"),
+        ("kl_cov", "clip_ratio_high"),
+        ("clip_cov", "policy_loss.ppo_kl_coef"),
+        ("reinforce", "clip_ratio_low"),
+    ],
+)
+def test_a_key_that_another_loss_reads(loss: str, key: str):
+    line = f"{ACTOR}.{key}=2.0 has no effect: {LOSS}={loss} does not read it."
+    assert notices("grpo", loss, **actor(**{key: 2.0})) == [line]
+
+
+def test_an_estimator_and_a_loss_of_ones_own_are_not_second_guessed():
+    own = Estimator("mine", lambda inputs, algorithm: None)  # type: ignore[arg-type, return-value]
+    loss = PolicyLoss("mine", lambda inputs, actor: None)  # type: ignore[arg-type, return-value]
+    values = {"algorithm.lam": 0.9, "algorithm.passk_k": 2, f"{ACTOR}.tau_pos": 2.0}
+    assert check_combinations(config(values), own, loss) == []
+
+
+@pytest.mark.parametrize("name", [name for name in estimator_names() if get_estimator(name).group])
+def test_a_group_of_one(name: str):
+    assert problem(name, env__rollout__n=1, passk_k=1) == (
+        f"algorithm.adv_estimator={name} compares the samples of one prompt, but the group size is 1: there is nothing "
+        "to compare with. Set env.rollout.n to 2 or more (8 is usual)."
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in estimator_names() if not get_estimator(name).group])
+def test_a_group_of_one_is_fine_without_a_comparison(name: str):
+    assert notices(name, env__rollout__n=1) == []
+
+
+def test_pass_at_k_of_more_than_the_group():
+    assert problem("grpo_passk_analytic", passk_k=5) == (
+        "algorithm.passk_k=5: pass@5 needs groups of at least 5 samples, and the group size is 4. Raise env.rollout.n "
+        "or lower algorithm.passk_k."
+    )
+    assert notices("grpo_passk_analytic", passk_k=3) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 2"),
+        ({"gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 0"),
+        ({"gdpo_rewards": ["a", "a"]}, "names a reward twice: a, a"),
+        ({"gdpo_rewards": ["a"], "gdpo_conditions": {"b": ["a", 1.0]}}, "about b, which algorithm.gdpo_rewards does"),
+    ],
+)
+def test_gdpo_names_weights_and_conditions(values: dict[str, Any], says: str):
+    assert says in problem("gdpo", **values)
+
+
+def test_gdpo_as_it_should_be():
+    values = {"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0, 2.0], "gdpo_conditions": {"b": ["c", 1.0]}}
+    assert notices("gdpo", **values) == []
+
+
+SHAPING = {
+    "algorithm.use_kl_in_reward": True,
+    "algorithm.overlong_penalty.enable": True,
+    "algorithm.length_budget.mode": "exact",
+    f"{ACTOR}.use_invalid_action_penalty": True,
+}
+
+
+@pytest.mark.parametrize("key", SHAPING)
+def test_rewards_that_may_not_be_shaped(key: str):
+    for name, why in (("gdpo", "it sums the named rewards"), ("grpo_passk_analytic", "rewards of 0 or 1")):
+        text = problem(name, **{key: SHAPING[key]})
+        assert text.startswith(f"{key} changes the rewards, but algorithm.adv_estimator={name} cannot take that: ")
+        assert why in text
+    assert notices("grpo", **{key: SHAPING[key]}) == []
+
+
+@pytest.mark.parametrize("loss", [name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"])
+def test_rollout_correction_by_token_of_a_loss_by_row(loss: str):
+    correction = "algorithm.rollout_correction"
+    assert problem("grpo", loss, **{f"{correction}.method": "tis"}) == (
+        f"{correction}.level=token: token weights cannot multiply {LOSS}={loss}, which has one number a row. "
+        f"Set {correction}.level=sequence or geometric."
+    )
+    for level in ("sequence", "geometric"):
+        assert notices("grpo", loss, **{f"{correction}.method": "tis", f"{correction}.level": level}) == []
+    assert notices("grpo", "ppo", **{f"{correction}.method": "tis"}) == []
+
+
+def test_bypass_needs_a_ratio():
+    bypass = {"algorithm.rollout_correction.bypass": True}
+    assert notices("grpo", "ppo", **bypass) == []
+    assert notices("grpo", "reinforce", **bypass) == [
+        f"algorithm.rollout_correction.bypass=true has no effect: {LOSS}=reinforce has no ratio that could correct."
+    ]
+
+
+def test_aggregation_modes_are_for_tokens():
+    mode = actor(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=100.0)
+    because = f"has no effect: {LOSS}=gspo has one number a row, and the loss is their mean."
+    assert notices("grpo", "gspo", **mode) == [
+        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {because}",
+        f"{ACTOR}.loss_scale_factor=100.0 {because}",
+    ]
+    assert notices("grpo", "gspo_token", **mode) == []
+    for values in (actor(entropy_coeff=0.1), actor(use_kl_loss=True)):  # these are weighed by token
+        assert notices("grpo", "gspo", **mode, **values) == []
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss", "says"),
+    [
+        ("grpo", "reinforce", f"{LOSS}=reinforce has no importance ratio to correct for that"),
+        ("gpg", "gpg", f"{LOSS}=gpg has no importance ratio to correct for that"),
+        ("opo", "ppo", "algorithm.adv_estimator=opo is derived for samples of the present policy"),
+    ],
+)
+def test_several_optimiser_steps_on_samples_of_an_older_policy(estimator: str, loss: str, says: str):
+    batch = {"data.train_batch_size": 8}  # 32 trajectories
+    assert notices(estimator, loss, **batch) == []
+    for steps, text in (
+        (actor(ppo_mini_batch_size=16), "2 optimiser steps (2 mini-batches x 1 epochs)"),
+        (actor(ppo_epochs=3), "3 optimiser steps (1 mini-batches x 3 epochs)"),
+    ):
+        (line,) = notices(estimator, loss, **batch, **steps)
+        assert line.startswith(says)
+        assert text in line
+        assert f"{ACTOR}.ppo_mini_batch_size=32 and {ACTOR}.ppo_epochs=1" in line
+        assert notices("grpo", "ppo", **batch, **steps) == []
+
+
+def test_keys_of_a_critic_that_nobody_needs():
+    values = {"critic.optim.lr": 0.1, "critic.ppo_epochs": 2}
+    assert notices("gae", **values) == []
+    assert sorted(notices("grpo", **values)) == [
+        "critic.optim.lr=0.1 has no effect: algorithm.adv_estimator=grpo needs no critic.",
+        "critic.ppo_epochs=2 has no effect: algorithm.adv_estimator=grpo needs no critic.",
+    ]
+
+
+def test_warming_up_a_critic_that_is_not_there_would_train_nothing():
+    assert notices("gae", trainer__critic_warmup=3) == []
+    assert problem("grpo", trainer__critic_warmup=3) == (
+        "trainer.critic_warmup=3: these iterations train the critic only, and algorithm.adv_estimator=grpo has none: "
+        "nothing would be trained. Set trainer.critic_warmup=0."
+    )
+
+
+def test_every_problem_at_once():
+    values = {"trainer.critic_warmup": 3, "env.rollout.n": 1, "algorithm.use_kl_in_reward": True}
+    with pytest.raises(ValueError) as caught:
+        notices("gdpo", **values)
+    assert len(str(caught.value).splitlines()) == 3
