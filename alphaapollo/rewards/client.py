@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from alphaapollo.rewards.base import failure
 from alphaapollo.rewards.isolation import GraderError, GraderPool
-from alphaapollo.rewards.protocol import decode_reply, encode_request
+from alphaapollo.rewards.protocol import Grading, decode_reply, encode_request
 from alphaapollo.types import Prompt, Score
 
 ATTEMPTS = 2  # a failure is tried once more
 
 
 class RewardClient:
-    """The reward of the run: the user's function, or without one the built-in grader of each prompt's data source.
+    """The reward of the run: the user's function, or without one the built-in grader of each prompt's data source, and
+    the components added to it (see components.combine).
 
     Args:
         custom_path: Python file with the user's function; empty = none.
         custom_name: its name.
         timeout: seconds it may take for one completion.
         num_workers: processes that grade.
+        components: their weights by name; empty = none.
+        required: components that must be above 0, or the whole reward is 0.
     """
 
-    def __init__(self, custom_path: str, custom_name: str, timeout: float, num_workers: int):
-        custom = (custom_path, custom_name) if custom_path else ()
-        self._pool = GraderPool(custom, timeout, num_workers)
+    def __init__(
+        self,
+        custom_path: str,
+        custom_name: str,
+        timeout: float,
+        num_workers: int,
+        components: dict[str, float],
+        required: Sequence[str],
+    ):
+        grading = Grading(custom_path, custom_name, components, required)
+        self._pool = GraderPool(grading, timeout, num_workers)
 
     async def start(self) -> None:
-        """Start the graders (ValueError: the user's function cannot be imported)."""
+        """Start the graders (ValueError: the user's function cannot be imported, or a component is not known)."""
         try:
             await self._pool.start()
         except GraderError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from alphaapollo.rewards.base import RewardFunction
-from alphaapollo.rewards.protocol import HEADER, READY, worker_command, worker_environment
+from alphaapollo.rewards.protocol import HEADER, READY, Grading, worker_command, worker_environment
 
 IMPORT_TIMEOUT = 120.0  # seconds
 
@@ -25,7 +25,7 @@ def check_reward_function(path: str, name: str) -> None:
     """
     try:
         done = subprocess.run(
-            worker_command(path, name),
+            worker_command(Grading(path, name)),
             env=worker_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -18,7 +18,15 @@ from collections import deque
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 
-from alphaapollo.rewards.protocol import HEADER, IMPORTING, READY, to_frame, worker_command, worker_environment
+from alphaapollo.rewards.protocol import (
+    HEADER,
+    IMPORTING,
+    READY,
+    Grading,
+    to_frame,
+    worker_command,
+    worker_environment,
+)
 
 START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries in it
 RESTART_DELAY = 1.0  # seconds after a process that did not start
@@ -89,13 +97,13 @@ class GraderPool:
     """Sends requests to processes of alphaapollo.rewards.worker. Lives on one event loop.
 
     Args:
-        custom: path and name of the user's function; empty for the built-in graders.
+        grading: what each process computes.
         timeout: seconds one job may take.
         num_workers: processes that take jobs; slow ones do not count, up to MAX_EXTRA of them.
     """
 
-    def __init__(self, custom: tuple[str, ...], timeout: float, num_workers: int):
-        self._custom = custom
+    def __init__(self, grading: Grading, timeout: float, num_workers: int):
+        self._grading = grading
         self._timeout = timeout
         self._num_workers = num_workers
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
@@ -134,7 +142,7 @@ class GraderPool:
     async def _spawn(self) -> _Process:
         try:
             handle = await asyncio.create_subprocess_exec(
-                *worker_command(*self._custom),
+                *worker_command(self._grading),
                 env=worker_environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -12,6 +12,8 @@ import os
 import pickle
 import struct
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,9 +24,20 @@ IMPORTING = b"importing"  # a built-in grader's libraries, on its first use: thi
 HEADER = struct.Struct(">I")
 
 
-def worker_command(*custom: str) -> list[str]:
-    """The command of a grader's process that dies with this one; `custom` is the path and name of a user's function."""
-    return [sys.executable, "-P", "-m", "alphaapollo.rewards.worker", str(os.getpid()), *custom]
+@dataclass(frozen=True)
+class Grading:
+    """What a grader's process computes, e.g. `Grading("reward.py", "compute_score", {"format": 0.1})`."""
+
+    path: str = ""  # of the user's function; empty = the built-in one of each data source
+    name: str = ""
+    weights: dict[str, float] = field(default_factory=dict)  # reward.components
+    required: Sequence[str] = ()
+
+
+def worker_command(grading: Grading) -> list[str]:
+    """The command of a grader's process that dies with this one."""
+    module = [sys.executable, "-P", "-m", "alphaapollo.rewards.worker"]
+    return [*module, str(os.getpid()), json.dumps(asdict(grading))]
 
 
 def worker_environment() -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""The process that graders run in: python -m alphaapollo.rewards.worker PARENT_PID [PATH NAME]  (see protocol.py)."""
+"""The process that graders run in: python -m alphaapollo.rewards.worker PARENT_PID GRADING  (see protocol.py)."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alphaapollo.rewards.base import RewardFunction, failure, get_reward, to_score
+from alphaapollo.rewards.components import Component, combine, load_components
 from alphaapollo.rewards.custom import describe, load_reward_function
-from alphaapollo.rewards.protocol import IMPORTING, READY, decode_request, encode_reply, read_frame, to_frame
+from alphaapollo.rewards.protocol import IMPORTING, READY, Grading, decode_request, encode_reply, read_frame, to_frame
 from alphaapollo.types import Prompt, Score
 
 PR_SET_PDEATHSIG = 1
@@ -20,27 +22,36 @@ PR_SET_PDEATHSIG = 1
 class Worker:
     """Grades until the parent closes the pipe or dies."""
 
-    def __init__(self, custom: list[str]):
+    def __init__(self, grading: Grading):
         self._requests, self._replies = _take_pipes()
-        self._custom = custom
+        self._grading = grading
+        self._custom: RewardFunction | None = None
         self._functions: dict[str, RewardFunction] = {}  # by data source
+        self._components: dict[str, Component] = {}
 
     def run(self) -> None:
         try:
-            custom = load_reward_function(*self._custom) if self._custom else None
+            if self._grading.path:
+                self._custom = load_reward_function(self._grading.path, self._grading.name)
+            self._components = load_components(self._grading.weights)
         except ValueError as error:
             self._write(str(error).encode(errors="replace"))
             return
         self._write(READY)
         while (request := read_frame(self._requests)) is not None:
             prompt, completion = decode_request(request)
-            self._write(encode_reply(self._grade(custom, prompt, completion)))
+            self._write(encode_reply(self._grade(prompt, completion)))
 
-    def _grade(self, custom: RewardFunction | None, prompt: Prompt, completion: str) -> Score:
+    def _grade(self, prompt: Prompt, completion: str) -> Score:
+        grading = self._grading
         try:
-            return to_score((custom or self._built_in(prompt.data_source))(prompt, completion))
+            task = to_score((self._custom or self._built_in(prompt.data_source))(prompt, completion))
+            if not (grading.weights or grading.required):
+                return task
+            parts = {name: component(prompt, completion) for name, component in self._components.items()}
+            return combine(task, parts, grading.weights, grading.required)
         except Exception as error:  # noqa: BLE001 whatever a reward function raises is a failure with a reason
-            path = Path(self._custom[0]).expanduser().resolve() if self._custom else None
+            path = Path(grading.path).expanduser().resolve() if grading.path else None
             return failure(f"the reward function failed: {describe(error, path)}")
 
     def _built_in(self, data_source: str) -> RewardFunction:
@@ -74,4 +85,4 @@ def _die_with(parent: int) -> None:
 
 if __name__ == "__main__":
     _die_with(int(sys.argv[1]))
-    Worker(sys.argv[2:]).run()
+    Worker(Grading(**json.loads(sys.argv[2]))).run()

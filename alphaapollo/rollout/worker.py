@@ -97,7 +97,14 @@ class RolloutWorker:
         self._env = env
         self._data = data
         self._environment = get_environment(env.env_name)
-        self._rewards = RewardClient(custom_reward.path, custom_reward.name, reward.timeout, reward.num_workers)
+        self._rewards = RewardClient(
+            custom_reward.path,
+            custom_reward.name,
+            reward.timeout,
+            reward.num_workers,
+            reward.components,
+            reward.required,
+        )
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None
 

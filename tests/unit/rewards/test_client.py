@@ -60,11 +60,11 @@ def custom(tmp_path):
     return str(path)
 
 
-def run(scenario, path="", timeout=10.0, num_workers=1):
+def run(scenario, path="", timeout=10.0, num_workers=1, components=None, required=()):
     """Run `scenario(client)` with started graders; afterwards none of their processes may be left."""
 
     async def main():
-        client = RewardClient(path, "f", timeout, num_workers)
+        client = RewardClient(path, "f", timeout, num_workers, components or {}, required)
         await client.start()
         try:
             return await scenario(client)
@@ -127,6 +127,41 @@ def test_a_failure_has_a_reason_and_no_reward_and_harms_no_other(custom, text, r
     assert math.isnan(failed.reward) and failed.components == {}
     assert re.search(reason, failed.reason) or reason in failed.reason
     assert first == last == Score(1.0)
+
+
+def test_components_are_added_to_the_built_in_reward():
+    text = "<think>2+2</think> \\boxed{4}"
+    weights = {"task": 0.9, "format": 0.1, "language": 0.1}
+    good, bare, unreadable = scores([text, "4", "?"], components=weights)
+    # no words at all: no language
+    assert good == Score(1.0, {"accuracy": 1.0, "task": 1.0, "format": 1.0, "language": 0.0})
+    assert bare == Score(0.9, {"accuracy": 1.0, "task": 1.0, "format": 0.0, "language": 0.0})
+    assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
+    (ungraded,) = scores(["4"], components=weights, required=["format"])
+    assert (ungraded.reward, ungraded.accuracy) == (0.0, 1.0)
+
+
+def test_components_are_added_to_the_users_reward(custom):
+    one, failed, parts = scores(["one", "raise", "parts"], custom, components={"repetition": 0.5})
+    assert one == Score(1.5, {"accuracy": 1.0, "task": 1.0, "repetition": 1.0})
+    assert failed.outcome is Outcome.GRADER_FAILED and math.isnan(failed.reward)
+    assert parts == Score(2.0, {"accuracy": 1.0, "format": 0.5, "task": 1.5, "repetition": 1.0})
+    (clash,) = scores(["parts"], custom, components={"format": 0.1})
+    assert clash.outcome is Outcome.GRADER_FAILED
+    assert "both name format" in clash.reason
+
+
+def test_an_unknown_component_stops_the_start():
+    with pytest.raises(ValueError, match=r"unknown reward component 'formt'\. Did you mean 'format'"):
+        scores(["4"], components={"formt": 1.0})
+
+
+def test_a_component_that_fails_is_a_failure():
+    nothing = Prompt(id=0, data_source="gsm8k", content=[{"role": "user"}], ground_truth="4")
+    text = "Two and two make four, as everybody has known for a while: 4"
+    (score,) = scores([text], prompt=nothing, components={"language": 0.1})
+    assert score.outcome is Outcome.GRADER_FAILED
+    assert "KeyError: 'content'" in score.reason
 
 
 def test_a_ground_truth_that_cannot_be_read_is_a_failure():
@@ -244,7 +279,7 @@ def test_a_function_that_does_not_import_stops_the_start(tmp_path):
 
 def test_scores_asked_when_closing_fail_rather_than_wait(custom):
     async def main():
-        client = RewardClient(custom, "f", 10.0, 1)
+        client = RewardClient(custom, "f", 10.0, 1, {}, ())
         await client.start()
         tasks = [asyncio.create_task(client.score(GSM8K, "sleep 5")) for _ in range(3)]
         await asyncio.sleep(0.2)
@@ -261,7 +296,7 @@ def test_graders_die_with_their_parent(custom):
         from alphaapollo.types import Prompt
 
         async def main():
-            client = RewardClient({custom!r}, "f", 60.0, 1)
+            client = RewardClient({custom!r}, "f", 60.0, 1, {{}}, ())
             await client.start()
             prompt = Prompt(id=0, data_source="", content="?")
             print(int((await client.score(prompt, "pid")).reward), flush=True)
