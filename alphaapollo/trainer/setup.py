@@ -24,7 +24,7 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
-from alphaapollo.observability.trackers import check_trackers, make_tracker
+from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.trainer.factories import make_roles
 from alphaapollo.trainer.loop import Run, train, validate_now
@@ -80,25 +80,7 @@ async def run(prepared: Prepared) -> None:
         with timer("start"):
             console.phase("start", 0, 1)
             crew = await launch(prepared)
-        run = Run(
-            config=config,
-            plan=plan,
-            crew=crew,
-            weights=WeightPublisher(
-                crew.policy, crew.engines, inputs.probe, GAP_FLOAT32 if plan.dtype == "float32" else GAP_BFLOAT16
-            ),
-            prompts=inputs.prompts,
-            val_prompts=inputs.val_prompts,
-            total_steps=inputs.total_steps,
-            stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
-            estimator=plan.estimator,
-            kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
-            progress=progress,
-            checkpoints=checkpoints,
-            tracker=tracker,
-            rollout_log=rollout_log,
-            console=console,
-        )
+        run = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
         await begin(run, checkpoint, timer)
         await train(run)
         if config.trainer.export_hf:
@@ -109,6 +91,37 @@ async def run(prepared: Prepared) -> None:
         rollout_log.close()
         tracker.close()
         console.close()
+
+
+def make_run(
+    prepared: Prepared,
+    crew: Crew,
+    progress: Progress,
+    checkpoints: CheckpointFolder,
+    tracker: Tracker,
+    rollout_log: RolloutLog,
+    console: Console,
+) -> Run:
+    """All that the loop needs, around workers that have started."""
+    config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
+    tolerance = GAP_FLOAT32 if plan.dtype == "float32" else GAP_BFLOAT16
+    return Run(
+        config=config,
+        plan=plan,
+        crew=crew,
+        weights=WeightPublisher(crew.policy, crew.engines, inputs.probe, tolerance),
+        prompts=inputs.prompts,
+        val_prompts=inputs.val_prompts,
+        total_steps=inputs.total_steps,
+        stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
+        estimator=plan.estimator,
+        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
+        progress=progress,
+        checkpoints=checkpoints,
+        tracker=tracker,
+        rollout_log=rollout_log,
+        console=console,
+    )
 
 
 async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:

@@ -1,0 +1,145 @@
+"""Every algorithm on one started stack: python -m tests.loop.every_algorithm MODEL DATA OUT
+
+Each case starts from the same weights and makes two iterations; its metrics become one line of OUT/metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+
+from alphaapollo.algorithms.advantages import estimator_names
+from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
+from alphaapollo.config.load import load_config, shipped_configs
+from alphaapollo.config.schema import Actor, Config, RolloutCorrection
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.trainer.loop import train
+from alphaapollo.trainer.progress import CheckpointFolder, Progress
+from alphaapollo.trainer.setup import launch, make_run, prepare
+
+REWARD = '''
+def compute_score(prompt, completion):
+    """Of an untrained model: an even or odd number of digits is a coin flip."""
+    digits = sum(letter.isdigit() for letter in completion)
+    return {"reward": float(digits % 2), "accuracy": float(digits % 2), "length": len(completion) / 100}
+'''
+PASSK = ["algorithm.passk_k=2"]  # of groups of 4
+EXTRA = {  # besides the case's own settings
+    "grpo_passk_analytic": PASSK,
+    "adv_estimator=grpo_passk_analytic": PASSK,
+    "magistral": ["reward.components={}"],
+    "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
+    "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
+    "trpo_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
+}
+
+
+def cases() -> dict[str, list[str]]:
+    """Name -> overrides: each recipe of configs/algorithm, each estimator by its name alone, each loss with grpo."""
+    recipes = sorted(path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml"))
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    plain = (
+        {name: [f"algorithm={name}"] for name in recipes}
+        | {f"adv_estimator={name}": [f"algorithm.adv_estimator={name}"] for name in estimator_names()}
+        | {f"loss_mode={name}": ["algorithm.adv_estimator=grpo", f"{loss}={name}"] for name in policy_loss_names()}
+    )
+    return {name: [*words, *EXTRA.get(name, [])] for name, words in plain.items()}
+
+
+def settings(model: str, data: str, out: Path, words: list[str]) -> Config:
+    """A case's configuration: 32 trajectories an iteration, in two optimiser steps."""
+    sizes = [
+        f"data.train_files={data}",
+        "data.max_prompt_length=32",
+        "data.max_response_length=16",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.rollout.kv_cache_gib=0.1",
+        f"custom_reward_function.path={out / 'reward.py'}",
+        f"trainer.output_dir={out}",
+        "trainer.total_training_steps=2",
+        "trainer.cpu_threads=1",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+    ]
+    first = load_config(Config, "ppo", [*sizes, *words])
+    alone = first.group_size == 1 and first.algorithm.adv_estimator in ("gae", "remax", "reinforce_plus_plus")
+    group = ["data.train_batch_size=32", "env.rollout.n=1"] if alone else ["data.train_batch_size=8", "env.rollout.n=4"]
+    return load_config(Config, "ppo", [*sizes, *words, *group])
+
+
+@dataclass
+class Kept:
+    """A tracker that remembers."""
+
+    lines: list[dict[str, float]] = field(default_factory=list)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.lines.append({"step": step, **metrics})
+
+    def close(self) -> None:
+        pass
+
+
+def use(worker: Any, actor: Actor, correction: RolloutCorrection) -> None:
+    """On a training rank: train by these settings from now on."""
+    worker.actor, worker.correction = actor, correction
+    worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+
+
+async def run_case(config: Config, crew: Any, start: Path) -> list[dict[str, float]]:
+    prepared = prepare(config)
+    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    await crew.policy.ranks.call(lambda worker: use(worker, actor, correction))
+    await crew.policy.load(str(start / "policy"))
+    await crew.critic.load(str(start / "critic"))
+    needed = SimpleNamespace(
+        policy=crew.policy, critic=crew.critic if prepared.plan.layout.critic else None, engines=crew.engines
+    )
+    kept, log, folder = Kept(), RolloutLog(start / "rollouts"), CheckpointFolder(start / "checkpoints", None)
+    progress = Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef)
+    console = Console()
+    console.start(total_steps=2, done=0)
+    run = make_run(prepared, needed, progress, folder, kept, log, console)  # type: ignore[arg-type]
+    await run.weights.publish(0)
+    await train(run)
+    log.close()
+    console.close()
+    return kept.lines
+
+
+async def main(model: str, data: str, out: Path) -> None:
+    (out / "reward.py").write_text(REWARD)
+    rows = pd.read_parquet(data)
+    rows["extra_info"] = [info | {"length_budget": 8} for info in rows["extra_info"]]
+    rows.to_parquet(out / "train.parquet")
+    data = str(out / "train.parquet")
+    everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
+    crew = await launch(prepare(settings(model, data, out, everything)))
+    try:
+        await crew.policy.save(str(out / "policy"))
+        assert crew.critic is not None
+        await crew.critic.save(str(out / "critic"))
+        with (out / "metrics.jsonl").open("w") as file:
+            for name, words in cases().items():
+                started = time.perf_counter()
+                lines = await run_case(settings(model, data, out, words), crew, out)
+                seconds = time.perf_counter() - started
+                print(json.dumps({"name": name, "seconds": seconds, "lines": lines}), file=file, flush=True)
+    finally:
+        await crew.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

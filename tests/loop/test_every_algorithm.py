@@ -1,0 +1,66 @@
+"""Every recipe, estimator and loss trains on the real stack: finite numbers, a gradient, whole metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import ROOT, Task
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(660)]
+
+ALWAYS = {
+    "actor/loss",
+    "actor/pg_loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "actor/lr",
+    "advantage/abs_mean",
+    "reward/mean",
+    "reward/shaped_mean",
+    "sync/probe_gap",
+}
+CORRECTED = {"tis", "icepop", "mis"}
+
+
+def test_every_algorithm_learns_from_one_started_stack(task: Task, tmp_path: Path) -> None:
+    words = [str(task.model), str(task.data / "train.parquet"), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.loop.every_algorithm", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    cases = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    names = {case["name"] for case in cases}
+    assert {"grpo", "dapo", "prorl", "remax", "adv_estimator=gdpo", "loss_mode=gspo_token"} <= names
+    for case in cases:
+        name, lines = case["name"], case["lines"]
+        assert [line["step"] for line in lines] == [1, 2], name
+        for line in lines:
+            assert line.keys() >= ALWAYS, (name, ALWAYS - line.keys())
+            assert all(math.isfinite(value) for value in line.values()), (name, line)
+            assert line["actor/grad_norm"] > 0, (name, line)
+            assert line["sync/probe_gap"] < 5e-5, name
+            assert ("mismatch/k3" in line) == (name != "bypass"), name
+            assert ("actor/correction_weight" in line) == (name in CORRECTED), name
+    by_name = {case["name"]: case["lines"] for case in cases}
+    assert by_name["ppo"][0]["critic/grad_norm"] > 0
+    assert "critic/grad_norm" not in by_name["grpo"][0]
+    assert [line["reference/resets"] for line in by_name["prorl"]] == [1, 2]
+    assert by_name["prorl"][0]["actor/ref_kl"] != by_name["prorl"][1]["actor/ref_kl"]
+    assert "baseline/mean" in by_name["remax"][0]
+    assert by_name["trpo_dual"][1]["kl/reward_coef"] == pytest.approx(
+        max(0.0, 0.1 + 0.01 * (by_name["trpo_dual"][0]["kl/per_sequence"] - 6.0))
+    )
