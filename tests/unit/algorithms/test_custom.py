@@ -1,3 +1,4 @@
+import re
 import textwrap
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.config.schema import Actor, Algorithm
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms" / "custom.md"
 
 MODULE = """
 from alphaapollo.algorithms.advantages import Advantages, register_estimator
@@ -37,6 +40,18 @@ def test_a_users_module_registers_what_it_defines(tmp_path: Path):
     inputs = AdvantageInputs(one, one, torch.tensor([3.0]), torch.tensor([0]), torch.tensor([0]))
     assert get_estimator("mine")(inputs, Algorithm()).advantages.tolist() == [[6.0, 6.0]]
     assert get_policy_loss("mine")(PolicyLossInputs(-one, -one, one, one), Actor()).loss.tolist() == [[1.0, 1.0]]
+
+
+def test_the_example_of_the_docs_runs_from_a_file_outside_the_package(tmp_path: Path):
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(example.splitlines()) <= 15
+    load_custom_module(write(tmp_path, example, "example.py"))
+    mask, ids = torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1])
+    inputs = AdvantageInputs(torch.zeros(2, 2), mask, torch.tensor([3.0, 1.0]), ids, ids)
+    assert get_estimator("centred")(inputs, Algorithm()).advantages.tolist() == [[1.0, 1.0], [-1.0, 0.0]]  # mean 2
+    logp = torch.tensor([[-2.0, -3.0]])
+    losses = PolicyLossInputs(logp, logp, torch.tensor([[1.0, 2.0]]), torch.ones(1, 2))
+    assert get_policy_loss("plain")(losses, Actor()).loss.tolist() == [[2.0, 6.0]]
 
 
 @pytest.mark.parametrize("path", ["missing.py", "", "."])

@@ -1,6 +1,6 @@
 """Where widespread implementations err, ours follows the paper: one test for each finding, with its numbers.
 
-D1 .. D20 are the rows of the table "what others do differently" in docs/algorithms.md.
+D1 .. D20 are the rows of the table "what others do differently" in docs/algorithms/README.md.
 """
 
 import math

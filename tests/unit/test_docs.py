@@ -1,0 +1,145 @@
+"""README.md and docs/ agree with the repository: links, presets, config keys, and the values of the recipes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache, reduce
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.algorithms.advantages import estimator_names, get_estimator
+from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
+from alphaapollo.config.keys import accepted_keys, plain, sections
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+ALGORITHMS = ROOT / "docs" / "algorithms"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algorithm").glob("*.yaml"))
+
+LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+PRESET = re.compile(r"(?<![\w.])algorithm=([a-z]\w*)")
+DOTTED_KEY = re.compile(rf"(?<![\w./])(?:{'|'.join(Config.model_fields)})(?:\.\w+)+")
+SHORT_KEY = re.compile(r"`([a-z]\w*)=[^=`]+`")
+
+
+def broken_links(page: Path) -> list[str]:
+    targets = LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
+    return [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+
+
+def unknown_names(text: str) -> list[str]:
+    """Presets and config keys in a text that do not exist."""
+    known = {*accepted_keys(Config), *sections(Config)}
+    last = {key.rsplit(".", 1)[-1] for key in known}
+    return [
+        *(name for name in PRESET.findall(text) if name not in RECIPES),
+        *(key for key in DOTTED_KEY.findall(text) if key not in known),
+        *(key for key in SHORT_KEY.findall(text) if key not in last),
+    ]
+
+
+def rows_of(text: str) -> Iterator[tuple[list[str], list[str]]]:
+    """(header, cells) of every row of every table."""
+    header: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if cells and header and not set(line) <= set("|-"):
+            yield header, cells
+        header = (header or cells) if cells else []
+
+
+@cache
+def recipe(name: str) -> Config:
+    return load_config(Config, "ppo", [f"algorithm={name}"])
+
+
+def value_of(config: Config, key: str) -> object:
+    return reduce(getattr, key.split("."), config)
+
+
+def shows(cell: str, value: object) -> bool:
+    """`cell` of a table says what `value` is: the same number, the same word, or unset."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return bool(re.fullmatch(r"[\d.e-]+", cell)) and float(cell) == value
+    return cell == ("unset" if value is None else plain(value))
+
+
+def wrong_values(text: str) -> list[str]:
+    """Rows `| key | value |` of a page whose value is not that of the recipe in the header, or, under `here`, of any
+    recipe that the page is about."""
+    here = dict.fromkeys(PRESET.findall(text))
+    found = []
+    for header, cells in rows_of(text):
+        key = cells[0].strip("`")
+        if header[0] != "key" or key not in accepted_keys(Config):
+            continue
+        for title, cell in zip(header[1:], cells[1:], strict=True):
+            names = list(here) if title == "here" else [title] if title in RECIPES else []
+            if cell and names and not any(shows(cell, value_of(recipe(name), key)) for name in names):
+                found.append(f"{key}: {cell}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_presets_exist(page: Path) -> None:
+    assert [name for name in PRESET.findall(page.read_text(encoding="utf-8")) if name not in RECIPES] == []
+
+
+@pytest.mark.parametrize("page", sorted(ALGORITHMS.glob("*.md")), ids=lambda page: page.name)
+def test_keys_and_values_are_those_of_the_configuration(page: Path) -> None:
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    assert unknown_names(text) == []
+    assert wrong_values(text) == []
+
+
+def test_the_index_has_every_recipe_with_its_parts() -> None:
+    rows = {}
+    for header, cells in rows_of((ALGORITHMS / "README.md").read_text(encoding="utf-8")):
+        if header[0] == "`algorithm=`":
+            rows[cells[0].split("]")[0].strip("[")] = cells[1:4] + cells[5:7]
+    expected = {}
+    for name in RECIPES:
+        config = recipe(name)
+        loss, mode = config.actor_rollout_ref.actor.policy_loss.loss_mode, config.actor_rollout_ref.actor.loss_agg_mode
+        by_row = get_policy_loss(loss).level == "sequence"
+        expected[name] = [
+            config.algorithm.adv_estimator,
+            "" if loss == "ppo" else loss,
+            "rows" if by_row else "" if mode == "token-mean" else mode,
+            "yes" if "values" in get_estimator(config.algorithm.adv_estimator).needs else "",
+            "" if config.group_size == 1 else str(config.group_size),
+        ]
+    assert rows == expected
+
+
+def test_the_index_has_every_estimator_and_loss() -> None:
+    text = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
+    ours = [name for name in estimator_names() if get_estimator(name).fn.__module__.startswith("alphaapollo.")]
+    ours += [name for name in policy_loss_names() if get_policy_loss(name).fn.__module__.startswith("alphaapollo.")]
+    assert [name for name in ours if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_the_checks_can_fail(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[a](page.md) [b](gone.md#part) ![c](gone.svg) [d](https://x.y/z)\n```\n[e](code.md)\n```\n")
+    assert broken_links(page) == ["gone.md", "gone.svg"]
+    assert unknown_names("`algorithm=grop` `algorithm.gama` `algorithm.gamma` `kl_coeff=1` `kl_coef=1` `a == b`") == [
+        "grop",
+        "algorithm.gama",
+        "kl_coeff",
+    ]
+    table = (
+        "algorithm=ppo\n| key | here | |\n|---|---|---|\n| `algorithm.lam` | {} | |\n| `algorithm.gamma` | 1.0 | |\n"
+    )
+    assert wrong_values(table.format("0.95")) == []
+    assert wrong_values(table.format("0.9")) == ["algorithm.lam: 0.9"]
