@@ -1,0 +1,67 @@
+"""docs/rewards.md says what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from alphaapollo.config.load import convert
+from alphaapollo.config.schema import Config
+from alphaapollo.rewards.base import GRADERS, to_score
+from alphaapollo.rewards.components import COMPONENTS, check_components, combine
+from alphaapollo.rewards.custom import check_reward_function, load_reward_function
+from alphaapollo.types import Outcome, Prompt, Score
+
+PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
+if not PAGE.exists():
+    pytest.skip("an installed package has no docs folder", allow_module_level=True)
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def rows(first: str) -> list[list[str]]:
+    """The cells of the table whose header begins with `first`."""
+    table = re.search(rf"^\| {first} \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    assert table
+    return [[cell.strip(" `") for cell in line.split(" | ")] for line in table[1].strip().splitlines()]
+
+
+def examples(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_the_tables_are_complete():
+    assert [row[0].strip("| `") for row in rows("outcome")] == [str(outcome) for outcome in Outcome]
+    assert [row[0].strip("| `") for row in rows("component")] == COMPONENTS.names()
+    table = [(row[0].strip("| `"), tuple(row[1].replace("`", "").split(", "))) for row in rows("function")]
+    assert table == [(grader.name, grader.patterns) for grader in GRADERS]
+
+
+@pytest.mark.timeout(60)
+def test_the_function_works(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(examples("python")[0])
+    check_reward_function(str(path), "compute_score")
+    prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
+    score = to_score(load_reward_function(str(path), "compute_score")(prompt, "4" * 1000))
+    assert score == Score(1.075, {"accuracy": 1.0, "short": 0.75})
+
+
+def test_the_configurations_work():
+    for example in examples("yaml"):
+        config = convert(Config, yaml.safe_load(example))
+        check_components(config.reward.components, config.reward.required)
+
+
+def test_magistrals_rewards_are_those_of_the_table():
+    reward = convert(Config, yaml.safe_load(examples("yaml")[0])).reward
+    for _, task, form, language, total in rows("text"):
+        parts = {"format": float(form), "language": float(language)}
+        score = combine(Score(float(task)), parts, reward.components, reward.required)
+        assert score.reward == pytest.approx(float(total.strip("| ")), rel=1e-15)
+
+
+def test_the_number_of_languages_is_right():
+    from alphaapollo.rewards.language import LANGUAGES
+
+    assert f"among {len(set(LANGUAGES.split()))} languages" in TEXT
