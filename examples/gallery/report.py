@@ -1,0 +1,111 @@
+"""From the runs to one table and the curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from examples.gallery.runs import read_metrics
+
+STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
+"""97.5 % quantiles of Student's t for so many seeds."""
+BESIDE = "grpo"  # drawn into every picture
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One recipe over its seeds: validation accuracy of S seeds at V iterations."""
+
+    recipe: str
+    steps: np.ndarray  # [V]
+    accuracy: np.ndarray  # [S, V]
+    seconds: np.ndarray  # [S] of training, validation left out
+    trajectories: np.ndarray  # [S] generated
+
+
+def read_curves(out: Path, recipe: str, seeds: Sequence[int], iterations: int) -> Curves | None:
+    """None until all seeds have ended."""
+    runs = [read_metrics(out / f"seed_{seed}" / recipe) for seed in seeds]
+    if not all(lines and lines[-1]["step"] == iterations for lines in runs):
+        return None
+    validated = [[line for line in lines if "val/accuracy" in line] for lines in runs]
+    trained = [[line for line in lines if line["step"] > 0] for lines in runs]
+    return Curves(
+        recipe,
+        np.array([line["step"] for line in validated[0]]),
+        np.array([[line["val/accuracy"] for line in lines] for lines in validated]),
+        np.array([sum(one["timing/step"] - one.get("timing/validate", 0.0) for one in lines) for lines in trained]),
+        np.array([sum(one["rollout/trajectories"] for one in lines) for lines in trained]),
+    )
+
+
+def interval(values: np.ndarray) -> str:
+    """Mean and the half-width of its 95 % interval over seeds (Student's t), e.g. `.912 ± .031`."""
+    half = STUDENT[len(values)] * values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{values.mean():.3f} ± {half:.3f}"
+
+
+def beats_its_start(curves: Curves) -> bool:
+    """The gain's 95 % interval over seeds lies above 0."""
+    gain = curves.accuracy[:, -1] - curves.accuracy[:, 0]
+    half = STUDENT[len(gain)] * gain.std(ddof=1) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return bool(gain.mean() - half > 0)
+
+
+def table(all_curves: Sequence[Curves]) -> str:
+    """A Markdown table, best end first."""
+    lines = [
+        "| recipe | start | end | best | beats its start | trajectories | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for curves in sorted(all_curves, key=lambda one: -one.accuracy[:, -1].mean()):
+        accuracy = curves.accuracy
+        cells = [
+            curves.recipe,
+            interval(accuracy[:, 0]),
+            interval(accuracy[:, -1]),
+            interval(accuracy.max(axis=1)),
+            "yes" if beats_its_start(curves) else "NO",
+            f"{curves.trajectories.mean():.0f}",
+            f"{curves.seconds.mean():.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(curves: Curves, beside: Curves | None, path: Path) -> None:
+    """Each seed thin, their mean thick; the recipe `beside` dashed."""
+    figure = Figure(figsize=(5.0, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    for seed in curves.accuracy:
+        axes.plot(curves.steps, seed, color="C0", alpha=0.35, linewidth=1)
+    axes.plot(curves.steps, curves.accuracy.mean(axis=0), color="C0", marker="o", markersize=3, label=curves.recipe)
+    if beside is not None and beside.recipe != curves.recipe:
+        axes.plot(beside.steps, beside.accuracy.mean(axis=0), "--", color="grey", label=beside.recipe)
+    _finish(figure, axes, path)
+
+
+def draw_all(all_curves: Sequence[Curves], path: Path) -> None:
+    """All means in one picture."""
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    colours = mpl.colormaps["turbo"](np.linspace(0.02, 0.98, len(all_curves)))
+    for curves, colour in zip(sorted(all_curves, key=lambda one: -one.accuracy[:, -1].mean()), colours, strict=True):
+        axes.plot(curves.steps, curves.accuracy.mean(axis=0), color=colour, linewidth=1.2, label=curves.recipe)
+    _finish(figure, axes, path, outside=True)
+
+
+def _finish(figure: Figure, axes: mpl.axes.Axes, path: Path, outside: bool = False) -> None:
+    axes.set(xlabel="iteration", ylabel="held-out accuracy", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if outside else {"loc": "lower right"}
+    axes.legend(fontsize=7, **place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gallery"}):
+        figure.savefig(path, metadata={"Date": None})

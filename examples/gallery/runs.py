@@ -1,0 +1,87 @@
+"""The gallery's runs: the shipped recipes, and what each needs to fit the task."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from alphaapollo.config.load import shipped_configs
+
+GROUP = ("data.train_batch_size=32", "env.rollout.n=16")
+ALONE = ("data.train_batch_size=512", "env.rollout.n=1")
+FIT = {  # where a recipe needs more than its group size
+    "ppo": ALONE,
+    "trpo_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
+    "remax": ALONE,
+    "reinforce_plus_plus": ALONE,
+    "gdpo": (*GROUP, "algorithm.gdpo_rewards=[accuracy,format]"),
+    "magistral": (*GROUP, "reward.components={}"),  # sums have neither thoughts nor a language
+    "prorl": (*GROUP, "algorithm.reference_reset.patience=null", "algorithm.reference_reset.every=10"),
+    "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
+    "pf_ppo": (*GROUP,),
+}
+LENGTH_BUDGET = 40  # tokens, for the recipe that asks for one: answers have 31 to 37
+
+
+def recipes() -> list[str]:
+    """The names in configs/algorithm."""
+    return sorted(path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml"))
+
+
+def prepare(folder: Path, seed: int) -> None:
+    """Task and warmed-up model of one seed, as in the quickstart; what stands is kept."""
+    if (folder / "sft" / "model" / "config.json").exists():
+        return
+    python("-m", "examples.quickstart.make_task", "--out", str(folder), "--seed", str(seed))
+    rows = pd.read_parquet(folder / "data" / "train.parquet")
+    rows["extra_info"] = [info | {"length_budget": LENGTH_BUDGET} for info in rows["extra_info"]]
+    rows.to_parquet(folder / "data" / "train.parquet")
+    python(
+        *("-m", "alphaapollo.trainer.main_sft", "--config-dir", "examples/quickstart", "--config-name", "sft"),
+        f"data.train_files={folder / 'data' / 'sft.parquet'}",
+        f"model.path={folder / 'model'}",
+        f"trainer.output_dir={folder.parent}",
+        f"trainer.project_name={folder.name}",
+        f"trainer.seed={seed}",
+    )
+
+
+def train(folder: Path, recipe: str, seed: int, iterations: int) -> None:
+    """One run; one that has ended is not repeated, one that was cut short starts anew. Raises CalledProcessError."""
+    if is_done(folder / recipe, iterations):
+        return
+    python(
+        *("-m", "alphaapollo.trainer.main_ppo", "--config-dir", "examples/gallery", "--config-name", "budget"),
+        f"algorithm={recipe}",
+        f"data.train_files={folder / 'data' / 'train.parquet'}",
+        f"data.val_files={folder / 'data' / 'val.parquet'}",
+        f"actor_rollout_ref.model.path={folder / 'sft' / 'model'}",
+        f"trainer.output_dir={folder.parent}",
+        f"trainer.project_name={folder.name}",
+        f"trainer.experiment_name={recipe}",
+        f"trainer.total_training_steps={iterations}",
+        f"trainer.seed={seed}",
+        "trainer.resume_mode=disable",
+        *FIT.get(recipe, GROUP),
+    )
+
+
+def is_done(run: Path, iterations: int) -> bool:
+    lines = read_metrics(run)
+    return bool(lines) and lines[-1]["step"] == iterations
+
+
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics.jsonl; none where it has not begun."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def python(*words: str) -> None:
+    """Run this interpreter; its output goes where ours goes."""
+    subprocess.run([sys.executable, *words], check=True, env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"})
