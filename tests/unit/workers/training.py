@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
-from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.train_state import StepFigures
+from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.tiny import some_rows
@@ -36,6 +38,14 @@ class Case:
     needs_ref: bool = False
     checkpointing: bool = False
     min_unit: int = 0  # parameters of a layer that FSDP gathers on its own
+    rough: bool = False  # rows 0 and 2 have a response of one token, and rows 1 and 2 no weight in the loss
+    order: int | None = None  # seed of a shuffle of the rows
+    correction: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def row_order(self) -> np.ndarray:
+        rows = np.arange(self.num_rows)
+        return rows if self.order is None else np.random.default_rng(self.order).permutation(rows)
 
 
 def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments: Any) -> PolicyWorker:
@@ -60,26 +70,39 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
 
 def make_batch(case: Case, num_ranks: int) -> TrainBatch:
     rows = some_rows(case.num_rows)
+    if case.rough:
+        rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
+    rows = [rows[index] for index in case.row_order]
     padded = case.attention == "padded"
     return build_train_batch(
         rows, list(range(case.num_rows)), num_ranks, case.mini_batch_size, case.max_tokens, padded, 0, False
     )
 
 
+def cut_to_one_token(row: Row) -> Row:
+    end = row.response_start + 1
+    return Row(row.token_ids[:end], row.action_mask[:end], row.logprobs[:end], [end - 1])
+
+
 def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref: bool = False) -> Columns:
-    """Columns as the driver makes them: read-only, with weights over the whole mini-batch."""
+    """Columns as the driver makes them: read-only, with weights over the whole mini-batch. A row has the same numbers
+    wherever it stands."""
     generator = np.random.default_rng(1)
     shape = batch.num_rows, batch.max_response_length
     mask = batch.to_matrix([one.rows.action_mask for one in batch.rank_batches])
     lengths = torch.from_numpy(mask.sum(1).astype(np.int64))
+    if case.rough:
+        lengths[torch.from_numpy(np.isin(case.row_order, (1, 2)))] = 0
+    groups = torch.from_numpy(case.row_order) // 2
     weights, per_sequence = np.zeros(batch.num_rows, np.float32), np.zeros(batch.num_rows, np.float32)
     mode = Actor(**case.actor).loss_agg_mode
     for rows in batch.mini_batch_rows:
-        weights[rows] = row_weights(lengths[rows], torch.tensor(rows) // 2, mode, 16.0).numpy()
+        weights[rows] = row_weights(lengths[rows], groups[rows], mode, 16.0).numpy()
         per_sequence[rows] = sequence_weights(lengths[rows]).numpy()
 
     def column(scale: float, shift: float = 0.0) -> np.ndarray:
-        flat = batch.split_columns((scale * generator.standard_normal(shape) + shift).astype(np.float32))[rank]
+        matrix = (scale * generator.standard_normal(shape) + shift).astype(np.float32)
+        flat = batch.split_columns(matrix[case.row_order])[rank]
         flat.flags.writeable = False
         return flat
 
@@ -114,21 +137,37 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
     return noted
 
 
-def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Of one optimiser step, with the update's figures."""
-    worker = make_worker(case, rank, num_ranks, address)
+Gradients = tuple[dict[str, np.ndarray], dict[str, float]]
+"""Of one optimiser step by the name of the parameter, with the update's figures."""
+
+
+def gradients(rank: int, num_ranks: int, address: str, case: Case) -> Gradients:
+    return gradients_of_losses(rank, num_ranks, address, [case])[0]
+
+
+def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Case]) -> list[Gradients]:
+    """One after the other by one worker: the cases differ in losses and layout alone."""
+    worker = make_worker(cases[0], rank, num_ranks, address)
     scale_weights(worker.policy, 1.1)
-    noted = record_gradients(worker)
-    batch = make_batch(case, num_ranks)
-    worker.load_batch(batch.rank_batches[rank])
-    needs_ref_column = worker.actor.use_kl_loss and worker.actor.kl_loss_type != "full"
-    figures = worker.update(make_columns(case, batch, rank, ref=needs_ref_column))
+    found = []
+    for case in cases:
+        assert (case.folder, case.attention, case.needs_ref) == (
+            cases[0].folder,
+            cases[0].attention,
+            cases[0].needs_ref,
+        )
+        worker.actor, worker.correction = Actor(**case.actor), RolloutCorrection(**case.correction)
+        worker.policy_loss = get_policy_loss(worker.actor.policy_loss.loss_mode)
+        noted = record_gradients(worker)
+        batch = make_batch(case, num_ranks)
+        worker.load_batch(batch.rank_batches[rank])
+        needs_ref_column = worker.actor.use_kl_loss and worker.actor.kl_loss_type != "full"
+        figures = worker.update(make_columns(case, batch, rank, ref=needs_ref_column))
+        found.append((noted[0], figures))
     worker.close()
-    return noted[0], figures
+    return found
 
 
-def gradients_of_cases(
-    rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]
-) -> list[tuple[dict[str, np.ndarray], dict[str, float]]]:
+def gradients_of_cases(rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]) -> list[Gradients]:
     """One after the other, each with a process group of its own."""
     return [gradients(rank, num_ranks, own, case) for case, own in zip(cases, [address, *more], strict=False)]
