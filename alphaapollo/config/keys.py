@@ -144,6 +144,8 @@ def plain(value: Any) -> str:
     """A value as one writes it on the command line: null, true, [console], ''."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(plain, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{plain(item)}' for key, item in value.items())}}}"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(value) if value != "" else "''"

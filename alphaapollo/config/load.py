@@ -208,6 +208,8 @@ def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path
     assert override.input_line is not None
     if override.is_delete():
         return override.input_line
+    if override.value() == {}:  # to Hydra nothing to add; to people the empty map
+        return f"~{override.key_or_group}"
     word = override.input_line.lstrip("+")
     is_preset = _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list)
     if is_preset:

@@ -22,7 +22,9 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.environments.base import get_environment
 from alphaapollo.rewards.base import check_gradable
+from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_reward_function
+from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.types import Prompt, Sampling
 
@@ -70,9 +72,10 @@ def make_plan(config: Config, machine: Machine) -> Plan:
     if algorithm.custom_module:
         load_custom_module(algorithm.custom_module)
     estimator = get_estimator(algorithm.adv_estimator)
-    get_policy_loss(actor.policy_loss.loss_mode)
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     get_environment(config.env.env_name)
-    _check_estimator(config, estimator)
+    check_components(config.reward.components, config.reward.required)
+    notices += check_combinations(config, estimator, policy_loss)
     critic = "values" in estimator.needs
     layout = make_layout(config, machine, critic)
     trajectories = config.data.train_batch_size * config.group_size
@@ -99,14 +102,6 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         folder=Path(config.trainer.output_dir) / config.trainer.project_name / config.trainer.experiment_name,
         notices=notices,
     )
-
-
-def _check_estimator(config: Config, estimator: Estimator) -> None:
-    if estimator.group and config.group_size < 2:
-        raise ValueError(
-            f"algorithm.adv_estimator={estimator.name} compares the samples of one prompt, but the group size is "
-            f"{config.group_size}: its advantages would all be 0. Set env.rollout.n to 2 or more (8 is usual)."
-        )
 
 
 def read_inputs(config: Config) -> Inputs:

@@ -20,7 +20,7 @@ FIT = {  # where a recipe needs more than its group size
     "remax": ALONE,
     "reinforce_plus_plus": ALONE,
     "gdpo": (*GROUP, "algorithm.gdpo_rewards=[accuracy,format]"),
-    "magistral": (*GROUP, "reward.components={}"),  # sums have neither thoughts nor a language
+    "magistral": (*GROUP, "reward.components={}", "reward.required=[]"),  # sums have neither thoughts nor a language
     "prorl": (*GROUP, "algorithm.reference_reset.patience=null", "algorithm.reference_reset.every=10"),
     "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
     "pf_ppo": (*GROUP,),

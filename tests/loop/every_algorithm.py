@@ -37,7 +37,7 @@ PASSK = ["algorithm.passk_k=2"]  # of groups of 4
 EXTRA = {  # besides the case's own settings
     "grpo_passk_analytic": PASSK,
     "adv_estimator=grpo_passk_analytic": PASSK,
-    "magistral": ["reward.components={}"],
+    "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
     "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
     "trpo_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
