@@ -57,6 +57,15 @@ def test_model_and_data_are_required():
         ("actor_rollout_ref.actor.optim.betas=[0.9,1.0]", "AdamW needs decay rates below 1"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=9", "every part needs a core, and there are 8"),
         ("trainer.device=cuda", "trainer.device: got cuda, but this machine has no GPU"),
+        ("algorithm.filtration.method=best", "algorithm.filtration.method=best: groups of one have nothing to choose"),
+        ("algorithm.reference_reset.every=5", "algorithm.reference_reset: there is no reference model to reset"),
+        ("algorithm.overlong_penalty={enable: true, cache: 513}", "more than data.max_response_length=512"),
+        ("algorithm.rollout_correction={method: tis, bypass: true}", "both would correct twice. Keep one."),
+        (
+            "algorithm.rollout_correction={method: mask, low: 2.0}",
+            "low=2, algorithm.rollout_correction.high=2: no ratio",
+        ),
+        ("algorithm.rollout_correction={method: tis, high: null}", "without low and high bounds nothing"),
     ],
 )
 def test_one_problem_says_what_got_and_fix(needed: list[str], override: str, says: str):
@@ -90,6 +99,8 @@ def test_kl_is_never_counted_twice_or_for_nothing(needed: list[str]):
     assert "the KL would count twice. Keep one." in problems([*needed, loss, reward])[0]
     assert "run for nothing" in problems([*needed, loss, "actor_rollout_ref.actor.kl_loss_coef=0"])[0]
     assert "run for nothing" in problems([*needed, reward, "algorithm.kl_ctrl.kl_coef=0"])[0]
+    dual = ["algorithm.kl_ctrl.type=dual", "algorithm.kl_ctrl.kl_coef=0"]  # dual ascent raises it by itself
+    assert outcome([*needed, reward, *dual]) == []
     assert outcome([*needed, "actor_rollout_ref.actor.kl_loss_coef=0"]) == [
         "actor_rollout_ref.actor.kl_loss_coef=0.0 has no effect: actor_rollout_ref.actor.use_kl_loss is false."
     ]
@@ -229,3 +240,10 @@ def test_a_map_on_the_command_line():
     assert algorithm.gdpo_conditions == {"length": ("accuracy", 1.0)}
     with pytest.raises(ConfigError, match="expected map of text to list of 2: text, number, got"):
         load_config(Config, "ppo", ["algorithm.gdpo_conditions={length: accuracy}"])
+
+
+def test_a_reset_on_stagnation_needs_validations(needed: list[str]):
+    reset = ["algorithm.reference_reset.patience=3", "actor_rollout_ref.actor.use_kl_loss=True"]
+    validations = ["data.val_files=val.jsonl", "trainer.test_freq=5"]
+    assert "algorithm.reference_reset.patience=3: needs validations" in problems([*needed, *reset])[0]
+    assert outcome([*needed, *reset, *validations]) == []

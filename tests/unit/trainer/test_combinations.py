@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_es
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config
+from alphaapollo.controller.placement import Machine
 from alphaapollo.trainer.combinations import check_combinations
+from alphaapollo.trainer.plan import make_plan
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
@@ -248,3 +251,36 @@ def test_every_problem_at_once():
     with pytest.raises(ValueError) as caught:
         notices("gdpo", **values)
     assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.fixture
+def needed(tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "train.jsonl"
+    file.touch()
+    return {"actor_rollout_ref.model.path": "some/model", "data.train_files": str(file)}
+
+
+MACHINE = Machine(num_cores=2, num_gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "reference", "columns"),
+    [
+        ({}, False, False),
+        (actor(use_kl_loss=True), True, True),
+        (actor(use_kl_loss=True, kl_loss_type="full"), True, False),
+        ({"algorithm.use_kl_in_reward": True}, True, True),
+    ],
+)
+def test_a_kl_brings_its_reference(needed: dict[str, Any], values: dict[str, Any], reference: bool, columns: bool):
+    plan = make_plan(config(needed | values), MACHINE)
+    assert (plan.needs_reference, plan.needs_ref_columns) == (reference, columns)
+
+
+def test_a_plan_is_checked_and_carries_the_notices(needed: dict[str, Any]):
+    grpo = needed | {"algorithm.adv_estimator": "grpo"}
+    assert make_plan(config(grpo | {"algorithm.lam": 0.9}), MACHINE).notices == [
+        "algorithm.lam=0.9 has no effect: algorithm.adv_estimator=grpo does not read it."
+    ]
+    with pytest.raises(ValueError, match="the group size is 1"):
+        make_plan(config(grpo | {"env.rollout.n": 1}), MACHINE)
