@@ -14,6 +14,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.notices import ACTOR, void_lines
 from alphaapollo.config.schema import Config
+from alphaapollo.rewards.components import TASK
 
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 CORRECTION = "algorithm.rollout_correction"
@@ -54,18 +55,26 @@ def _check_group(config: Config, estimator: Estimator) -> Iterator[str]:
 def _check_shaping(config: Config, estimator: Estimator) -> Iterator[str]:
     if not estimator.no_shaping:
         return
-    algorithm = config.algorithm
-    shaping = {
-        "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,
-        "algorithm.overlong_penalty.enable": algorithm.overlong_penalty.enable,
-        "algorithm.length_budget.mode": algorithm.length_budget.mode,
-        f"{ACTOR}.use_invalid_action_penalty": config.actor_rollout_ref.actor.use_invalid_action_penalty,
+    algorithm, reward = config.algorithm, config.reward
+    by_name = "components" in estimator.needs
+    weighted = any(weight != (name == TASK) for name, weight in reward.components.items())
+    shaping: dict[str, tuple[object, str]] = {
+        "algorithm.use_kl_in_reward": (algorithm.use_kl_in_reward, f"set {ACTOR}.use_kl_loss=true instead"),
+        "algorithm.overlong_penalty.enable": (algorithm.overlong_penalty.enable, "set it false"),
+        "algorithm.length_budget.mode": (algorithm.length_budget.mode, "set it null"),
+        f"{ACTOR}.use_invalid_action_penalty": (
+            config.actor_rollout_ref.actor.use_invalid_action_penalty,
+            "set it false",
+        ),
+        "reward.required": (by_name and reward.required, "algorithm.gdpo_conditions says it by name"),
+        "reward.components": (weighted and not by_name, "give them weight 0, to see them in the metrics only"),
     }
-    for key in [key for key, is_on in shaping.items() if is_on]:
-        yield (
-            f"{key} changes the rewards, but algorithm.adv_estimator={estimator.name} cannot take that: "
-            f"{estimator.no_shaping}. Switch it off (a KL can go into the loss: {ACTOR}.use_kl_loss=true)."
-        )
+    for key, (is_on, fix) in shaping.items():
+        if is_on:
+            yield (
+                f"{key} changes the reward, but algorithm.adv_estimator={estimator.name} cannot take that: "
+                f"{estimator.no_shaping}. Leave it out: {fix}."
+            )
 
 
 def _check_critic(config: Config, estimator: Estimator) -> Iterator[str]:

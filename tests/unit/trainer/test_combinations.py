@@ -170,9 +170,19 @@ SHAPING = {
 def test_rewards_that_may_not_be_shaped(key: str):
     for name, why in (("gdpo", "it sums the named rewards"), ("grpo_passk_analytic", "rewards of 0 or 1")):
         text = problem(name, **{key: SHAPING[key]})
-        assert text.startswith(f"{key} changes the rewards, but algorithm.adv_estimator={name} cannot take that: ")
+        assert text.startswith(f"{key} changes the reward, but algorithm.adv_estimator={name} cannot take that: ")
         assert why in text
     assert notices("grpo", **{key: SHAPING[key]}) == []
+
+
+def test_rewards_by_name_or_of_zero_and_one():
+    """What adds to the reward is for gdpo one name more; what zeroes it keeps a reward of 0 or 1 one."""
+    added, required = {"reward.components": {"format": 0.5}}, {"reward.required": ["task"]}
+    assert problem("grpo_passk_analytic", **added).startswith("reward.components changes the reward")
+    assert problem("gdpo", **required).startswith("reward.required changes the reward")
+    assert notices("gdpo", **added) == notices("grpo_passk_analytic", **required) == []
+    shown = {"reward.components": {"format": 0.0, "task": 1.0}}
+    assert notices("grpo_passk_analytic", **shown) == notices("grpo", **added, **required) == []
 
 
 @pytest.mark.parametrize("loss", [name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"])
