@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/gallery"), help="where the runs go")
     parser.add_argument("--recipes", nargs="+", choices=recipes(), default=recipes(), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--report", type=Path, help="write gallery.md and curves/ here, and run nothing")
     args = parser.parse_args()
     failed = [] if args.report else run_all(args)
@@ -67,10 +67,10 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 HEADER = """# Gallery
 
 Every recipe of configs/algorithm on the quickstart's task (add two numbers; the warm-up taught all but when to carry),
-with the same budget: {iterations} iterations of 512 trajectories, four optimiser steps each, the same learning rate;
-{seeds} seeds. Nothing was tuned for a recipe, so this shows that each learns, not which is best. Accuracy on 256 held-out
-questions, sampled at temperature 1; mean and 95 % interval over seeds (Student's t). Seconds are those of training on a
-machine that other work shared. Made by
+with the same budget: {iterations} iterations of 256 trajectories, four optimiser steps each, the same learning rate;
+{seeds} seeds. Nothing was tuned for a recipe, so this shows that each learns, not which is best. Accuracy on 256
+held-out questions, sampled at temperature 1; mean and 95 % interval over seeds (Student's t). Seconds are those of
+training, on two cores that other work shared. Made by
 
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
 

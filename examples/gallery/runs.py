@@ -12,8 +12,8 @@ import pandas as pd
 
 from alphaapollo.config.load import shipped_configs
 
-GROUP = ("data.train_batch_size=32", "env.rollout.n=16")
-ALONE = ("data.train_batch_size=512", "env.rollout.n=1")
+GROUP = ("data.train_batch_size=32", "env.rollout.n=8")
+ALONE = ("data.train_batch_size=256", "env.rollout.n=1")
 FIT = {  # where a recipe needs more than its group size
     "ppo": ALONE,
     "trpo_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
@@ -21,9 +21,8 @@ FIT = {  # where a recipe needs more than its group size
     "reinforce_plus_plus": ALONE,
     "gdpo": (*GROUP, "algorithm.gdpo_rewards=[accuracy,format]"),
     "magistral": (*GROUP, "reward.components={}", "reward.required=[]"),  # sums have neither thoughts nor a language
-    "prorl": (*GROUP, "algorithm.reference_reset.patience=null", "algorithm.reference_reset.every=10"),
+    "prorl": (*GROUP, "algorithm.reference_reset.patience=null", "algorithm.reference_reset.every=16"),
     "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
-    "pf_ppo": (*GROUP,),
 }
 LENGTH_BUDGET = 40  # tokens, for the recipe that asks for one: answers have 31 to 37
 
