@@ -88,6 +88,7 @@ class Columns:
     values: np.ndarray | None = None
     loss_weights: np.ndarray | None = None  # float32 [R], the weight of each row's token sum in the loss
     sequence_weights: np.ndarray | None = None  # float32 [R], the weight of each row in a sequence-level loss
+    value_weights: np.ndarray | None = None  # float32 [R], the weight of each row's token sum in the critic's loss
 
     def select(self, rows: Rows, positions: Sequence[int]) -> Columns:
         """The columns of the rows at `positions`; `rows` is what the columns stand beside."""
@@ -106,6 +107,7 @@ class Columns:
             values=flat(self.values),
             loss_weights=by_row(self.loss_weights),
             sequence_weights=by_row(self.sequence_weights),
+            value_weights=by_row(self.value_weights),
         )
 
 

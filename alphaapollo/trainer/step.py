@@ -39,8 +39,9 @@ class Batch:
     trajectory_ids: torch.Tensor  # [B], 0 .. N-1
     components: dict[str, torch.Tensor]  # [B] each, the trajectory's named rewards
     greedy_rewards: torch.Tensor | None  # [B] what the prompt's greedy rollout was worth
-    loss_weights: np.ndarray  # float32 [B]
+    loss_weights: np.ndarray  # float32 [B], as in Columns
     sequence_weights: np.ndarray  # float32 [B]
+    value_weights: np.ndarray  # float32 [B]
 
     @property
     def num_trajectories(self) -> int:
@@ -101,11 +102,12 @@ def build_batch(
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     rewards = _token_rewards(members, outcome_rewards(members, algorithm, max_length), mask, penalty)
-    weights = _weights(layout, _loss_lengths(members, owners, mask, algorithm), group_of[owners], actor, max_length)
+    lengths = _loss_lengths(members, owners, mask, algorithm)
+    weights = _weights(layout, lengths, mask.sum(-1), group_of[owners], actor, max_length)
     if algorithm.filtration.method:
         totals = torch.zeros(len(members), dtype=rewards.dtype).index_add_(0, owners, rewards.sum(-1))
-        factors = filtration_weights(totals, Groups.of(group_of), algorithm.filtration.method)[owners]
-        weights = weights[0] * factors, weights[1] * factors
+        weights *= filtration_weights(totals, Groups.of(group_of), algorithm.filtration.method)[owners]
+    loss_weights, sequence, value_weights = weights.numpy().astype(np.float32)
     greedy = _greedy_rewards(groups, algorithm, max_length, penalty)
     return Batch(
         rows=rows,
@@ -116,8 +118,9 @@ def build_batch(
         trajectory_ids=owners,
         components=_components(members, owners),
         greedy_rewards=None if greedy is None else greedy[group_of[owners]],
-        loss_weights=weights[0].numpy().astype(np.float32),
-        sequence_weights=weights[1].numpy().astype(np.float32),
+        loss_weights=loss_weights,
+        sequence_weights=sequence,
+        value_weights=value_weights,
     )
 
 
@@ -167,15 +170,23 @@ def _loss_lengths(
 
 
 def _weights(
-    layout: TrainBatch, lengths: torch.Tensor, group_ids: torch.Tensor, actor: Actor, max_length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's weight in the loss of its mini-batch, over all ranks: (token-level, sequence-level)."""
+    layout: TrainBatch,
+    loss_lengths: torch.Tensor,
+    lengths: torch.Tensor,
+    group_ids: torch.Tensor,
+    actor: Actor,
+    max_length: int,
+) -> torch.Tensor:
+    """Each row's weight in the losses of its mini-batch, over all ranks: token-level, sequence-level, the critic's
+    (a mean over all action tokens). [3, B]"""
     horizon = actor.loss_scale_factor or float(max_length)
-    token, sequence = torch.zeros_like(lengths), torch.zeros_like(lengths)
+    weights = torch.zeros(3, len(lengths), dtype=torch.float64)
     for rows in layout.mini_batch_rows:
-        token[rows] = row_weights(lengths[rows], group_ids[rows], actor.loss_agg_mode, horizon)
-        sequence[rows] = sequence_weights(lengths[rows])
-    return token, sequence
+        ids = group_ids[rows]
+        weights[0, rows] = row_weights(loss_lengths[rows], ids, actor.loss_agg_mode, horizon)
+        weights[1, rows] = sequence_weights(loss_lengths[rows])
+        weights[2, rows] = row_weights(lengths[rows], ids, "token-mean", horizon)
+    return weights
 
 
 def assign_credit(
@@ -229,6 +240,7 @@ def _columns(batch: Batch, computed: WorkerColumns, advantages: np.ndarray, retu
         split(computed.values),
         layout.split_rows(batch.loss_weights),
         layout.split_rows(batch.sequence_weights),
+        layout.split_rows(batch.value_weights),
         strict=True,
     )
     return [Columns(*one) for one in columns]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from alphaapollo.algorithms.aggregation import aggregate
 from alphaapollo.algorithms.masked import masked
 from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.schema import Critic, Model
-from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
+from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.load import load_causal_lm
@@ -76,16 +76,15 @@ class CriticWorker:
         return column
 
     def update(self, columns: Columns) -> dict[str, float]:
-        """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens; figures are over all
-        ranks."""
+        """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens (where samples are
+        filtered, weighted by `columns.value_weights`); figures are over all ranks."""
         sums = Sums()
         self.state.fetch_optimizer()
         steps: list[StepFigures] = []
         for _ in range(self.critic.ppo_epochs):
             for mini_batch in self._batch.mini_batches:
-                num_tokens = self._count_tokens(mini_batch)
                 for positions in mini_batch.micro_batches:
-                    self._accumulate(positions, columns, num_tokens, sums)
+                    self._accumulate(positions, columns, sums)
                 steps.append(self.state.step())
         self.state.rest_optimizer()
         return self._figures(sums.over_ranks(self.device), steps)
@@ -109,25 +108,16 @@ class CriticWorker:
         assert self.batch is not None, "load_batch comes first"
         return self.batch
 
-    def _count_tokens(self, mini_batch: MiniBatch) -> float:
-        """Action tokens of a mini-batch over all ranks."""
-        rows = self._batch.rows
-        offsets = rows.response_offsets
-        spans = [(offsets[p], offsets[p + 1]) for positions in mini_batch.micro_batches for p in positions]
-        count = torch.tensor(float(sum(int(rows.action_mask[a:b].sum()) for a, b in spans)), device=self.device)
-        dist.all_reduce(count)
-        return max(1.0, count.item())
-
-    def _accumulate(self, positions: list[int], columns: Columns, num_tokens: float, sums: Sums) -> None:
+    def _accumulate(self, positions: list[int], columns: Columns, sums: Sums) -> None:
         """Forward and backward of one micro-batch."""
         rows = self._batch.rows
         micro = build_micro_batch(rows, positions, self.padded, self.device)
-        given = Columns(returns=columns.returns, values=columns.values).select(rows, positions)
-        assert given.returns is not None and given.values is not None
+        given = columns.select(rows, positions)
+        assert given.returns is not None and given.values is not None and given.value_weights is not None
         values = micro.to_matrix(self.model(micro))
         returns, mask = micro.matrix(given.returns), micro.matrix(micro.rows.action_mask)
         losses, clipped = value_loss(values, micro.matrix(given.values), returns, mask, self.critic.cliprange_value)
-        loss = losses.sum() / num_tokens
+        loss = aggregate(losses, mask, micro.tensor(given.value_weights))
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
         sums.add(
             {

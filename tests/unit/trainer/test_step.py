@@ -147,6 +147,7 @@ def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
     batch = build([group(trajectory(0, 1.0, 2), cut)], overlong_filter=True)
     assert batch.loss_weights.tolist() == [0.5, 0.0]  # token-mean over the two tokens that are left
     assert batch.sequence_weights.tolist() == [1.0, 0.0]
+    assert batch.value_weights.tolist() == pytest.approx([1 / 6, 1 / 6])  # the critic learns from all
     columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), kl_coef=0.0)
     advantages = batch.layout.to_matrix([column.advantages for column in columns])
     assert advantages.tolist() == [[0.5, 0.5, 0, 0], [-0.5] * 4]
@@ -191,4 +192,5 @@ def test_filtration_weighs_the_loss_within_each_group() -> None:
     groups = [group(*(trajectory(i, reward, 1) for i, reward in enumerate([0.0, 1.0, 2.0, 3.0])))]
     weights = build(groups, filtration={"method": "best_worst"}).loss_weights
     assert weights.tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert build(groups, filtration={"method": "best_worst"}).value_weights.tolist() == [0.5, 0.0, 0.0, 0.5]
     assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]

@@ -90,15 +90,17 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
     generator = np.random.default_rng(1)
     shape = batch.num_rows, batch.max_response_length
     mask = batch.to_matrix([one.rows.action_mask for one in batch.rank_batches])
-    lengths = torch.from_numpy(mask.sum(1).astype(np.int64))
+    all_lengths = torch.from_numpy(mask.sum(1).astype(np.int64))
+    lengths = all_lengths.clone()
     if case.rough:
         lengths[torch.from_numpy(np.isin(case.row_order, (1, 2)))] = 0
     groups = torch.from_numpy(case.row_order) // 2
-    weights, per_sequence = np.zeros(batch.num_rows, np.float32), np.zeros(batch.num_rows, np.float32)
+    weights, per_sequence, of_values = (np.zeros(batch.num_rows, np.float32) for _ in range(3))
     mode = Actor(**case.actor).loss_agg_mode
     for rows in batch.mini_batch_rows:
         weights[rows] = row_weights(lengths[rows], groups[rows], mode, 16.0).numpy()
         per_sequence[rows] = sequence_weights(lengths[rows]).numpy()
+        of_values[rows] = row_weights(all_lengths[rows], groups[rows], "token-mean", 16.0).numpy()
 
     def column(scale: float, shift: float = 0.0) -> np.ndarray:
         matrix = (scale * generator.standard_normal(shape) + shift).astype(np.float32)
@@ -114,6 +116,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         ref_logprobs=column(0.5, -4.0) if ref else None,
         loss_weights=batch.split_rows(weights)[rank],
         sequence_weights=batch.split_rows(per_sequence)[rank],
+        value_weights=batch.split_rows(of_values)[rank],
     )
 
 
