@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.engines import EngineSpec
 from alphaapollo.rollout.vllm_process import EngineContext, log_to_file, process_environment, start_fork_server
-from alphaapollo.rollout.vllm_settings import engine_arguments, environment
+from alphaapollo.rollout.vllm_settings import engine_arguments, environment, sockets_folder
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt, WeightUpdate
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class VllmEngine:
     async def start(self) -> None:
         """Raises ValueError for a model that vLLM cannot serve, EngineError when the core does not start."""
         Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
+        if self.spec.cleanup:
+            Path(sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
         os.environ.update(environment(self.spec) | process_environment(self.spec.log_path, self.spec.cleanup))
         log_to_file("vllm", self.spec.log_path)
         context = start_fork_server() if self.spec.device == "cpu" else None

@@ -19,6 +19,8 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         "VLLM_CONFIGURE_LOGGING": "0",  # the log goes to spec.log_path, see vllm_process
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if spec.cleanup:
+        variables["VLLM_RPC_BASE_PATH"] = sockets_folder(spec)
     if Path(spec.model_path).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
     if spec.device == "cpu":
@@ -26,6 +28,11 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     if spec.transfer == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # CUDA IPC handles are no plain data
     return variables
+
+
+def sockets_folder(spec: EngineSpec) -> str:
+    """Where vLLM makes its sockets: it never removes them, so they lie in what goes with the run."""
+    return f"{spec.cleanup[0]}/sockets"
 
 
 def _cpu_environment(spec: EngineSpec) -> dict[str, str]:

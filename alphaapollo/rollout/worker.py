@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,30 +31,6 @@ if TYPE_CHECKING:
     from alphaapollo.rollout.vllm_engine import VllmEngine
 
 ENVIRONMENT_THREADS = 64  # sync environments run in threads: so many steps at once
-
-
-@dataclass
-class RolloutStats:
-    """Totals since the start, over all requests."""
-
-    groups: int = 0
-    trajectories: int = 0
-    prompt_tokens: int = 0  # of every engine call
-    cached_tokens: int = 0  # of them, served from the prefix cache
-    response_tokens: int = 0
-    start_seconds: float = 0.0
-
-    def count(self, group: TrajectoryGroup) -> None:
-        self.groups += 1
-        for trajectory in group.trajectories:
-            self.trajectories += 1
-            self.response_tokens += trajectory.num_tokens
-            seen = 0
-            for turn in trajectory.turns:
-                seen += len(turn.context_ids)
-                self.prompt_tokens += seen
-                self.cached_tokens += turn.completion.num_cached_tokens
-                seen += len(turn.completion.token_ids)
 
 
 class RolloutWorker:
@@ -92,7 +67,6 @@ class RolloutWorker:
             cleanup=tuple(cleanup),
         )
         self.engine = engine or make_engine(spec)
-        self._stats = RolloutStats()
         self._model = model
         self._env = env
         self._data = data
@@ -110,7 +84,6 @@ class RolloutWorker:
 
     async def start(self) -> None:
         """Engine, graders and tokenizer, side by side."""
-        started = time.perf_counter()
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(ENVIRONMENT_THREADS))
         gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
         try:
@@ -118,7 +91,6 @@ class RolloutWorker:
         finally:
             gc.enable()
         gc.freeze()  # looking through vLLM's million objects again and again would double the cost of an episode
-        self._stats.start_seconds = time.perf_counter() - started
 
     async def _load_renderer(self) -> None:
         path = self._model.tokenizer_path or self._model.path
@@ -138,9 +110,7 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        group = await run_group(request, self._runner, self._environment, self._rewards.score, self._env)
-        self._stats.count(group)
-        return group
+        return await run_group(request, self._runner, self._environment, self._rewards.score, self._env)
 
     @property
     def holds_weights(self) -> bool:
@@ -162,10 +132,6 @@ class RolloutWorker:
     async def wake(self) -> None:
         """Take the memory back; publishing weights does it by itself."""
         await self.engine.wake()
-
-    def stats(self) -> dict[str, float]:
-        """Totals since the start: see RolloutStats."""
-        return asdict(self._stats)
 
     def memory(self) -> dict[str, float]:
         """Peak resident memory in GiB of this process, and of the engine's processes taken together."""

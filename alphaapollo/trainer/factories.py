@@ -76,7 +76,7 @@ def build_sender(
     if layout.device == "cpu":
         from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
 
-        return SharedMemorySender(shared_memory, dtype, is_writer=placement.rank == 0)
+        return SharedMemorySender(f"{shared_memory}/weights", dtype, is_writer=placement.rank == 0)
     from alphaapollo.workers.weight_sync.vllm_transfer import VllmTransferSender
 
     return VllmTransferSender(

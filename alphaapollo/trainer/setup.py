@@ -137,6 +137,7 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
         if run.config.trainer.val_before_train:
             with timer("validate"):
                 metrics |= await validate_now(run, 0)
+            run.progress.best_accuracy = metrics.get("val/accuracy")
         metrics |= timer.metrics()
         run.tracker.log(0, metrics)
         run.console.step(0, metrics)

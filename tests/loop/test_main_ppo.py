@@ -109,6 +109,27 @@ def test_local_controller_gives_the_same_numbers_as_ray(ppo: Runner) -> None:
             assert one.get(name) == other.get(name), (one["step"], name)
 
 
+def test_hard_resets_are_recorded_and_resumed(ppo: Runner) -> None:
+    """ProRL: a reset before the checkpoint that the run goes on from, and one after it."""
+    settings = (
+        "algorithm=prorl",
+        "algorithm.filter_groups.enable=False",
+        "algorithm.reference_reset.patience=1",
+        "algorithm.reference_reset.min_gain=1",
+        "env.rollout.n=4",
+        "trainer.test_freq=2",
+        "trainer.save_freq=2",
+    )
+    whole = ppo.run(*settings, "trainer.total_training_steps=4", name="whole")
+    ppo.run(*settings, "trainer.total_training_steps=2", name="parts")
+    parts = ppo.run(*settings, "trainer.total_training_steps=4", name="parts")
+    assert [line["reference/resets"] for line in whole.metrics[1:]] == [0, 1, 1, 2]
+    assert whole.metrics[3]["actor/ref_kl"] < whole.metrics[2]["actor/ref_kl"]
+    for one, other in zip(whole.metrics, parts.metrics, strict=True):
+        for name in ("reward/mean", "actor/loss", "actor/ref_kl", "actor/grad_norm", "reference/resets"):
+            assert one.get(name) == other.get(name), (one["step"], name)
+
+
 def test_resume_goes_on_where_it_stopped(ppo: Runner) -> None:
     whole = ppo.run("trainer.total_training_steps=4", "trainer.save_freq=2", name="whole")
     ppo.run("trainer.total_training_steps=2", "trainer.save_freq=2", name="parts")

@@ -76,9 +76,6 @@ def test_a_chat_is_rendered_answered_and_graded(model_folder, tmp_path):
     (turn,) = group.trajectories[0].turns
     assert turn.text == "4" and turn.context_ids == renderer.prompt_ids(CHAT) == asked[0][0]
     assert asked[0][1].stop_token_ids == renderer.eos_token_ids
-    stats = worker.stats()
-    assert (stats["groups"], stats["trajectories"], stats["response_tokens"]) == (1, 2, 4)
-    assert stats["prompt_tokens"] == 2 * len(turn.context_ids) and stats["start_seconds"] > 0
     assert worker.memory()["memory/rollout_gib"] > 0.01
 
 
