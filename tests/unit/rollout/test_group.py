@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,20 @@ def test_samples_come_in_order_and_differ():
     assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
     assert len({tuple(trajectory.rows[0].token_ids) for trajectory in group.trajectories}) == 4
     assert all(trajectory.score.reward == trajectory.num_tokens for trajectory in group.trajectories)
+
+
+def test_a_greedy_baseline_is_one_episode_more_and_stands_apart():
+    asked: list[Sampling] = []
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        asked.append(sampling)
+        return [1]
+
+    group = play(FakeEngine(100, script=script), replace(request(), greedy_baseline=True))
+    assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
+    assert group.baseline is not None and group.baseline.sample == 4
+    assert [sampling.temperature for sampling in asked] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert play(FakeEngine(100), request()).baseline is None
 
 
 def test_every_seed_is_a_function_of_run_purpose_draw_prompt_sample_and_turn():
