@@ -26,6 +26,7 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
 from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engines import engine_dtype
 from alphaapollo.trainer.factories import make_roles
 from alphaapollo.trainer.loop import Run, train, validate_now
 from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
@@ -104,7 +105,9 @@ def make_run(
 ) -> Run:
     """All that the loop needs, around workers that have started."""
     config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
-    tolerance = GAP_FLOAT32 if plan.dtype == "float32" else GAP_BFLOAT16
+    role = config.actor_rollout_ref
+    dtypes = {plan.dtype, engine_dtype(role.rollout, role.model, plan.layout.device)}
+    tolerance = GAP_FLOAT32 if dtypes == {"float32"} else GAP_BFLOAT16
     return Run(
         config=config,
         plan=plan,

@@ -109,6 +109,20 @@ def test_local_controller_gives_the_same_numbers_as_ray(ppo: Runner) -> None:
             assert one.get(name) == other.get(name), (one["step"], name)
 
 
+def test_an_engine_in_bfloat16_is_measured_and_corrected(ppo: Runner) -> None:
+    done = ppo.run(
+        "algorithm=tis",
+        "algorithm.rollout_correction.high=1.0",
+        "env.rollout.n=4",
+        "actor_rollout_ref.rollout.dtype=bfloat16",
+    )
+    last = done.metrics[-1]
+    assert 5e-5 < last["sync/probe_gap"] < 0.1
+    assert last["mismatch/k3"] > 1e-8 and last["mismatch/rho_p01"] < 1.0 < last["mismatch/rho_p99"]
+    assert 0.9 < last["actor/correction_weight"] < 1.0  # rho is cut at 1
+    assert last["actor/grad_norm"] > 0
+
+
 def test_hard_resets_are_recorded_and_resumed(ppo: Runner) -> None:
     """ProRL: a reset before the checkpoint that the run goes on from, and one after it."""
     settings = (
