@@ -127,7 +127,7 @@ def summarize(results: Iterable[Result], num_samples: int) -> tuple[Summary, dic
 
 def _summary(data_source: str, results: Sequence[Result], num_samples: int) -> Summary:
     names, values = problem_values(results, num_samples)
-    known = ~np.isnan(values)
+    means, counts = _means(values)
     low, high = bootstrap_interval(values)
     return Summary(
         data_source=data_source,
@@ -137,15 +137,29 @@ def _summary(data_source: str, results: Sequence[Result], num_samples: int) -> S
         ends=dict(Counter(str(result.end) for result in results if result.end)),
         figures={
             name: Figure(
-                value=float(values[known[:, index], index].mean()),
+                value=float(means[index]),
                 low=None if np.isnan(low[index]) else float(low[index]),
                 high=None if np.isnan(high[index]) else float(high[index]),
-                problems=int(known[:, index].sum()),
+                problems=int(counts[index]),
             )
             for index, name in enumerate(names)
-            if known[:, index].any()
+            if counts[index]
         },
     )
+
+
+def mean_figures(results: Sequence[Result], num_samples: int) -> dict[str, float]:
+    """The figures of a summary without their intervals; NaN for those that no problem has."""
+    names, values = problem_values(results, num_samples)
+    return dict(zip(names, _means(values)[0].tolist(), strict=True))
+
+
+def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of each column over the problems that have it, and how many have it."""
+    known = ~np.isnan(values)
+    counts = known.sum(axis=0)
+    sums = np.where(known, values, 0.0).sum(axis=0)
+    return np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0), counts
 
 
 def problem_values(results: Iterable[Result], num_samples: int) -> tuple[list[str], np.ndarray]:

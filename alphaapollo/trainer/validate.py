@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.collect import generate
+from alphaapollo.trainer.evaluate import Result, mean_figures, result_of
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
@@ -23,6 +22,8 @@ async def validate(
     console: Console,
 ) -> tuple[dict[str, float], dict[str, list[TrajectoryGroup]]]:
     """val/accuracy (sampled) and, where asked for, val/accuracy_greedy; and the groups of each pass by its suffix.
+
+    The figures are those of main_generation (trainer.evaluate), without intervals.
 
     The draws are the same at every validation, so that two of them differ by the weights alone. A failed trajectory
     counts as missing, and the share of them is a metric.
@@ -43,23 +44,30 @@ async def _run(
 ) -> tuple[dict[str, float], list[TrajectoryGroup]]:
     requests = [GroupRequest(prompt, n, sampling, draw=0, validate=True) for prompt in prompts]
     groups = await generate(engines, requests, console, "validate")
-    by_source: dict[str, list[TrajectoryGroup]] = defaultdict(list)
-    for group in groups:
-        by_source[group.prompt.data_source].append(group)
-    metrics = _metrics(groups, f"val/{{}}{suffix}")
-    if len(by_source) > 1:
-        for source, own in by_source.items():
-            metrics |= _metrics(own, f"val/{source}/{{}}{suffix}")
+    results = [result_of(group.prompt, one, vote=n > 1) for group in groups for one in group.trajectories]
+    metrics = val_metrics(results, n, f"val/{{}}{suffix}")
+    sources = sorted({result.data_source for result in results})
+    if len(sources) > 1:
+        for source in sources:
+            own = [result for result in results if result.data_source == source]
+            metrics |= val_metrics(own, n, f"val/{source}/{{}}{suffix}")
     return metrics, groups
 
 
-def _metrics(groups: Sequence[TrajectoryGroup], name: str) -> dict[str, float]:
-    """`name` has a place for the figure's name, e.g. "val/{}_greedy"."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    scored = [trajectory for trajectory in trajectories if not trajectory.score.outcome.failed]
-    metrics = {name.format("failed"): 1 - len(scored) / len(trajectories)}
-    if scored:
-        metrics[name.format("accuracy")] = float(np.mean([t.score.accuracy for t in scored]))
-        metrics[name.format("reward")] = float(np.mean([t.score.reward for t in scored]))
-        metrics[name.format("response_length")] = float(np.mean([t.num_tokens for t in trajectories]))
+def val_metrics(results: Sequence[Result], n: int, name: str) -> dict[str, float]:
+    """The metrics of a validation with n samples a prompt: means over prompts, failed samples left out.
+
+    `name` has a place for the figure's name, e.g. "val/{}_greedy". With n > 1 pass@k for the powers of two, and maj@n.
+    """
+    figures = mean_figures(results, n)
+    metrics = {name.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
+    if math.isnan(figures["reward"]):
+        return metrics
+    metrics[name.format("accuracy")] = figures[f"avg@{n}"]
+    metrics[name.format("reward")] = figures["reward"]
+    metrics[name.format("response_length")] = figures["response_length"]
+    if n > 1:
+        for figure in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"]:
+            if not math.isnan(figures[figure]):  # no prompt has k samples that did not fail
+                metrics[name.format(figure)] = figures[figure]
     return metrics

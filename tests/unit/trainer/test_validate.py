@@ -1,0 +1,116 @@
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from alphaapollo.config.schema import ValSampling
+from alphaapollo.observability.console import Console
+from alphaapollo.trainer.evaluate import Result, summarize
+from alphaapollo.trainer.validate import val_metrics, validate
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    GroupRequest,
+    Outcome,
+    Prompt,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+
+PROMPTS = [Prompt(0, "a", "1+1=", "2"), Prompt(1, "b", "2+2=", "4"), Prompt(2, "b", "3+3=", "6")]
+
+
+class Engines:
+    """Answers sample s of prompt p with the number s, and grades sample 3 of prompt 2 not at all."""
+
+    def __init__(self) -> None:
+        self.requests: list[GroupRequest] = []
+
+    async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
+        self.requests += requests
+        for index, request in reversed(list(enumerate(requests))):
+            own = [self._play(request.prompt, sample) for sample in range(request.num_samples)]
+            yield index, TrajectoryGroup(request.prompt, own)
+
+    def _play(self, prompt: Prompt, sample: int) -> Trajectory:
+        failed = (prompt.id, sample) == (2, 3)
+        accuracy = float(str(sample) == prompt.ground_truth)
+        score = (
+            Score(math.nan, outcome=Outcome.GRADER_FAILED) if failed else Score(2 * accuracy, {"accuracy": accuracy})
+        )
+        turn = Turn([1], Completion([1] * (sample + 1), [0.0] * (sample + 1), StopReason.STOP, 0), str(sample))
+        return Trajectory(prompt.id, sample, [turn], [], score, EpisodeEnd.DONE)
+
+
+def run(settings: ValSampling) -> tuple[dict[str, float], Engines]:
+    engines = Engines()
+    metrics, groups = asyncio.run(validate(engines, PROMPTS, settings, max_tokens=9, seed=5, console=Console()))  # type: ignore[arg-type]
+    assert [group.prompt.id for group in groups[""]] == [0, 1, 2]
+    return metrics, engines
+
+
+def test_one_sample_has_the_plain_figures_alone() -> None:
+    metrics, engines = run(ValSampling())
+    assert metrics["val/accuracy"] == 0.0 and metrics["val/response_length"] == 1.0 and metrics["val/failed"] == 0
+    assert set(metrics) == {
+        f"val/{source}{name}"
+        for source in ("", "a/", "b/")
+        for name in ("accuracy", "reward", "response_length", "failed")
+    }
+    assert all(request.validate and request.draw == 0 and request.sampling.seed == 5 for request in engines.requests)
+
+
+def test_several_samples_also_have_pass_at_k_and_the_majority() -> None:
+    metrics, _ = run(ValSampling(n=5, greedy=True))
+    expected = {
+        "val/failed": 1 / 15,
+        "val/accuracy": (1 / 5 + 1 / 5 + 0 / 4) / 3,
+        "val/reward": 2 * (1 / 5 + 1 / 5) / 3,
+        "val/response_length": 3.0,
+        "val/pass@1": (1 / 5 + 1 / 5) / 3,
+        "val/pass@2": (2 / 5 + 2 / 5) / 3,
+        "val/pass@4": (4 / 5 + 4 / 5) / 3,
+        "val/maj@5": (1 / 5 + 1 / 5) / 3,  # every answer has one vote
+        "val/b/pass@4": (4 / 5 + 0) / 2,
+        "val/b/failed": 1 / 10,
+        "val/accuracy_greedy": 0.0,
+        "val/failed_greedy": 0.0,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert "val/pass@5" not in metrics and "val/pass@1_greedy" not in metrics
+
+
+def test_the_figures_are_those_of_an_evaluation() -> None:
+    results = [
+        Result(
+            problem,
+            sample,
+            "a",
+            Outcome.SCORED,
+            0.1 * sample,
+            float((problem * sample) % 7 == 1),
+            str(sample % 3),
+            sample,
+        )
+        for problem in range(13)
+        for sample in range(4)
+    ]
+    figures = summarize(results, 4)[0].figures
+    metrics = val_metrics(results, 4, "val/{}")
+    assert metrics == {
+        "val/failed": 0.0,
+        "val/accuracy": figures["avg@4"].value,
+        **{
+            f"val/{name}": figures[name].value
+            for name in ("reward", "response_length", "pass@1", "pass@2", "pass@4", "maj@4")
+        },
+    }
+
+
+def test_what_fails_throughout_has_only_its_share() -> None:
+    failed = [Result(0, sample, "a", Outcome.GRADER_FAILED, math.nan, math.nan, None, 3) for sample in range(2)]
+    assert val_metrics(failed, 2, "val/{}") == {"val/failed": 1.0}
