@@ -1,4 +1,4 @@
-"""A user's own estimators and losses: `algorithm.custom_module=path.py`."""
+"""A user's own estimators and losses (`algorithm.custom_module=path.py`), and environments (`env.custom_module`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 from alphaapollo.seeds import derive_seed
 
 
-def load_custom_module(path: str) -> ModuleType:
+def load_custom_module(path: str, key: str = "algorithm.custom_module") -> ModuleType:
     """Import a Python file, so that its decorators register what it defines. The second call for a file is free.
 
     Call it in every process that looks a name up. Raises ValueError where the file is missing, is not Python, or
@@ -18,7 +18,7 @@ def load_custom_module(path: str) -> ModuleType:
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file() or file.suffix != ".py":
-        raise ValueError(f"algorithm.custom_module={path!r} is not a Python file; give the path of a .py file.")
+        raise ValueError(f"{key}={path!r} is not a Python file; give the path of a .py file.")
     name = f"alphaapollo_custom_{file.stem}_{derive_seed(str(file)):x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -30,5 +30,5 @@ def load_custom_module(path: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's code may raise anything
         del sys.modules[name]
-        raise ValueError(f"algorithm.custom_module={path!r} fails while imported: {error!r}; mend the file.") from error
+        raise ValueError(f"{key}={path!r} fails while imported: {error!r}; mend the file.") from error
     return module

@@ -11,8 +11,16 @@ from typing import Literal
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
-from alphaapollo.config.notices import Device, notices, sft_notices
-from alphaapollo.config.schema import Actor, Config, Optimizer, RolloutCorrection, SftConfig
+from alphaapollo.config.notices import Device, generation_notices, notices, sft_notices
+from alphaapollo.config.schema import (
+    Actor,
+    Config,
+    EvalConfig,
+    GenerationConfig,
+    Optimizer,
+    RolloutCorrection,
+    SftConfig,
+)
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
@@ -61,6 +69,60 @@ def check_sft(config: SftConfig, num_gpus: int) -> list[str]:
     return sft_notices(config, device)
 
 
+def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) -> list[str]:
+    """As `check`, for main_generation."""
+    device = resolve_device(config.trainer.device, num_gpus)
+    rollout = config.rollout
+    problems = [
+        *_check_required("model.path", config.model.path),
+        *_check_model("model.path", config.model.path),
+        *_check_required("data.path", config.data.path),
+        *_check_files("data.path", config.data.path),
+        *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+        *_check_python_file("env.custom_module", config.env.custom_module),
+        *_check_nucleus("rollout", rollout.top_p, rollout.top_k),
+        *_check_generation_machine(config, device, num_gpus, num_cores),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return generation_notices(config, device)
+
+
+def check_eval(config: EvalConfig) -> None:
+    """As `check`, for main_eval."""
+    problems = [
+        *_check_required("data.path", config.data.path),
+        *_check_files("data.path", config.data.path),
+        *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
+    trainer, rollout = config.trainer, config.rollout
+    size, key = rollout.tensor_model_parallel_size, "rollout.tensor_model_parallel_size"
+    if size > 1 and rollout.name != "vllm":
+        yield f"{key}={size}: only the vllm engine splits a model. Set 1, or rollout.name=vllm."
+    gpus = trainer.n_gpus_per_node * trainer.nnodes
+    engines = rollout.num_engines or (1 if device == "cpu" else gpus // size)
+    if trainer.controller == "local" and engines > 1:
+        yield f"trainer.controller=local: it has one engine, not {engines}. Set rollout.num_engines=1, or ray."
+    if device == "cpu" and size > num_cores:
+        yield f"{key}={size}: every part needs a core, and there are {num_cores}. Set {num_cores} or less."
+    elif device == "cuda" and not num_gpus:
+        yield "trainer.device: got cuda, but this machine has no GPU. Set trainer.device=auto or cpu."
+    elif device == "cuda" and trainer.n_gpus_per_node > num_gpus:
+        yield (
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
+        )
+    elif device == "cuda" and (engines * size > gpus or engines == 0):
+        yield (
+            f"{key}={size}, rollout.num_engines={plain(rollout.num_engines)}: that is more than the {gpus} GPUs of "
+            "trainer.n_gpus_per_node x trainer.nnodes. Raise those, or lower these."
+        )
+
+
 def _check_required(key: str, value: str | list[str]) -> Iterator[str]:
     if not value:
         yield f"{key}: required, got nothing. Give {key}=..."
@@ -82,6 +144,11 @@ def _check_model(key: str, path: str) -> Iterator[str]:
         yield f"{key}: no such folder: {path} (looked in {Path.cwd()}). Give the folder of a Hugging Face model."
 
 
+def _check_python_file(key: str, path: str) -> Iterator[str]:
+    if path and not Path(path).expanduser().is_file():
+        yield f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file."
+
+
 def _check_resume(mode: str, path: str) -> Iterator[str]:
     if mode == "resume_path" and not path:
         yield "trainer.resume_from_path: required with trainer.resume_mode=resume_path. Give a checkpoint folder."
@@ -101,10 +168,10 @@ def _check_paths(config: Config) -> Iterator[str]:
     python_files = {
         "custom_reward_function.path": config.custom_reward_function.path,
         "algorithm.custom_module": config.algorithm.custom_module,
+        "env.custom_module": config.env.custom_module,
     }
     for key, path in python_files.items():
-        if path and not Path(path).expanduser().is_file():
-            yield f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file."
+        yield from _check_python_file(key, path)
 
 
 def _check_batch(config: Config) -> Iterator[str]:
@@ -206,10 +273,14 @@ def _check_sampling(config: Config) -> Iterator[str]:
         ("actor_rollout_ref.rollout", rollout.top_p, rollout.top_k),
         ("actor_rollout_ref.rollout.val_kwargs", rollout.val_kwargs.top_p, rollout.val_kwargs.top_k),
     ):
-        if top_p == 0:
-            yield f"{prefix}.top_p=0: nothing is left to sample. Set 1.0 for all tokens."
-        if top_k < -1 or top_k == 0:
-            yield f"{prefix}.top_k={top_k}: expected -1 (all tokens) or a count above 0. Set -1."
+        yield from _check_nucleus(prefix, top_p, top_k)
+
+
+def _check_nucleus(prefix: str, top_p: float, top_k: int) -> Iterator[str]:
+    if top_p == 0:
+        yield f"{prefix}.top_p=0: nothing is left to sample. Set 1.0 for all tokens."
+    if top_k < -1 or top_k == 0:
+        yield f"{prefix}.top_k={top_k}: expected -1 (all tokens) or a count above 0. Set -1."
 
 
 def _check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import accepted_keys, plain
-from alphaapollo.config.schema import Algorithm, Config, Optimizer, SftConfig
+from alphaapollo.config.schema import Algorithm, Config, GenerationConfig, Optimizer, SftConfig
 
 Device = Literal["cpu", "cuda"]
 Switch = tuple[bool, str, list[str]]  # is it on, what to say if not, the keys that then do nothing
@@ -29,6 +29,15 @@ GPU_ONLY = (
 CPU_ONLY = (f"{ROLLOUT}.kv_cache_gib", f"{ROLLOUT}.block_size", "trainer.cpu_threads")
 SFT_GPU_ONLY = ("fsdp_config.param_offload", "fsdp_config.optimizer_offload")
 SFT_CPU_ONLY = ("trainer.cpu_threads",)
+GENERATION_GPU_ONLY = ("rollout.gpu_memory_utilization", "trainer.n_gpus_per_node", "trainer.nnodes")
+GENERATION_CPU_ONLY = ("rollout.kv_cache_gib", "rollout.block_size")
+OF_TRAINING = (  # keys of sections that main_generation shares with main_ppo
+    "model.attention",
+    "model.enable_gradient_checkpointing",
+    "rollout.colocate",
+    "rollout.free_cache_engine",
+    *(f"rollout.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k", "greedy")),
+)
 
 
 def notices(config: Config, device: Device, num_cores: int) -> list[str]:
@@ -46,6 +55,19 @@ def sft_notices(config: SftConfig, device: Device) -> list[str]:
     """As `notices`, for main_sft."""
     void = [*_void_by_device(device, SFT_GPU_ONLY, SFT_CPU_ONLY), *_void_schedule("optim", config.optim)]
     return void_lines(config, void)
+
+
+def generation_notices(config: GenerationConfig, device: Device) -> list[str]:
+    """As `notices`, for main_generation."""
+    void = [
+        *_void_by_device(device, GENERATION_GPU_ONLY, GENERATION_CPU_ONLY),
+        *((key, "data.n_samples counts the samples") for key in ("rollout.n", "env.rollout.n")),
+        *((key, "it is about training") for key in OF_TRAINING),
+    ]
+    lines = void_lines(config, void)
+    if config.rollout.temperature == 0 and config.data.n_samples > 1:
+        lines.append(f"data.n_samples={config.data.n_samples} at rollout.temperature=0: the samples will be equal.")
+    return lines
 
 
 def void_lines(config: BaseModel, void: Iterable[tuple[str, str]]) -> list[str]:
@@ -139,6 +161,11 @@ def _trainer_switches(config: Config) -> list[Switch]:
             algorithm.reference_reset.patience is not None,
             "algorithm.reference_reset.patience is null",
             ["algorithm.reference_reset.min_gain"],
+        ),
+        (
+            config.env.context == "memory",
+            f"env.context is {config.env.context}",
+            ["env.history_length", "env.memory_type"],
         ),
         (bool(config.data.val_files), "data.val_files is empty", ["trainer.test_freq"]),
         (trainer.total_training_steps is None, "trainer.total_training_steps is given", ["trainer.total_epochs"]),

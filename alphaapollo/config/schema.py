@@ -381,8 +381,18 @@ class Env(Section):
     """The environment, by name in the registry."""
     seed: int = 0
     """Seed of the environments' own randomness."""
+    custom_module: str = ""
+    """Python file that registers your own environments."""
     max_steps: PositiveInt = 1
     """Turns of an episode at most."""
+    max_tokens_per_turn: PositiveInt | None = None
+    """Tokens sampled in one turn at most; null = what is left of data.max_response_length."""
+    context: Literal["append", "memory"] = "append"
+    """How the model sees the past: one growing sequence, or a fresh prompt each turn from remembered steps."""
+    history_length: PositiveInt = 2
+    """memory: steps that a fresh prompt shows, the newest among them."""
+    memory_type: Literal["simple", "score", "ndimensional"] = "simple"
+    """memory: which steps: the last ones, those of best score, or those of best rank by score and brevity."""
     episode_timeout: PositiveFloat = 600.0
     """Seconds of wall time of one episode at most."""
     rollout: EnvRollout = EnvRollout()
@@ -544,3 +554,93 @@ class SftConfig(Section):
     """Largest gradient norm."""
     fsdp_config: Fsdp = Fsdp()
     trainer: SftTrainer = SftTrainer()
+
+
+class GenerationData(Section):
+    path: str | list[str] = ""
+    """The prompts: one or several parquet or jsonl files (required)."""
+    prompt_key: str = "prompt"
+    """Column with the prompt, as in main_ppo."""
+    n_samples: PositiveInt = 1
+    """Samples a prompt."""
+    max_prompt_length: PositiveInt = 512
+    """Tokens of a rendered prompt at most."""
+    max_response_length: PositiveInt = 512
+    """Tokens that follow the prompt at most, over all turns."""
+    truncation: Literal["error", "left", "right", "drop"] = "error"
+    """A prompt over max_prompt_length: stop, cut its start, cut its end, or leave the row out (counted)."""
+
+
+class GenerationRollout(Rollout):
+    temperature: NonNegativeFloat = 1.0
+    """Temperature; 0 = greedy."""
+    num_engines: PositiveInt | None = None
+    """Engine replicas; null = all GPUs / tensor_model_parallel_size, 1 on a CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Share of a GPU's memory that the engine may take: no trainer needs any."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the engine; auto = model.dtype."""
+
+
+class GenerationTrainer(Section):
+    project_name: str = "alphaapollo"
+    """First folder of the run under output_dir."""
+    experiment_name: str = "generation"
+    """Second folder of the run under output_dir."""
+    output_dir: str = "outputs"
+    """Where runs go: <output_dir>/<project_name>/<experiment_name>."""
+    resume_mode: Literal["auto", "disable"] = "auto"
+    """auto = prompts with all samples in the run's results.jsonl are not repeated; disable = start anew."""
+    n_gpus_per_node: PositiveInt = 1
+    """GPUs a node that engines take."""
+    nnodes: PositiveInt = 1
+    """Nodes."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to generate; auto = cuda if there is a GPU."""
+    seed: int = 0
+    """Seed of the samples: each is a function of it, the prompt's row, and the sample's number."""
+    controller: Literal["ray", "local"] = "ray"
+    """ray = worker processes; local = one engine, and everything else in this process."""
+    start_timeout: PositiveFloat = 600.0
+    """Seconds that the engines may take to start."""
+    dry_run: bool = False
+    """Compose, check, print the plan, and stop."""
+
+
+class GenerationConfig(Section):
+    """The whole configuration of main_generation."""
+
+    data: GenerationData = GenerationData()
+    model: Model = Model()
+    rollout: GenerationRollout = GenerationRollout()
+    env: Env = Env()
+    reward: Reward = Reward()
+    custom_reward_function: CustomRewardFunction = CustomRewardFunction()
+    trainer: GenerationTrainer = GenerationTrainer()
+
+
+class EvalData(Section):
+    path: str | list[str] = ""
+    """What to score: one or several parquet or jsonl files with prompts and responses (required)."""
+    prompt_key: str = "prompt"
+    """Column with the prompt, as in main_ppo."""
+    response_key: str = ""
+    """Column with a response, or with a list of them; empty = `responses`, else `response`."""
+
+
+class EvalTrainer(Section):
+    project_name: str = "alphaapollo"
+    """First folder of the run under output_dir."""
+    experiment_name: str = "eval"
+    """Second folder of the run under output_dir."""
+    output_dir: str = "outputs"
+    """Where scores.jsonl and the summary go: <output_dir>/<project_name>/<experiment_name>."""
+
+
+class EvalConfig(Section):
+    """The whole configuration of main_eval."""
+
+    data: EvalData = EvalData()
+    reward: Reward = Reward()
+    custom_reward_function: CustomRewardFunction = CustomRewardFunction()
+    trainer: EvalTrainer = EvalTrainer()

@@ -87,6 +87,15 @@ class Renderer:
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
         return self.encode([self.text(chat, add_generation_prompt).rpartition(PLACEHOLDER)[2]])[0]
 
+    @cached_property
+    def rewrites_history(self) -> bool:
+        """Does the chat template show an earlier answer otherwise than it was given (e.g. without its thoughts)? Then
+        prompt + action + delta is not what the template would write for the same chat."""
+        asked = [Message(role="user", content="?")]
+        action = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
+        chat = [*asked, Message(role="assistant", content=action), Message(role="user", content="?")]
+        return not self.text(chat).startswith(self.text(asked) + action)
+
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Token ids of each text; a rendered chat has its special tokens already."""
         return self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)["input_ids"]

@@ -1,5 +1,6 @@
 """What an environment is: it speaks messages, lives for one episode, and knows neither tokens nor limits.
 
+    factory(services) -> environment
     reset(prompt) -> Observation | str      then, until done:      step(action) -> StepResult      at last: close()
 
 Everything is an environment; a prompt with a reward function is the one-step case (single_turn.py). Each method may be
@@ -9,7 +10,8 @@ ones run in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +21,19 @@ from alphaapollo.types import Message, Prompt, Score
 
 ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
 """`await score(prompt, text)`: the reward function in its isolation. Never raises for a grader's trouble."""
+
+
+class EnvironmentFailure(Exception):
+    """The environment raised, or returned what it must not."""
+
+
+@contextmanager
+def blaming(what: str) -> Iterator[None]:
+    """Whatever environment code raises becomes a failure with a reason."""
+    try:
+        yield
+    except Exception as error:  # environments are the user's code and may raise anything
+        raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +56,17 @@ class StepResult:
     reward: float = 0.0
     valid: bool = True  # false: the environment could not read an action in the text
     score: Score | None = None
+    kept_chars: int | None = None  # the environment used the text up to here: what follows is cut off, never trained on
     info: dict[str, Any] = field(default_factory=dict)
 
 
 class Environment(Protocol):
     """One episode of one prompt. An exception anywhere is an environment failure: the episode is tried once more on a
-    fresh environment, then masked."""
+    fresh environment, then masked.
+
+    With env.context=memory, a method `recall(steps: Sequence[memory.Step]) -> list[Message]`, if there is one, writes
+    the fresh prompt of each later turn; without it the first observation and the steps follow each other as messages.
+    """
 
     def reset(self, prompt: Prompt) -> Observation | str | Awaitable[Observation | str]:
         """The first observation: messages, or a text that the model continues as it is."""
@@ -61,7 +81,16 @@ class Environment(Protocol):
         ...
 
 
-EnvironmentFactory = Callable[[Prompt, ScoreFn, Env], Environment]
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What environments may use besides their prompt; shared by all episodes of a rollout worker."""
+
+    score: ScoreFn
+    config: Env
+
+
+EnvironmentFactory = Callable[[Services], Environment]
+"""Usually the class itself, with `__init__(self, services)`."""
 
 _ENVIRONMENTS: Registry[EnvironmentFactory] = Registry("environment")
 register_environment = _ENVIRONMENTS.register

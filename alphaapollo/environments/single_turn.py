@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from alphaapollo.config.schema import Env
-from alphaapollo.environments.base import Observation, ScoreFn, StepResult, register_environment
+from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.types import Prompt
 
 
+@register_environment("single_turn")
 class SingleTurn:
     """Shows the prompt as it is and scores the first answer."""
 
-    def __init__(self, score: ScoreFn):
-        self._score = score
+    def __init__(self, services: Services):
+        self._score = services.score
         self._prompt: Prompt | None = None
 
     async def reset(self, prompt: Prompt) -> Observation | str:
@@ -24,8 +24,3 @@ class SingleTurn:
 
     async def close(self) -> None:
         pass
-
-
-@register_environment("single_turn")
-def make_single_turn(prompt: Prompt, score: ScoreFn, config: Env) -> SingleTurn:
-    return SingleTurn(score)

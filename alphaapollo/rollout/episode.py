@@ -2,8 +2,8 @@
 
     reset -> context_0 -> [engine] -> action_0 -> [environment] -> context_1 -> [engine] -> action_1 -> ... -> score
 
-Tokens in, tokens out: every observation is rendered to tokens once and appended; the model's tokens are decoded for
-the environment and never encoded again. This file owns tokens, limits and time-outs; environments know none of them.
+Tokens in, tokens out: the model's tokens are decoded for the environment and never encoded again where they are trained
+on; how the past is shown is context.py's. This file owns limits and time-outs; environments know none of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from alphaapollo.environments.base import Environment, Observation, StepResult
+from alphaapollo.environments.base import Environment, EnvironmentFailure, Observation, StepResult, blaming
+from alphaapollo.environments.memory import Step
+from alphaapollo.rollout.context import Context, append_context_rows, check_rows
 from alphaapollo.rollout.engine import Engine
 from alphaapollo.types import (
     EpisodeEnd,
@@ -39,22 +41,13 @@ ATTEMPTS = 2  # a failing environment is tried again once
 CLOSE_SECONDS = 30.0
 
 
-class Renderer(Protocol):
-    """Messages to tokens and back: data.rendering.Renderer."""
-
-    def prompt_ids(self, content: list[Message] | str) -> list[int]: ...
-
-    def delta_ids(self, messages: list[Message], last_token: int | None = None) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
     """What one episode may take, besides its `sampling.max_tokens`."""
 
     max_turns: int
     seconds: float  # wall time, over all turns
+    tokens_per_turn: int | None = None  # sampled in one turn; None: what is left of the episode's
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +57,9 @@ class EpisodeTask:
     prompt: Prompt
     sample: int
     make_environment: Callable[[], Environment]
-    sampling: Sampling  # max_tokens: everything after the prompt, what the environment adds between actions included
+    sampling: Sampling  # max_tokens: of the whole episode; in append context what the environment adds counts too
     seed_of_turn: Callable[[int], int]
     name: str  # unique among the episodes in flight
-
-
-class EnvironmentFailure(Exception):
-    """The environment raised, or returned what it must not."""
 
 
 @dataclass(slots=True)
@@ -78,16 +67,18 @@ class _Attempt:
     """What one attempt has so far; it survives being cut short."""
 
     turns: list[Turn] = field(default_factory=list)
+    seen: list[list[int]] = field(default_factory=list)  # what the engine was shown, a turn
     score: Score | None = None
+    rows: Callable[[Sequence[Turn]], list[Row]] = append_context_rows
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """Plays episodes. `render_prompt` makes the first observation's tokens (see rollout.prompts)."""
+    """Plays episodes. `make_context` says how an episode's past is shown (see rollout.context)."""
 
     engine: Engine
-    renderer: Renderer
-    render_prompt: Callable[[list[Message] | str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    make_context: Callable[[Environment], Context]
     limits: EpisodeLimits
 
     async def run(self, task: EpisodeTask) -> Trajectory:
@@ -112,64 +103,68 @@ class EpisodeRunner:
                 break
             except EnvironmentFailure as failure:
                 end, score = EpisodeEnd.ENVIRONMENT_FAILED, _failed(f"{failure} (attempt {number} of {ATTEMPTS})")
-        rows = append_context_rows(attempt.turns)
+        rows = attempt.rows(attempt.turns)
+        check_rows(rows, attempt.turns, attempt.seen)
         seconds = time.perf_counter() - started
         return Trajectory(task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds)
 
     async def _play(self, task: EpisodeTask, attempt: _Attempt) -> EpisodeEnd:
-        with _blaming("making the environment"):
+        with blaming("making the environment"):
             environment = task.make_environment()
         try:
+            context = self.make_context(environment)
+            attempt.rows = context.rows
             observation = await _call(environment.reset, task.prompt)
-            context = self.render_prompt(_content(observation))
-            return await self._take_turns(task, attempt, environment, context)
+            first = context.begin(_content(observation))
+            return await self._take_turns(task, attempt, environment, context, first)
         finally:
             await _close(environment)
 
     async def _take_turns(
-        self, task: EpisodeTask, attempt: _Attempt, environment: Environment, context: list[int]
+        self, task: EpisodeTask, attempt: _Attempt, environment: Environment, context: Context, context_ids: list[int]
     ) -> EpisodeEnd:
-        history: list[int] = []
         budget = task.sampling.max_tokens
         while True:
             number = len(attempt.turns)
-            history += context
-            sampling = replace(task.sampling, max_tokens=budget, seed=task.seed_of_turn(number))
-            completion = await self.engine.generate(history, sampling, f"{task.name}.{number}")
-            turn = Turn(context, completion, self.renderer.decode(completion.token_ids))
+            limit = min(budget, self.limits.tokens_per_turn or budget)
+            sampling = replace(task.sampling, max_tokens=limit, seed=task.seed_of_turn(number))
+            completion = await self.engine.generate(context.seen, sampling, f"{task.name}.{number}")
+            turn = Turn(context_ids, completion, self.decode(completion.token_ids))
             attempt.turns.append(turn)
-            budget -= len(completion.token_ids)
+            attempt.seen.append(context.seen)
 
             result = _checked(await _call(environment.step, turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
+            if result.kept_chars is not None:
+                self._cut(turn, result.kept_chars)
             attempt.score = result.score
-            if budget <= 0 and (not result.done or completion.stop_reason is StopReason.LENGTH):
+            budget -= len(turn.completion.token_ids)
+            if budget <= 0 and (not result.done or turn.completion.stop_reason is StopReason.LENGTH):
                 return EpisodeEnd.TOKEN_LIMIT
             if result.done:
                 return EpisodeEnd.DONE
             if number + 1 >= self.limits.max_turns:
                 return EpisodeEnd.TURN_LIMIT
             assert result.observation is not None
-            context = self.renderer.delta_ids(result.observation.messages, completion.token_ids[-1])
-            if len(context) >= budget:
+            step = Step(turn.text, result.observation.messages, result.reward)
+            context_ids = context.go_on(turn.completion.token_ids, step)
+            if context.cost(context_ids) >= budget:
                 return EpisodeEnd.TOKEN_LIMIT
-            history = history + completion.token_ids
-            budget -= len(context)
+            budget -= context.cost(context_ids)
 
-
-def append_context_rows(turns: Sequence[Turn]) -> list[Row]:
-    """The one row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ... (none without
-    turns). Actions have mask 1 and the engine's log-probs, contexts 0 and 0.0."""
-    if not turns:
-        return []
-    row = Row(token_ids=[], action_mask=[], logprobs=[], turn_ends=[])
-    for turn in turns:
-        action = turn.completion
-        row.token_ids += turn.context_ids + action.token_ids
-        row.action_mask += [0] * len(turn.context_ids) + [1] * len(action.token_ids)
-        row.logprobs += [0.0] * len(turn.context_ids) + action.logprobs
-        row.turn_ends.append(len(row.token_ids) - 1)
-    return [row]
+    def _cut(self, turn: Turn, kept_chars: int) -> None:
+        """Leave the shortest run of sampled tokens whose text has the first `kept_chars` characters."""
+        if kept_chars >= len(turn.text):
+            return
+        ids = turn.completion.token_ids
+        count = bisect_left(range(len(ids)), max(kept_chars, 1), key=lambda i: len(self.decode(ids[: i + 1]))) + 1
+        turn.completion = replace(
+            turn.completion,
+            token_ids=ids[:count],
+            logprobs=turn.completion.logprobs[:count],
+            stop_reason=StopReason.STOP,
+        )
+        turn.text = self.decode(ids[:count])
 
 
 def _failed(reason: str) -> Score:
@@ -192,18 +187,9 @@ def _checked(result: object) -> StepResult:
     return result
 
 
-@contextmanager
-def _blaming(what: str) -> Iterator[None]:
-    """Whatever environment code raises becomes a failure with a reason."""
-    try:
-        yield
-    except Exception as error:  # environments are the user's code and may raise anything
-        raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
-
-
 async def _call(method: Callable[..., Any], *arguments: Any) -> Any:
     """Call into an environment: async methods on this loop, sync ones in a thread."""
-    with _blaming(method.__qualname__):
+    with blaming(method.__qualname__):
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
         result = await asyncio.to_thread(method, *arguments)

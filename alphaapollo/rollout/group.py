@@ -6,15 +6,14 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from alphaapollo.config.schema import Env
-from alphaapollo.environments.base import EnvironmentFactory, ScoreFn
+from alphaapollo.environments.base import EnvironmentFactory, Services
 from alphaapollo.rollout.episode import EpisodeRunner, EpisodeTask
 from alphaapollo.seeds import derive_seed
 from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup
 
 
 async def run_group(
-    request: GroupRequest, runner: EpisodeRunner, factory: EnvironmentFactory, score: ScoreFn, config: Env
+    request: GroupRequest, runner: EpisodeRunner, factory: EnvironmentFactory, services: Services
 ) -> TrajectoryGroup:
     """All episodes of the group, in sample order whatever order they end in, and the greedy baseline where it is asked
     for. Should one of them raise (an engine's death, a prompt too long), the others are cancelled."""
@@ -25,7 +24,7 @@ async def run_group(
         return EpisodeTask(
             prompt,
             sample,
-            make_environment=partial(factory, prompt, score, config),
+            make_environment=partial(factory, services),
             sampling=sampling,
             seed_of_turn=partial(derive_seed, sampling.seed, purpose, request.draw, prompt.id, sample),
             name=f"{purpose}.{request.draw}.{prompt.id}.{sample}",

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from alphaapollo.data.rendering import Truncation, cut_prompt
-from alphaapollo.rollout.episode import EnvironmentFailure
+from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.types import Message
 
 
@@ -45,6 +45,9 @@ class PromptRenderer:
             if len(self._rendered) > self._memory:
                 self._rendered.popitem(last=False)
         return list(token_ids)
+
+    def fits(self, content: list[Message] | str) -> bool:
+        return len(self._render(content)) <= self._max_tokens
 
     def _fit(self, token_ids: list[int]) -> list[int]:
         if len(token_ids) <= self._max_tokens or self._truncation in ("left", "right"):

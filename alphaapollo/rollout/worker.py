@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.environments import get_environment
+from alphaapollo.environments.base import Environment, Services
 from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.engine import Engine
 from alphaapollo.rollout.engines import Device, EngineSpec, engine_dtype, make_engine
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
@@ -70,6 +73,8 @@ class RolloutWorker:
         self._model = model
         self._env = env
         self._data = data
+        if env.custom_module:
+            load_custom_module(env.custom_module, "env.custom_module")
         self._environment = get_environment(env.env_name)
         self._rewards = RewardClient(
             custom_reward.path,
@@ -97,11 +102,12 @@ class RolloutWorker:
         tokenizer = await asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code)
         renderer = Renderer(tokenizer)
         self._stop_token_ids = renderer.eos_token_ids
+        env = self._env
         self._runner = EpisodeRunner(
             engine=self.engine,
-            renderer=renderer,
-            render_prompt=PromptRenderer(renderer.prompt_ids, self._data.max_prompt_length, self._data.truncation),
-            limits=EpisodeLimits(self._env.max_steps, self._env.episode_timeout),
+            decode=renderer.decode,
+            make_context=context_factory(env, renderer, self._data),
+            limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
         )
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
@@ -110,7 +116,7 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        return await run_group(request, self._runner, self._environment, self._rewards.score, self._env)
+        return await run_group(request, self._runner, self._environment, Services(self._rewards.score, self._env))
 
     @property
     def holds_weights(self) -> bool:
@@ -163,6 +169,14 @@ class RolloutWorker:
         """End the engine and the graders; a second call does nothing."""
         gc.unfreeze()
         await asyncio.gather(self.engine.close(), self._rewards.close())
+
+
+def context_factory(env: Env, renderer: Renderer, data: Data) -> Callable[[Environment], Context]:
+    """How this run's episodes show their past. All share one renderer of prompts: samples of a group begin alike."""
+    prompts = PromptRenderer(renderer.prompt_ids, data.max_prompt_length, data.truncation)
+    if env.context == "append":
+        return lambda environment: AppendContext(prompts, renderer.delta_ids)
+    return lambda environment: MemoryContext(environment, prompts, prompts.fits, env.history_length, env.memory_type)
 
 
 def peak_memory_gib(pid: int) -> float:

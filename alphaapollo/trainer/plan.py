@@ -73,6 +73,8 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         load_custom_module(algorithm.custom_module)
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    if config.env.custom_module:
+        load_custom_module(config.env.custom_module, "env.custom_module")
     get_environment(config.env.env_name)
     check_components(config.reward.components, config.reward.required)
     notices += check_combinations(config, estimator, policy_loss)
@@ -109,6 +111,7 @@ def read_inputs(config: Config) -> Inputs:
     data, model = config.data, config.actor_rollout_ref.model
     renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
     notices: list[str] = []
+    _check_template(config, renderer)
 
     def read(files: str | list[str], what: str) -> list[Prompt]:
         prompts, lengths = fit_prompts(
@@ -138,6 +141,16 @@ def read_inputs(config: Config) -> Inputs:
         probe=renderer.prompt_ids(prompts[0].content)[:64],
         notices=notices,
     )
+
+
+def _check_template(config: Config, renderer: Renderer) -> None:
+    env = config.env
+    if env.max_steps > 1 and env.context == "append" and renderer.tokenizer.chat_template and renderer.rewrites_history:
+        raise ValueError(
+            "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "
+            "the model would be trained on chats that it never meets. Set env.context=memory (a fresh prompt every "
+            "turn), or give the tokenizer a chat_template that leaves earlier turns alone."
+        )
 
 
 def print_plan(plan: Plan, inputs: Inputs, config: Config, terminal: Terminal) -> None:

@@ -23,8 +23,9 @@ import torch  # noqa: E402
 
 from alphaapollo.algorithms.advantages import get_estimator  # noqa: E402
 from alphaapollo.config.schema import Actor, Algorithm, Env  # noqa: E402
-from alphaapollo.environments.base import get_environment  # noqa: E402
+from alphaapollo.environments.base import Services, get_environment  # noqa: E402
 from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
+from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
@@ -56,13 +57,18 @@ async def score(prompt: Prompt, text: str) -> Score:
 async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     engine = FakeEngine(vocab_size=256, min_tokens=max_tokens // 2, max_tokens=max_tokens)
     letters = Letters()
-    runner = EpisodeRunner(engine, letters, letters.prompt_ids, EpisodeLimits(1, 600.0))  # type: ignore[arg-type]
+    runner = EpisodeRunner(
+        engine,
+        letters.decode,  # type: ignore[arg-type]
+        lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
+        EpisodeLimits(1, 600.0),
+    )
     sampling = Sampling(max_tokens, stop_token_ids=(0,))
     requests = [
         GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, draw=i) for i in range(count // GROUP)
     ]
-    factory = get_environment("single_turn")
-    return list(await asyncio.gather(*(run_group(request, runner, factory, score, Env()) for request in requests)))
+    factory, services = get_environment("single_turn"), Services(score, Env())
+    return list(await asyncio.gather(*(run_group(request, runner, factory, services) for request in requests)))
 
 
 def measure(count: int, max_tokens: int) -> dict[str, float]:

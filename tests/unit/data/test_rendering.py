@@ -36,6 +36,11 @@ def test_prompt_action_and_delta_make_what_the_template_makes(renderer):
     assert ids == renderer.prompt_ids([*CHAT, {"role": "assistant", "content": "four"}, *reply])
 
 
+def test_a_template_that_drops_thoughts_is_known(renderer, forgetful_renderer):
+    assert not renderer.rewrites_history
+    assert forgetful_renderer.rewrites_history
+
+
 def test_decoding_skips_special_tokens(renderer):
     assert renderer.decode([*renderer.encode(["four é"])[0], IM_END]) == "four é"
 

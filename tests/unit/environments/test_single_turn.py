@@ -4,7 +4,7 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import get_environment, register_environment
-from alphaapollo.environments.base import Observation
+from alphaapollo.environments.base import Observation, Services
 from alphaapollo.types import Message, Outcome, Prompt, Score
 
 CHAT = [Message(role="user", content="2+2=?")]
@@ -16,7 +16,7 @@ async def grade(prompt: Prompt, text: str) -> Score:
 
 def play(prompt: Prompt, answer: str):
     async def run():
-        environment = get_environment("single_turn")(prompt, grade, Env())
+        environment = get_environment("single_turn")(Services(grade, Env()))
         first = await environment.reset(prompt)
         result = await environment.step(answer)
         await environment.close()

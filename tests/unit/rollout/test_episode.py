@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from alphaapollo.environments.base import Observation, StepResult
+from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask, append_context_rows
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.types import (
-    Completion,
     EpisodeEnd,
     Message,
     Outcome,
@@ -21,7 +21,6 @@ from alphaapollo.types import (
     Score,
     StopReason,
     Trajectory,
-    Turn,
 )
 
 STOP = 9
@@ -86,7 +85,16 @@ def done(reward: float) -> StepResult:
     return StepResult(done=True, score=Score(reward))
 
 
-def play(engine, *environments, max_tokens: int = 20, turns: int = 5, seconds: float = 5.0) -> Trajectory:
+def make_runner(engine, limits: EpisodeLimits) -> EpisodeRunner:
+    renderer = Numbers()
+    return EpisodeRunner(
+        engine, renderer.decode, lambda _: AppendContext(renderer.prompt_ids, renderer.delta_ids), limits
+    )
+
+
+def play(
+    engine, *environments, max_tokens: int = 20, turns: int = 5, seconds: float = 5.0, per_turn: int | None = None
+) -> Trajectory:
     left = list(environments)
     task = EpisodeTask(
         PROMPT,
@@ -96,9 +104,7 @@ def play(engine, *environments, max_tokens: int = 20, turns: int = 5, seconds: f
         seed_of_turn=lambda turn: 100 + turn,
         name="t",
     )
-    renderer = Numbers()
-    runner = EpisodeRunner(engine, renderer, renderer.prompt_ids, EpisodeLimits(turns, seconds))
-    return asyncio.run(runner.run(task))
+    return asyncio.run(make_runner(engine, EpisodeLimits(turns, seconds, per_turn)).run(task))
 
 
 def test_one_turn():
@@ -207,7 +213,7 @@ def test_an_environment_that_cannot_be_made():
         raise KeyError("game")
 
     engine, _ = answers()
-    runner = EpisodeRunner(engine, Numbers(), Numbers().prompt_ids, EpisodeLimits(1, 5.0))
+    runner = make_runner(engine, EpisodeLimits(1, 5.0))
     task = EpisodeTask(PROMPT, 0, make, Sampling(4), lambda turn: 0, "t")
     trajectory = asyncio.run(runner.run(task))
     assert trajectory.score.reason == "making the environment: KeyError: 'game' (attempt 2 of 2)"
@@ -245,7 +251,7 @@ def test_the_time_limit_masks_without_a_second_try(environment):
 def test_sync_environments_do_not_block_each_other():
     async def run() -> list[Trajectory]:
         engine = FakeEngine(10, script=lambda *_: [5, STOP])
-        runner = EpisodeRunner(engine, Numbers(), Numbers().prompt_ids, EpisodeLimits(1, 30.0))
+        runner = make_runner(engine, EpisodeLimits(1, 30.0))
         tasks = [EpisodeTask(PROMPT, i, SlowSync, Sampling(4), lambda turn: 0, f"t{i}") for i in range(4)]
         return await asyncio.gather(*map(runner.run, tasks))
 
@@ -274,16 +280,21 @@ def test_a_result_stands_when_closing_fails():
     assert play(engine, Stubborn(done(1.0))).score == Score(1.0)
 
 
-def test_no_turns_make_no_row():
-    assert append_context_rows([]) == []
+@pytest.mark.parametrize(("kept_chars", "kept"), [(1, [5]), (3, [5, 6]), (2, [5, 6]), (0, [5]), (99, [5, 6, 7, STOP])])
+def test_what_follows_the_action_is_cut_from_the_tokens(kept_chars, kept):
+    engine, asked = answers([5, 6, 7, STOP], [8])
+    trajectory = play(engine, Environment(show("1", kept_chars=kept_chars), done(1.0)))
+    turn = trajectory.turns[0]
+    assert turn.completion.token_ids == kept and len(turn.completion.logprobs) == len(kept)
+    assert turn.text == " ".join(str(token) for token in kept if token != STOP)
+    closed = [] if kept[-1] == STOP else [STOP]
+    assert asked[1][0] == [1, 2, *kept, *closed, 1]  # the model goes on from what was kept
+    assert asked[1][1].max_tokens == 20 - len(kept) - len(closed) - 1
 
 
-def test_row_of_two_turns():
-    def turn(context: list[int], action: list[int], logprobs: list[float]) -> Turn:
-        return Turn(context, Completion(action, logprobs, StopReason.STOP, 0), "")
-
-    (row,) = append_context_rows([turn([1], [2, 3], [-0.5, -0.25]), turn([4, 5], [6], [-2.0])])
-    assert row.token_ids == [1, 2, 3, 4, 5, 6]
-    assert row.action_mask == [0, 1, 1, 0, 0, 1]
-    assert row.logprobs == [0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
-    assert row.turn_ends == [2, 5]
+def test_a_turn_has_a_limit_of_its_own():
+    engine, asked = answers([5, 6, 7], [8])
+    trajectory = play(engine, Environment(show("1"), done(1.0)), per_turn=2)
+    assert [sampling.max_tokens for _, sampling in asked] == [2, 2]
+    assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
+    assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated

@@ -5,6 +5,8 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import get_environment
+from alphaapollo.environments.base import Services
+from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.fake_engine import FakeEngine
@@ -31,8 +33,14 @@ async def grade(prompt: Prompt, text: str) -> Score:
 
 
 def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
-    runner = EpisodeRunner(engine, Letters(), Letters().prompt_ids, EpisodeLimits(1, 60.0))
-    return asyncio.run(run_group(request, runner, get_environment("single_turn"), grade, Env()))
+    letters = Letters()
+    runner = EpisodeRunner(
+        engine,
+        letters.decode,
+        lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
+        EpisodeLimits(1, 60.0),
+    )
+    return asyncio.run(run_group(request, runner, get_environment("single_turn"), Services(grade, Env())))
 
 
 def request(draw: int = 5, validate: bool = False) -> GroupRequest:

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rollout.episode import EnvironmentFailure
+from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.rollout.prompts import PromptRenderer
 
 

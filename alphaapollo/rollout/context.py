@@ -1,0 +1,153 @@
+"""How an episode's past is shown to the model: two ways, both token-exact.
+
+    append   one growing sequence: prompt + action + what the environment added + action + ...     -> one Row
+    memory   a fresh prompt every turn, from the first observation and a few remembered steps      -> a Row a turn
+
+Either is single-use, like the episode. `seen` is what the engine is shown next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from alphaapollo.environments.base import Environment, blaming
+from alphaapollo.environments.memory import MemoryType, Step, select
+from alphaapollo.types import Message, Row, Turn
+
+RenderPrompt = Callable[[list[Message] | str], list[int]]
+RenderDelta = Callable[[list[Message], int | None], list[int]]
+
+
+class Context(Protocol):
+    """The past of one episode."""
+
+    seen: list[int]
+
+    def begin(self, content: list[Message] | str) -> list[int]:
+        """The first observation; returns what it adds to `seen`."""
+        ...
+
+    def go_on(self, action_ids: list[int], step: Step) -> list[int]:
+        """After an action that the environment answered; returns the context of the next turn: what it adds to
+        `seen` (append), or all of it (memory)."""
+        ...
+
+    def cost(self, context_ids: list[int]) -> int:
+        """Tokens of the response budget that a later turn's context takes."""
+        ...
+
+    def rows(self, turns: Sequence[Turn]) -> list[Row]:
+        """What is trained on."""
+        ...
+
+
+class AppendContext:
+    """One sequence. Nothing is rendered twice: sampled tokens stay as they were sampled."""
+
+    def __init__(self, render_prompt: RenderPrompt, render_delta: RenderDelta):
+        self._render_prompt, self._render_delta = render_prompt, render_delta
+        self.seen: list[int] = []
+
+    def begin(self, content: list[Message] | str) -> list[int]:
+        self.seen = self._render_prompt(content)
+        return self.seen
+
+    def go_on(self, action_ids: list[int], step: Step) -> list[int]:
+        delta = self._render_delta(step.observation, action_ids[-1])
+        self.seen = [*self.seen, *action_ids, *delta]
+        return delta
+
+    def cost(self, context_ids: list[int]) -> int:
+        return len(context_ids)
+
+    def rows(self, turns: Sequence[Turn]) -> list[Row]:
+        return append_context_rows(turns)
+
+
+class MemoryContext:
+    """A fresh prompt each turn: the first observation, then the remembered steps as messages; or what the environment's
+    own `recall(steps)` makes of them. Where that is longer than a prompt may be, the oldest step is left out first."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        render_prompt: RenderPrompt,
+        fits: Callable[[list[Message]], bool],
+        history_length: int,
+        kind: MemoryType,
+    ):
+        self._recall = getattr(environment, "recall", self._as_messages)
+        self._render_prompt, self._fits = render_prompt, fits
+        self._history_length, self._kind = history_length, kind
+        self._first: list[Message] = []
+        self._steps: list[Step] = []
+        self.seen: list[int] = []
+
+    def begin(self, content: list[Message] | str) -> list[int]:
+        self._first = [Message(role="user", content=content)] if isinstance(content, str) else content
+        self.seen = self._render_prompt(self._first)
+        return self.seen
+
+    def go_on(self, action_ids: list[int], step: Step) -> list[int]:
+        self._steps.append(step)
+        chosen = select(self._steps, self._history_length, self._kind)
+        with blaming("recall"):
+            messages = self._recall(chosen)
+            while len(chosen) > 1 and not self._fits(messages):
+                chosen = chosen[1:]
+                messages = self._recall(chosen)
+        self.seen = self._render_prompt(messages)
+        return self.seen
+
+    def cost(self, context_ids: list[int]) -> int:
+        return 0  # a prompt of its own, held against the prompt's limit
+
+    def rows(self, turns: Sequence[Turn]) -> list[Row]:
+        return memory_context_rows(turns)
+
+    def _as_messages(self, steps: Sequence[Step]) -> list[Message]:
+        past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
+        return [*self._first, *(message for messages in past for message in messages)]
+
+
+def append_context_rows(turns: Sequence[Turn]) -> list[Row]:
+    """The one row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ... (none without
+    turns). Actions have mask 1 and the engine's log-probs, contexts 0 and 0.0."""
+    if not turns:
+        return []
+    row = Row(token_ids=[], action_mask=[], logprobs=[], turn_ends=[])
+    for turn in turns:
+        _extend(row, turn)
+    return [row]
+
+
+def memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
+    """One row a turn: its whole prompt, then its action."""
+    rows = [Row(token_ids=[], action_mask=[], logprobs=[], turn_ends=[], first_turn=i) for i in range(len(turns))]
+    for row, turn in zip(rows, turns, strict=True):
+        _extend(row, turn)
+    return rows
+
+
+def _extend(row: Row, turn: Turn) -> None:
+    action = turn.completion
+    row.token_ids += turn.context_ids + action.token_ids
+    row.action_mask += [0] * len(turn.context_ids) + [1] * len(action.token_ids)
+    row.logprobs += [0.0] * len(turn.context_ids) + action.logprobs
+    row.turn_ends.append(len(row.token_ids) - 1)
+
+
+def check_rows(rows: Sequence[Row], turns: Sequence[Turn], seen: Sequence[list[int]]) -> None:
+    """Our own invariant, for any context: what stands before an action in its row is what the engine saw, and the mask
+    covers exactly what the model sampled. `seen`: one a turn."""
+    for row in rows:
+        own = turns[row.first_turn : row.first_turn + len(row.turn_ends)]
+        spans = []
+        for turn, before, end in zip(own, seen[row.first_turn :], row.turn_ends, strict=False):
+            start = end + 1 - len(turn.completion.token_ids)
+            assert row.token_ids[:start] == before, "a row's tokens before an action are not what the engine saw"
+            assert row.token_ids[start : end + 1] == turn.completion.token_ids, "a row's action is not the sampled one"
+            spans.append((start, end + 1))
+        assert sum(row.action_mask) == sum(end - start for start, end in spans), "the mask covers more than actions"
+        assert all(all(row.action_mask[start:end]) for start, end in spans), "the mask misses an action"

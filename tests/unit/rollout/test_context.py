@@ -1,0 +1,107 @@
+"""How the past is shown: tokens are small numbers, and text is the numbers with spaces between them."""
+
+import asyncio
+
+import pytest
+
+from alphaapollo.environments.base import StepResult
+from alphaapollo.environments.memory import Step
+from alphaapollo.rollout.context import MemoryContext, append_context_rows, check_rows, memory_context_rows
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
+from alphaapollo.types import Completion, EpisodeEnd, Message, Outcome, Sampling, Score, StopReason, Turn
+from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, Numbers, answers, done, show
+
+
+def render(content: list[Message] | str) -> list[int]:
+    """A chat is all its numbers, one message after the other."""
+    messages = [content] if isinstance(content, str) else [message["content"] for message in content]
+    return [int(word) for message in messages for word in message.split()]
+
+
+def play(engine, environment, history_length: int = 2, longest: int = 100, max_tokens: int = 20):
+    def make_context(environment):
+        return MemoryContext(environment, render, lambda chat: len(render(chat)) <= longest, history_length, "simple")
+
+    runner = EpisodeRunner(engine, Numbers().decode, make_context, EpisodeLimits(9, 5.0))
+    sampling = Sampling(max_tokens, stop_token_ids=(STOP,))
+    task = EpisodeTask(PROMPT, 0, lambda: environment, sampling, lambda turn: turn, "t")
+    return asyncio.run(runner.run(task))
+
+
+def test_every_turn_is_a_row_with_a_fresh_prompt():
+    engine, asked = answers([5, STOP], [6], [7])
+    trajectory = play(engine, Environment(show("3", reward=0.5), show("4"), done(1.0)), history_length=1)
+    assert [seen for seen, _ in asked] == [[1, 2], [1, 2, 5, 3], [1, 2, 6, 4]]
+    assert [sampling.max_tokens for _, sampling in asked] == [20, 18, 17]  # only what is sampled counts
+    assert [row.token_ids for row in trajectory.rows] == [[1, 2, 5, STOP], [1, 2, 5, 3, 6], [1, 2, 6, 4, 7]]
+    assert [row.action_mask for row in trajectory.rows] == [[0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 1]]
+    assert [row.first_turn for row in trajectory.rows] == [0, 1, 2]
+    assert [row.turn_ends for row in trajectory.rows] == [[3], [4], [4]]
+    assert trajectory.end is EpisodeEnd.DONE
+
+
+def test_the_oldest_step_goes_where_the_prompt_is_full():
+    engine, asked = answers([5], [6], [7])
+    play(engine, Environment(show("3"), show("4"), done(1.0)), history_length=2, longest=5)
+    assert asked[2][0] == [1, 2, 6, 4]  # 1 2 5 3 6 4 would be six
+
+
+class Recalling(Environment):
+    def recall(self, steps: list[Step]) -> list[Message]:
+        return [Message(role="user", content=" ".join(["8", *(step.action for step in steps)]))]
+
+
+def test_an_environment_may_write_its_own_prompt():
+    engine, asked = answers([5], [6])
+    play(engine, Recalling(show("3"), done(1.0)))
+    assert asked[1][0] == [8, 5]
+
+
+def test_a_recall_that_fails_is_the_environments_failure():
+    class Broken(Environment):
+        def recall(self, steps: list[Step]) -> list[Message]:
+            raise KeyError("board")
+
+    engine, _ = answers([5], [5])
+    trajectory = play(engine, Broken(show("3"), show("3")))
+    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
+    assert trajectory.score.reason == "recall: KeyError: 'board' (attempt 2 of 2)"
+
+
+def turn(context: list[int], action: list[int], logprobs: list[float] | None = None) -> Turn:
+    return Turn(context, Completion(action, logprobs or [-1.0] * len(action), StopReason.STOP, 0), "")
+
+
+def test_no_turns_make_no_row():
+    assert append_context_rows([]) == [] == memory_context_rows([])
+
+
+def test_row_of_two_turns():
+    (row,) = append_context_rows([turn([1], [2, 3], [-0.5, -0.25]), turn([4, 5], [6], [-2.0])])
+    assert row.token_ids == [1, 2, 3, 4, 5, 6]
+    assert row.action_mask == [0, 1, 1, 0, 0, 1]
+    assert row.logprobs == [0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
+    assert row.turn_ends == [2, 5]
+
+
+def test_rows_are_held_to_what_the_engine_saw():
+    turns = [turn([1], [2, 3]), turn([4], [5])]
+    rows = append_context_rows(turns)
+    check_rows(rows, turns, [[1], [1, 2, 3, 4]])
+    with pytest.raises(AssertionError, match="not what the engine saw"):
+        check_rows(rows, turns, [[1], [1, 2, 4]])
+    rows[0].action_mask[0] = 1
+    with pytest.raises(AssertionError, match="covers more than actions"):
+        check_rows(rows, turns, [[1], [1, 2, 3, 4]])
+    fresh = memory_context_rows(turns)
+    check_rows(fresh, turns, [[1], [4]])
+    fresh[1].token_ids[-1] = 9
+    with pytest.raises(AssertionError, match="not the sampled one"):
+        check_rows(fresh, turns, [[1], [4]])
+
+
+def test_step_results_without_a_score_are_worth_nothing_at_the_limit():
+    engine, _ = answers([5, 5, 5])
+    trajectory = play(engine, Environment(StepResult(done=False, observation=show("3").observation)), max_tokens=3)
+    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT
+    assert trajectory.score == Score(0.0, reason="no score before the token limit")
