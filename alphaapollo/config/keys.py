@@ -13,10 +13,15 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
 from alphaapollo.registry import nearest
 
-COMMANDS: dict[str, type[BaseModel]] = {"main_ppo": Config, "main_sft": SftConfig}
+COMMANDS: dict[str, type[BaseModel]] = {
+    "main_ppo": Config,
+    "main_sft": SftConfig,
+    "main_generation": GenerationConfig,
+    "main_eval": EvalConfig,
+}
 
 
 @dataclass(frozen=True)

@@ -194,13 +194,18 @@ async def _place(layout: Layout, timeout: float) -> tuple[PlacementGroup, Placem
     if cuda and not layout.colocate:
         groups.append((placement_group([engine] * layout.num_engines), [engine] * layout.num_engines))
     for group, bundles in groups:
-        ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, 60.0))
-        if not ready:
-            have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
-            alive = sum(node["Alive"] for node in ray.nodes())
-            ray.shutdown()
-            raise ValueError(
-                f"the cluster cannot place this run: it needs {bundles} (one a node or engine), the cluster has {have} "
-                f"on {alive} node(s). Lower trainer.nnodes or trainer.n_gpus_per_node, or start more nodes."
-            )
+        await wait_until_placed(group, bundles, timeout, "Lower trainer.nnodes or trainer.n_gpus_per_node")
     return nodes, groups[1][0] if len(groups) > 1 else None
+
+
+async def wait_until_placed(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:
+    """Return when the cluster has granted the bundles; ValueError after a minute: it cannot, and what would help."""
+    ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, 60.0))
+    if not ready:
+        have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+        alive = sum(node["Alive"] for node in ray.nodes())
+        ray.shutdown()
+        raise ValueError(
+            f"the cluster cannot place this run: it needs {bundles} (one a node or engine), the cluster has {have} "
+            f"on {alive} node(s). {fix}, or start more nodes."
+        )

@@ -16,7 +16,7 @@ from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.check import check
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Env
 from alphaapollo.controller.placement import Layout, Machine, make_layout
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
@@ -111,7 +111,7 @@ def read_inputs(config: Config) -> Inputs:
     data, model = config.data, config.actor_rollout_ref.model
     renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
     notices: list[str] = []
-    _check_template(config, renderer)
+    check_template(config.env, renderer)
 
     def read(files: str | list[str], what: str) -> list[Prompt]:
         prompts, lengths = fit_prompts(
@@ -143,8 +143,8 @@ def read_inputs(config: Config) -> Inputs:
     )
 
 
-def _check_template(config: Config, renderer: Renderer) -> None:
-    env = config.env
+def check_template(env: Env, renderer: Renderer) -> None:
+    """ValueError: episodes of several turns would not be what the chat template makes of them."""
     if env.max_steps > 1 and env.context == "append" and renderer.tokenizer.chat_template and renderer.rewrites_history:
         raise ValueError(
             "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "

@@ -14,12 +14,27 @@ from rich.console import Console as Terminal
 from rich.table import Table
 
 from alphaapollo.observability.disk import writing
-from alphaapollo.trainer.evaluate import Figure, Summary
+from alphaapollo.trainer.evaluate import Figure, Result, Summary, summarize
 
 FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
 TOKENS = ("response_length",)  # figures that are no shares
 
 WIDE = 1000  # columns: a narrow terminal wraps a row, where rich would cut the names in it
+
+
+def report(results: Sequence[Result], num_samples: int, folder: Path, terminal: Terminal) -> None:
+    """Print and write the figures. ValueError: every sample failed (the figures are written all the same)."""
+    summary = summarize(results, num_samples)
+    print_summary(*summary, terminal)
+    files = write_summary(folder, *summary)
+    terminal.print(f"written: {', '.join(map(str, files))}", markup=False, soft_wrap=True)
+    failed = [result for result in results if result.outcome.failed]
+    if failed:
+        first = min(failed, key=lambda result: (result.problem, result.sample))
+        reason = f"prompt {first.problem}, sample {first.sample}: {first.outcome}: {first.reason}"
+        if len(failed) == len(results):
+            raise ValueError(f"all {len(failed)} samples failed. The first: {reason}")
+        terminal.print(f"note: {len(failed)} failed. The first: {reason}", markup=False, soft_wrap=True)
 
 
 def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:

@@ -37,7 +37,7 @@ def test_no_accepted_key_is_said_to_be_missing(command: str):
 
 def test_no_key_is_listed_twice():
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
-    for part in text.split("\nmain_sft:"):
+    for part in re.split(r"\n(?=\w+:)", text):
         counts = Counter(re.findall(r"^    ([\w.*]+):", part, flags=re.MULTILINE))
         assert [key for key, count in counts.items() if count > 1] == []
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from alphaapollo.config.errors import ConfigError, reported
+from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import convert, load_config, load_saved, save_config, shipped_configs
 from alphaapollo.config.schema import Config, SftConfig
 
@@ -56,7 +57,7 @@ def test_every_shipped_preset_loads_and_changes_something(preset: str):
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in SHIPPED.glob("*.yaml")))
 def test_every_shipped_yaml_loads(name: str):
-    load_config({"ppo": Config, "sft": SftConfig}[name], name, [])
+    load_config(COMMANDS[f"main_{name}"], name, [])
 
 
 def test_presets_combine_and_the_command_line_wins():

@@ -1,0 +1,75 @@
+"""Rollout workers alone, over Ray: one actor an engine, each with a bundle of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from alphaapollo.controller.engine_crew import EnginePlan
+from alphaapollo.controller.handles import EngineGroup
+from alphaapollo.controller.launch import started
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.ray_crew import CPU_SHARE, wait_until_placed
+from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+
+
+class RayEngines:
+    """All actors of a generation."""
+
+    def __init__(self, bundles: PlacementGroup, plan: EnginePlan):
+        gpus = float(plan.tensor_parallel) if plan.device == "cuda" else 0.0
+        self._plan, self._bundles = plan, bundles
+        self._ranks: RayRanks[RolloutWorker] = RayRanks(
+            RolloutHost, [Seat(bundles, index, CPU_SHARE, gpus) for index in range(plan.num_engines)]
+        )
+        self.engines = EngineGroup(self._ranks, plan.samples_in_flight)
+
+    async def start(self) -> None:
+        """All engines side by side."""
+        factories = [partial(_start_engine, self._plan, index) for index in range(self._plan.num_engines)]
+        await self._ranks.start(factories, self._plan.cleanup)
+
+    async def close(self) -> None:
+        """What does not end by itself is killed."""
+        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
+            await asyncio.wait_for(self.engines.close(), timeout=5)
+        await self._ranks.close()
+        remove_placement_group(self._bundles)
+        ray.shutdown()
+        for folder in self._plan.cleanup:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def launch_ray_engines(plan: EnginePlan, timeout: float) -> RayEngines:
+    """Place and start the engines. A ValueError says what could not be placed, a TimeoutError who does not start."""
+    bundle = {"CPU": CPU_SHARE} | ({"GPU": float(plan.tensor_parallel)} if plan.device == "cuda" else {})
+    wanted = [bundle] * plan.num_engines
+    bundles = placement_group(wanted, strategy="SPREAD")
+    await wait_until_placed(bundles, wanted, timeout, "Lower rollout.num_engines")
+    crew = RayEngines(bundles, plan)
+    try:
+        async with asyncio.timeout(timeout):
+            await crew.start()
+    except TimeoutError:
+        await crew.close()
+        raise TimeoutError(
+            f"not all engines started within trainer.start_timeout={timeout:.0f} s. Their logs lie in the run's logs/ "
+            "and in Ray's session folder; a large model may need a larger value."
+        ) from None
+    except BaseException:
+        await crew.close()
+        raise
+    return crew
+
+
+async def _start_engine(plan: EnginePlan, index: int) -> RolloutWorker:
+    return await started(plan.build(index))

@@ -1,0 +1,39 @@
+"""How far a long count is: a bar in a terminal, a line every tenth elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console as Terminal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINES = 10  # without a terminal
+
+
+class Counter:
+    """`with Counter("prompts", total=80) as counter: ... counter.advance("accuracy 0.53")`"""
+
+    def __init__(self, what: str, total: int, done: int = 0, terminal: Terminal | None = None):
+        self._what, self._total, self._done = what, total, done
+        self._terminal = terminal or Terminal(highlight=False)
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Counter:
+        if self._terminal.is_terminal:
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn(self._what), TimeRemainingColumn())
+            self._bar = Progress(*columns, TextColumn("{task.description}"), console=self._terminal)
+            self._task = self._bar.add_task("", total=self._total, completed=self._done)
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, text: str) -> None:
+        """One more is done; `text` is what else there is to say."""
+        before, self._done = self._done, self._done + 1
+        if self._bar:
+            self._bar.update(self._task, advance=1, description=text)
+        elif self._done == self._total or before * LINES // self._total < self._done * LINES // self._total:
+            self._terminal.print(f"{self._done}/{self._total} {self._what}   {text}", soft_wrap=True, markup=False)

@@ -1,0 +1,37 @@
+"""Score existing outputs, rows with prompts and responses: `python -m alphaapollo.trainer.main_eval data.path=...`"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console as Terminal
+
+from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import EvalConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compose, check, grade. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    terminal = Terminal(highlight=False)
+    with reported():
+        config = load_config(EvalConfig, "eval", sys.argv[1:] if argv is None else argv)
+        from alphaapollo.trainer.scoring import prepare, run
+
+        try:
+            problems = prepare(config, terminal)
+        except ValueError as error:
+            return failed(error, 2)
+    try:
+        asyncio.run(run(config, problems, terminal))
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        return failed(error, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Sample and score without training: `python -m alphaapollo.trainer.main_generation data.path=... data.n_samples=8`"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console as Terminal
+
+from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import GenerationConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    terminal = Terminal(highlight=False)
+    with reported():
+        config = load_config(GenerationConfig, "generation", sys.argv[1:] if argv is None else argv)
+        from alphaapollo.trainer.generation import prepare, run  # torch from here on: a wrong key is told before
+        from alphaapollo.trainer.setup import FAILURES
+
+        try:
+            generation = prepare(config, terminal)
+        except ValueError as error:
+            return failed(error, 2)
+    if config.trainer.dry_run:
+        print("dry run: the configuration is sound, nothing was started.")
+        return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell script's background jobs start deaf to it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        asyncio.run(run(generation, terminal))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command goes on where {generation.folder} ends", file=sys.stderr)
+        return 130
+    except FAILURES as error:
+        return failed(error, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
