@@ -1,0 +1,1 @@
+"""What a model may call while it thinks, and the sandbox that its code runs in."""

@@ -1,0 +1,59 @@
+"""Run Python files in the sandbox, as the tool python_code would.
+
+    python -m alphaapollo.tools.python_sandbox FILE...          one JSON object a file, in their order
+    echo 'print(6 * 7)' | python -m alphaapollo.tools.python_sandbox -
+
+Each object has status (ok, error, timeout, memory, output, refused), stdout, stderr, seconds, mode (the layers that
+held it), reason and file. The exit code is 0 if every file ended ok.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, Status
+from alphaapollo.tools.sandbox.pool import OPTIONAL_LAYERS, UNSAFE_VARIABLE
+
+
+def main() -> int:
+    options = _parse()
+    unsafe = options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1"
+    all_ok = True
+    sandbox = Sandbox(options.without, unsafe)
+    try:
+        for name in options.files:
+            result = _run(sandbox, name, options)
+            shown = {
+                field: getattr(result, field) for field in ("status", "stdout", "stderr", "seconds", "mode", "reason")
+            }
+            print(json.dumps({**shown, "seconds": round(result.seconds, 4), "file": name}), flush=True)
+            all_ok &= result.status is Status.OK
+    finally:
+        sandbox.close()
+    return 0 if all_ok else 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="Python files; - is standard input")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for each file (default 10)")
+    parser.add_argument("--memory-mb", type=int, default=1024, help="MiB for each file (default 1024)")
+    parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="leave a layer out")
+    parser.add_argument("--unsafe", action="store_true", help="run even where no seccomp filter holds the code")
+    return parser.parse_args()
+
+
+def _run(sandbox: Sandbox, name: str, options: argparse.Namespace) -> SandboxResult:
+    try:
+        code = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return sandbox.run(code, timeout=options.timeout, memory_mb=options.memory_mb, echo=True)
+    except (OSError, UnicodeError, SandboxError, SandboxUnavailableError) as error:
+        return SandboxResult(Status.REFUSED, "", str(error), 0.0, "none", f"not run: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

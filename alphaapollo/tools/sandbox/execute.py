@@ -1,0 +1,81 @@
+"""Runs snippets inside the sandboxed process. Nothing that is decided here is believed outside but the exit code's
+plain meaning: a snippet can print and exit as it likes."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import linecache
+import sys
+import threading
+import traceback
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+EXIT_ERROR, EXIT_MEMORY = 1, 41
+FILE_NAME = "<snippet>"
+
+
+def new_namespace() -> dict[str, Any]:
+    """Of a fresh `__main__` module: dataclasses, pickle and type hints look their module up by name."""
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    return module.__dict__
+
+
+def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
+    """Run one snippet and return the exit code that Python would; tracebacks go to stderr.
+
+    `echo`: print the value of a last expression, unless it is None, as the interactive interpreter does.
+    """
+    try:
+        text = source.decode()
+        linecache.cache[FILE_NAME] = (len(text), None, text.splitlines(keepends=True), FILE_NAME)
+        statements, last = _compile(text, echo)
+        exec(statements, namespace)
+        if last is not None:
+            value = eval(last, namespace)
+            if value is not None:
+                print(repr(value))
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return (stop.code or 0) & 0xFF
+        print(stop.code, file=sys.stderr)
+        return EXIT_ERROR
+    except BaseException as error:  # noqa: BLE001  a snippet may raise anything
+        return _report(error)
+    return 0
+
+
+def finish() -> None:
+    """What the interpreter does at its end: wait for threads, call what was registered, flush."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    flush()
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+def _compile(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
+    tree = ast.parse(text, FILE_NAME)
+    last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    statements = compile(tree, FILE_NAME, "exec", dont_inherit=True)
+    if not isinstance(last, ast.Expr):
+        return statements, None
+    return statements, compile(ast.Expression(last.value), FILE_NAME, "eval", dont_inherit=True)
+
+
+def _report(error: BaseException) -> int:
+    ours = isinstance(error, SyntaxError | UnicodeError) and not _in_snippet(error.__traceback__)
+    trace = None if ours else error.__traceback__ and error.__traceback__.tb_next
+    code = EXIT_MEMORY if isinstance(error, MemoryError) else EXIT_ERROR
+    traceback.print_exception(type(error), error, trace)
+    return code
+
+
+def _in_snippet(trace: TracebackType | None) -> bool:
+    return any(frame.f_code.co_filename == FILE_NAME for frame, _ in traceback.walk_tb(trace))

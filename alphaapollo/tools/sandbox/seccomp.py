@@ -1,0 +1,146 @@
+"""seccomp: which system calls a process may make, from inside it and for good.
+
+An allow-list; anything else fails with EPERM. What matters by what is missing: no exec, no new process (threads only),
+no socket but a connected pair, no signal but to itself, nothing of another process, no namespaces, no mounts, no
+permissions or times of files (Landlock does not cover them), no links, no memory files, no keys, no BPF, no io_uring.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache
+
+from alphaapollo.tools.sandbox.linux import SYS_SECCOMP, machine, syscall
+
+# name -> number on x86_64 and aarch64 (None: does not exist there)
+_Table = dict[str, tuple[int | None, int | None]]
+
+# fmt: off
+PLAIN: _Table = {
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
+    "pwrite64": (18, 68), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62), "mmap": (9, 222),
+    "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "madvise": (28, 233),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
+    "rt_sigsuspend": (130, 133), "rt_sigtimedwait": (128, 137), "sigaltstack": (131, 132), "dup": (32, 23),
+    "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59), "poll": (7, None),
+    "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
+    "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210), "getsockopt": (55, 209),
+    "getsockname": (51, 204), "futex": (202, 98), "set_robust_list": (273, 99), "get_robust_list": (274, 100),
+    "rseq": (334, 293), "gettid": (186, 178), "getpid": (39, 172), "getppid": (110, 173), "getuid": (102, 174),
+    "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getpgrp": (111, None),
+    "getpgid": (121, 155), "getgroups": (115, 158), "getresuid": (118, 148), "getresgid": (120, 150),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "clock_gettime": (228, 113),
+    "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101), "gettimeofday": (96, 169),
+    "time": (201, None), "times": (100, 153), "getrusage": (98, 165), "getrlimit": (97, 163), "sysinfo": (99, 179),
+    "uname": (63, 160), "getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94),
+    "restart_syscall": (219, 128), "membarrier": (324, 283), "getitimer": (36, 102), "setitimer": (38, 103),
+    "alarm": (37, None), "pause": (34, None), "wait4": (61, 260), "umask": (95, 166), "getcwd": (79, 17),
+    "fsync": (74, 82), "fdatasync": (75, 83), "flock": (73, 32), "ftruncate": (77, 46), "sendfile": (40, 71),
+    "copy_file_range": (326, 285), "fadvise64": (221, 223), "arch_prctl": (158, None),
+    # What a file is, not what is in it
+    "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79), "statx": (332, 291), "access": (21, None),
+    "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None), "readlinkat": (267, 78),
+    "statfs": (137, 43), "fstatfs": (138, 44),
+}
+FILES: _Table = {  # only where Landlock says which. No truncate by path: Landlock before version 3 does not see it.
+    "open": (2, None), "openat": (257, 56), "creat": (85, None), "getdents64": (217, 61), "chdir": (80, 49),
+    "fchdir": (81, 50), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
+    "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+}
+CHECKED: _Table = {  # allowed for some arguments, see _rules
+    "clone": (56, 220), "socketpair": (53, 199), "sendto": (44, 206), "kill": (62, 129), "tgkill": (234, 131),
+    "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
+}
+_CLONE3 = 435  # glibc falls back to clone, whose flags can be checked
+
+_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
+_FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicates, flags, locks; no owner, no lease, no notification
+_IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, its size, bytes ready, blocking, cloexec
+_PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE, names of threads and of memory
+# fmt: on
+
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM, _ENOSYS = 1, 38
+_NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data; the arguments follow at 16, 8 bytes each
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32 = 0x40000000
+_FULL = 0xFFFFFFFF
+_OWN_PID = -1  # stands for the pid, which each process fills in
+
+_Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, value
+_Condition = tuple[int, int, list[int]]  # 32-bit word at this offset, masked, is one of
+
+
+def supported() -> bool:
+    return machine() in SYS_SECCOMP
+
+
+def _low(argument: int) -> int:
+    return 16 + 8 * argument
+
+
+def _rules() -> dict[str, list[_Condition]]:
+    def is_null(argument: int) -> list[_Condition]:
+        return [(_low(argument), _FULL, [0]), (_low(argument) + 4, _FULL, [0])]
+
+    return {
+        "clone": [(_low(0), _THREAD | _NEW_NAMESPACES, [_THREAD])],
+        "socketpair": [(_low(0), _FULL, [1]), (_low(1), 0xF, [1])],  # AF_UNIX, SOCK_STREAM
+        "sendto": is_null(4),  # no address
+        "kill": [(_low(0), _FULL, [_OWN_PID])],
+        "tgkill": [(_low(0), _FULL, [_OWN_PID])],
+        "prlimit64": [(_low(0), _FULL, [0]), *is_null(2)],  # read its own
+        "ioctl": [(_low(1), _FULL, _IOCTL)],
+        "fcntl": [(_low(1), _FULL, _FCNTL)],
+        "prctl": [(_low(0), _FULL, _PRCTL)],
+    }
+
+
+def _block(conditions: list[_Condition]) -> list[_Instruction]:
+    """Allow if all conditions hold, else EPERM."""
+    block: list[_Instruction] = []
+    for offset, mask, values in conditions:
+        block += [(_LOAD, 0, 0, offset), (_AND, 0, 0, mask)]
+        for position, value in enumerate(values):
+            block.append((_JUMP_EQUAL, len(values) - position, 0, value))  # over the other values and the refusal
+        block.append((_RETURN, 0, 0, _ERRNO | _EPERM))
+    return [*block, (_RETURN, 0, 0, _ALLOW)]
+
+
+@cache
+def instructions(architecture: str, files: bool) -> tuple[_Instruction, ...]:
+    """The filter as BPF, with _OWN_PID still in it. `files`: may open files (Landlock says which)."""
+    column = list(_AUDIT_ARCH).index(architecture)
+    program: list[_Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, _AUDIT_ARCH[architecture]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_JUMP_AT_LEAST, 0, 1, _X32),
+        (_RETURN, 0, 0, _KILL),
+    ]
+    for numbers in (PLAIN | FILES if files else PLAIN).values():
+        if (number := numbers[column]) is not None:
+            program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    for name, conditions in _rules().items():
+        number = CHECKED[name][column]
+        assert number is not None
+        block = _block(conditions)
+        program += [(_JUMP_EQUAL, 0, len(block), number), *block]
+    program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
+    return (*program, (_RETURN, 0, 0, _ERRNO | _EPERM))
+
+
+def restrict(files: bool, pid: int) -> None:
+    """Put this process, which must have one thread, under the filter for good. Needs NO_NEW_PRIVS."""
+    program = instructions(machine(), files)
+    packed = b"".join(
+        struct.pack("=HBBI", code, true, false, pid if value == _OWN_PID else value)
+        for code, true, false, value in program
+    )
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
+    syscall(SYS_SECCOMP[machine()], ctypes.c_uint(1), ctypes.c_uint(0), header)

@@ -1,0 +1,191 @@
+"""The pre-forked interpreter: it has imported what snippets need, and forks one child for each. Started by launch.py.
+
+    supervisor --(socket on descriptor 0: Launch + the child's descriptors | kill)--> zygote --fork--> child
+    supervisor <--(ready | exit of a child)-- zygote
+
+It never sees code, input or output: those go between supervisor and child. Its memory, which every child has a copy
+of, holds nothing worth stealing. When the supervisor goes away it kills what runs and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+from alphaapollo.tools.sandbox import child, landlock, rlimits, seccomp
+from alphaapollo.tools.sandbox.linux import PR_SET_DUMPABLE, prctl
+from alphaapollo.tools.sandbox.preload import MODULES, warm_up
+
+DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
+SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # shared libraries, time zones
+
+
+@dataclass
+class _Child:
+    id: int
+    folder: str
+    start: float
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    site: str = settings["site"]
+    sys.path.append(site)
+    supervisor = socket.socket(fileno=os.dup(0))
+    soft = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a killed snippet printed is not lost
+    missing = _preload()
+    sys.path.remove(site)  # what is not loaded is not there; packages that are find their own modules
+    for name in [name for name in sys.modules if name.startswith("alphaapollo")]:
+        del sys.modules[name]
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # when memory runs out on the machine, this goes first
+    prctl(PR_SET_DUMPABLE, 0)
+    zygote = Zygote(supervisor, _ground(settings["packages"]), settings["folder"])
+    facts = {"landlock": zygote.ground.landlock_version, "seccomp": seccomp.supported(), "root": os.geteuid() == 0}
+    gc.collect()
+    gc.freeze()
+    supervisor.send(json.dumps({"ready": True, "missing": missing, **facts}).encode())
+    zygote.serve()
+
+
+def _preload() -> list[str]:
+    missing = []
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    warm_up()
+    return missing
+
+
+def _ground(packages: list[str]) -> child.Ground:
+    library = os.path.dirname(os.__file__)
+    rules = []
+    for path in [library, *packages, *SHARED, *DEVICES]:
+        if os.path.exists(path):
+            rights = landlock.DEVICE if path in DEVICES else landlock.READ
+            rules.append((os.open(path, os.O_PATH), rights))
+    return child.Ground(landlock.version(), rules, library, rlimits.address_space(), os.getpid())
+
+
+class Zygote:
+    """Serves one supervisor."""
+
+    def __init__(self, supervisor: socket.socket, ground: child.Ground, folder: str):
+        self.ground = ground
+        self._supervisor = supervisor
+        self._folder = folder
+        self._children: dict[int, _Child] = {}  # by pid
+        self._cleaners: set[int] = set()
+        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self) -> None:
+        poller = select.poll()
+        for descriptor in (self._supervisor.fileno(), self._wake):
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poller.poll():
+                if descriptor == self._wake:
+                    os.read(self._wake, 4096)
+                    self._reap()
+                elif not self._obey():
+                    for pid in self._children:
+                        _kill(pid)
+                    return
+
+    def _obey(self) -> bool:
+        """One message of the supervisor; false when it is gone."""
+        message, descriptors, _, _ = socket.recv_fds(self._supervisor, child.MESSAGE_BYTES, 4)
+        if not message:
+            return False
+        order = json.loads(message)
+        if "kill" in order:
+            for pid, one in self._children.items():
+                if one.id == order["kill"]:
+                    _kill(pid)
+            return True
+        self._fork(child.Launch(**order), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _fork(self, launch: child.Launch, descriptors: list[int]) -> None:
+        folder = os.path.join(self._folder, f"run{launch.id}")
+        os.mkdir(folder, 0o700)
+        if launch.setuid:
+            os.chown(folder, child.NOBODY, child.NOBODY)
+        start = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            child.run(launch, self.ground, folder, descriptors)
+        self._children[pid] = _Child(launch.id, folder, start)
+
+    def _reap(self) -> None:
+        while self._children or self._cleaners:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in self._cleaners:
+                self._cleaners.remove(pid)
+                continue
+            one = self._children.pop(pid)
+            _kill_group(pid)
+            self._clean(one.folder)
+            seconds = time.monotonic() - one.start
+            notice = {"exit": one.id, "status": status, "seconds": seconds, "cpu": usage.ru_utime + usage.ru_stime}
+            with contextlib.suppress(BrokenPipeError):
+                self._supervisor.send(json.dumps(notice).encode())
+
+    def _clean(self, folder: str) -> None:
+        try:
+            os.rmdir(folder)
+        except OSError:  # something is in it: possibly a great deal
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    remove_tree(folder)
+                finally:
+                    os._exit(0)
+            self._cleaners.add(pid)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder however deep it is: what lies in a subfolder is moved to the top first."""
+    moved = 0
+    while entries := list(os.scandir(folder)):
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            for inner in list(os.scandir(entry.path)):
+                moved += 1
+                os.rename(inner.path, os.path.join(folder, f"...{moved}"))
+            os.rmdir(entry.path)
+    os.rmdir(folder)
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
+    _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    """Whatever it started, where no seccomp filter forbade that."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
