@@ -1,4 +1,6 @@
-r"""Mathematical answers, compared by math-verify (symbolic equality of LaTeX and plain expressions).
+r"""Mathematical answers: compared as written, else by math-verify (symbolic equality of LaTeX and plain expressions).
+
+    marked answer -> tidy -> as it stands? letter, words, clock? unit? brackets? -> math-verify
 
 math-verify's own time-outs are signal alarms, which fail outside a main thread and miss C code: they are off here, and
 the process is killed instead (rewards.isolation). Imported only in that process: it brings sympy along.
@@ -6,55 +8,191 @@ the process is killed instead (rewards.isolation). Imported only in that process
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from typing import Any
 
+import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from alphaapollo.rewards.extract import marked_answer
+from alphaapollo.rewards.extract import answer_tag, last_boxed, marked_answer
+from alphaapollo.rewards.latex import plain, squeeze, tidy
+from alphaapollo.rewards.plain_answers import (
+    LETTER,
+    same_based_number,
+    same_clock_or_ratio,
+    same_letter,
+    same_words,
+    split_unit,
+)
 from alphaapollo.types import Outcome, Prompt, Score
 
+MAX_LENGTH = 1000  # characters of an answer, beyond those of the ground truth; parsers take ever longer
 TAIL = 2000  # characters of a text that marks no answer in which one is looked for
-DELIMITER = re.compile(r"\\?\$|(?<!\\)\\[()\[\]]")  # also the currency sign
-PREAMBLE = re.compile(r"^.*\b(?:is|are|equals)\b:?", re.DOTALL | re.IGNORECASE)
-NUMBER_WITH_UNIT = re.compile(r"(-?[\d.,/]*\d)\s+[a-zA-Z ]+\.?")
+ROUNDING, PRECISION = 1e-5, 1e-12  # relative error of a number that was written as a decimal, and of any other
+DIGITS = 30  # that are computed
+STATED = re.compile(r"answer(?: is|:)[\s:*]*([^\n]*?)\**\s*(?:\.\s*\*{0,2}(?=\s|$)|\n|$)", re.IGNORECASE)
+BETWEEN_BOXES = r"(?:[\s,$}]|\\text\{|\band\b|\bor\b|\b[a-z]\s*=)*"
+SEVERAL_BOXES = re.compile(rf"\\boxed\{{[^{{}}]*\}}(?:{BETWEEN_BOXES}\\boxed\{{[^{{}}]*\}})+")
+BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|per cent)\s*\}|percent)")
+DESCENDING = re.compile(r"[^<]*(?:>|\\ge )[^<]*")
+RELATION = re.compile(r"(<|>|\\le |\\ge )")
+FLIPPED = {">": "<", "\\ge ": "\\le "}
+OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|\bor\b")
+NO_UNITS = LatexExtractionConfig(
+    boxed_match_priority=0,
+    normalization_config=dataclasses.replace(LatexExtractionConfig().normalization_config, units=False),
+)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the answers are mathematically equal, else 0; wrong format where no expression can be read."""
+    """1 if the answers are mathematically equal, else 0; wrong format where no expression can be read.
+
+    Raises:
+        ValueError: the ground truth is empty. Whatever sympy raises, if nothing could be compared.
+    """
     truth = prompt.ground_truth
-    if truth is None or not (gold := read_marked(marked_answer(truth) or truth)):
+    if truth is None or not (wanted := tidy(final_answer(truth) or truth)):
         raise ValueError(f"the ground truth {truth!r} is not a mathematical expression")
-    marked = marked_answer(completion)
-    answer = read(completion[-TAIL:]) if marked is None else read_marked(marked)
-    if not answer:
-        return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no mathematical expression in the answer")
-    accuracy = float(equal(gold, answer))
-    return Score(accuracy, {"accuracy": accuracy})
+    answer = final_answer(completion)
+    if answer is not None and len(answer) > len(truth) + MAX_LENGTH:
+        return _unreadable(f"an answer of {len(answer)} characters")
+    if answer is None:
+        right = equal(_read_all(wanted), readings) if (readings := read(completion[-TAIL:])) else None
+    else:
+        right = same(wanted, tidy(answer)) if answer.strip() else None
+    if right is None:
+        return _unreadable("no mathematical expression in the answer")
+    return Score(float(right), {"accuracy": float(right)})
+
+
+def _unreadable(reason: str) -> Score:
+    return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, reason)
+
+
+def final_answer(text: str) -> str | None:
+    r"""The answer that the text marks, else what follows its last "answer is" or "answer:".
+
+    Boxes that stand side by side at the end, `\boxed{2} and \boxed{3}`, are one answer.
+    """
+    boxed_part = answer_tag(text) or text
+    rows = list(SEVERAL_BOXES.finditer(boxed_part))
+    if rows and last_boxed(boxed_part) == (boxes := BOX.findall(rows[-1][0]))[-1].strip():
+        return ", ".join(dict.fromkeys(box.strip() for box in boxes))
+    marked = marked_answer(text)
+    if marked is not None:
+        return marked
+    stated = [match[1] for match in STATED.finditer(text[-TAIL:])]
+    return next((said for said in reversed(stated) if read(said) or LETTER.fullmatch(plain(tidy(said)))), None)
+
+
+def same(truth: str, answer: str) -> bool:
+    """Whether two tidy answers are equal."""
+    if squeeze(truth) == squeeze(answer):
+        return True
+    for judge in (same_letter, same_based_number, same_clock_or_ratio, same_words):
+        if (verdict := judge(truth, answer)) is not None:
+            return verdict
+    truth, unit = split_unit(truth, answer)
+    answer, other_unit = split_unit(answer, truth)
+    if unit and other_unit and unit != other_unit:
+        return False
+    if (_is_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_set(answer)):
+        return False
+    if ("\\pm" in truth) != ("\\pm" in answer):
+        truth, answer = (_both_signs(text) for text in (truth, answer))
+    if bool(PERCENT.search(truth)) == bool(PERCENT.search(answer)):
+        return equal(_read_all(PERCENT.sub("", truth)), _read_all(PERCENT.sub("", answer)))
+    golds, answers = (_percentages(text) for text in (truth, answer))
+    return any(equal(_read_all(gold), _read_all(text)) for gold in golds for text in answers)
+
+
+def _both_signs(text: str) -> str:
+    """`1 \\pm x` as `1 + x, 1 - x`; a list stays as it is."""
+    return text if "\\pm" not in text or "," in text else ", ".join(text.replace("\\pm", sign) for sign in "+-")
+
+
+def _percentages(text: str) -> list[str]:
+    """What 36% may be taken for, beside an answer without that sign: 36, and 36/100."""
+    bare = PERCENT.sub("", text)
+    return [text] if bare == text else [bare, f"\\frac{{{bare}}}{{100}}"]
 
 
 def read(text: str) -> list[Any]:
     """The final expression in a text: sympy objects and, as a fallback, its string. Empty: none."""
-    return list(
-        parse(text, [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()], parsing_timeout=None)
-    )
+    return list(parse(text, [NO_UNITS, ExprExtractionConfig()], parsing_timeout=None))
 
 
-def read_marked(answer: str) -> list[Any]:
-    """The expression of an answer that stands alone, in LaTeX or plain: without delimiters, "the answer is", units."""
-    bare = PREAMBLE.sub("", DELIMITER.sub("", answer)).strip().rstrip(".")
-    number = NUMBER_WITH_UNIT.fullmatch(bare)
-    return read(f"\\boxed{{{number[1] if number else bare}}}") or read(answer)
+def _read_all(answer: str) -> list[Any]:
+    """The readings of a tidy answer, its inequalities ascending and `a or b` of inequalities as a union."""
+    parts = [_ascending(part) for part in OR.split(answer)]
+    if len(parts) > 1 and all(RELATION.search(part) for part in parts):
+        relations = [reading for part in parts for reading in read(f"\\boxed{{{part}}}")[:1]]
+        if len(relations) == len(parts) and all(isinstance(one, sympy.logic.boolalg.Boolean) for one in relations):
+            return [sympy.Union(*(relation.as_set() for relation in relations))]
+    readings = read(f"\\boxed{{{parts[0] if len(parts) == 1 else answer}}}") or read(answer)
+    return [_exact(_with_imaginary(reading)) for reading in readings]
+
+
+def _ascending(text: str) -> str:
+    """`3 > x > 1` as `1 < x < 3`."""
+    if not RELATION.search(text) or not DESCENDING.fullmatch(text) or "\\le " in text:
+        return text
+    return "".join(FLIPPED.get(part, part) for part in reversed(RELATION.split(text)))
+
+
+def _with_imaginary(expression: Any) -> Any:
+    """The letter i as the imaginary unit, unless it counts something."""
+    if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
+        return expression
+    if isinstance(expression, sympy.Eq):  # which would evaluate itself
+        return sympy.Eq(*map(_with_imaginary, expression.args), evaluate=False)
+    return expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
+
+
+def _exact(expression: Any) -> Any:
+    """0.5 as 1/2 in formulas; numbers alone stay decimals, which may be rounded."""
+    if not isinstance(expression, sympy.Expr) or not expression.free_symbols:
+        return expression
+    return expression.xreplace({number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)})
+
+
+def _is_set(text: str) -> bool:
+    return text.startswith("\\{") and text.endswith("\\}") and "," in text
+
+
+def _is_tuple(text: str) -> bool:
+    return text.startswith("(") and text.endswith(")") and text.count("(") == 1 and "," in text
 
 
 def equal(gold: list[Any], answer: list[Any]) -> bool:
     """Whether any reading of the answer equals any of the ground truth; raises what sympy raises, if none does."""
-    try:
-        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
-    except Exception:
-        if verify(gold, answer, timeout_seconds=None):
-            return True
-        raise
+    errors: list[Exception] = []
+    for one in gold:
+        for other in answer:
+            try:
+                if _close(one, other) and verify(
+                    [one], [other], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+                ):
+                    return True
+            except Exception as error:  # noqa: BLE001 whatever sympy raises on what a model wrote
+                errors.append(error)
+    if errors:
+        raise errors[0]
+    return False
+
+
+def _close(gold: Any, answer: Any) -> bool:
+    """False for two numbers that differ by more than rounding, which math-verify takes for equal if they are tiny (it
+    rounds to six places) or huge (sympy chops them)."""
+    if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, answer)):
+        return True
+    size, error = abs(gold.evalf(DIGITS)), abs(gold.evalf(DIGITS) - answer.evalf(DIGITS))
+    if not size.is_finite or not error.is_finite:
+        return True
+    rounded = gold.has(sympy.Float) or answer.has(sympy.Float)
+    return bool(error <= (ROUNDING if rounded else PRECISION) * (size or 1))

@@ -1,3 +1,7 @@
+import json
+import time
+from pathlib import Path
+
 import pytest
 
 from alphaapollo.rewards import maths
@@ -65,3 +69,46 @@ def test_no_expression_is_a_wrong_format(text):
 def test_an_unreadable_ground_truth_is_the_graders_failure(truth):
     with pytest.raises(ValueError, match="not a mathematical expression"):
         score(truth, "5")
+
+
+# {truth, right, wrong: what stands in the box; right_texts, wrong_texts: whole completions}
+ANSWERS = [json.loads(line) for line in Path(__file__).with_name("maths_answers.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("row", ANSWERS, ids=lambda row: row["truth"])
+def test_it_agrees_with_labelled_answers(row):
+    texts = {kind: [f"It is $\\boxed{{{answer}}}$." for answer in row.get(kind, [])] for kind in ("right", "wrong")}
+    for kind, reward in (("right", 1.0), ("wrong", 0.0)):
+        for text in texts[kind] + row.get(f"{kind}_texts", []):
+            assert score(row["truth"], text).reward == reward, text
+
+
+def test_there_are_enough_labelled_answers():
+    counts = [sum(len(row.get(kind, [])) for row in ANSWERS) for kind in ("right", "wrong")]
+    assert counts[0] > 500 and counts[1] > 400
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "\\boxed{" * 3000,
+        "\\boxed{" + "1" * 5000 + "}",
+        "\\boxed{" + "(" * 800 + "5" + ")" * 800 + "}",
+        "answer is " * 5000,
+    ],
+)
+def test_degenerate_answers_are_quickly_wrong(answer):
+    start = time.perf_counter()
+    assert score("5", answer).reward == 0.0
+    assert time.perf_counter() - start < 2.0
+
+
+def test_the_same_text_is_equal_however_hard_it_is_to_compute():
+    assert score("9^{9^{9^{9}}}", r"\boxed{9^{9^{9^9}}}").reward == 1.0
+
+
+def test_numbers_are_compared_relative_to_their_size():
+    assert score("0.00000001", r"\boxed{0.00000002}").reward == 0.0
+    assert score(r"\frac{100!}{50!}", r"\boxed{\frac{100!}{49!}}").reward == 0.0
+    assert score(r"\frac{1}{3}", r"\boxed{0.33333333}").reward == 1.0
+    assert score(r"\frac{1}{3}", r"\boxed{0.333}").reward == 0.0
