@@ -1,0 +1,154 @@
+"""Generation on the real engine: killed in the middle and resumed, equal to a run in one go and to a validation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import Finished, Runner, Task, processes_of
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+PROMPTS, SAMPLES = 64, 4
+
+
+class GenerationRunner(Runner):
+    """Starts main_generation with small sizes; few samples at once, so that groups end one after the other."""
+
+    def command(self, overrides: Sequence[str], name: str = "run") -> list[str]:
+        sizes = {
+            "data.path": self.task.data / "train.parquet",
+            "data.n_samples": SAMPLES,
+            "data.max_prompt_length": 32,
+            "data.max_response_length": 64,
+            "model.path": self.task.model,
+            "rollout.kv_cache_gib": 0.1,
+            "rollout.max_num_seqs": 8,
+            "custom_reward_function.path": self.reward,
+            "trainer.output_dir": self.out,
+            "trainer.project_name": "test",
+            "trainer.experiment_name": name,
+        }
+        given = {override.split("=")[0] for override in overrides}
+        words = [f"{key}={value}" for key, value in sizes.items() if key not in given]
+        return [sys.executable, "-m", "alphaapollo.trainer.main_generation", *words, *overrides]
+
+
+@pytest.fixture
+def generation(task: Task, tmp_path: Path) -> Iterator[GenerationRunner]:
+    runner = GenerationRunner(task, tmp_path)
+    yield runner
+    for process in runner.processes:
+        process.kill()
+        process.wait()
+
+
+def wait_for_lines(process: subprocess.Popen[str], path: Path, count: int) -> None:
+    end = time.monotonic() + 150
+    while not (path.exists() and path.read_bytes().count(b"\n") >= count):
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < end, "the generation does not get going"
+        time.sleep(0.01)
+
+
+def wait_until_nothing_is_left(runner: Runner) -> None:
+    end = time.monotonic() + 40
+    while processes_of(runner) or [path for run in runner.processes for path in shared_memory(run.pid)]:
+        assert time.monotonic() < end, processes_of(runner)
+        time.sleep(0.1)
+
+
+def shared_memory(pid: int) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"alphaapollo-{pid}-*"))
+
+
+def records(folder: Path) -> list[dict]:
+    """By prompt and sample, without what depends on the moment."""
+    found = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for record in found:
+        del record["seconds"]
+        for turn in record["turns"]:
+            del turn["num_cached_tokens"]
+    return sorted(found, key=lambda record: (record["prompt_id"], record["sample"]))
+
+
+def test_killed_and_resumed_equals_a_run_in_one_go(generation: GenerationRunner) -> None:
+    whole = generation.run("trainer.controller=local", name="whole")
+    assert f"{PROMPTS * SAMPLES} scored" in whole.output
+
+    results = generation.out / "test/parts/results.jsonl"
+    process = generation.start(name="parts")
+    wait_for_lines(process, results, 3 * SAMPLES)
+    process.kill()
+    process.communicate()
+    wait_until_nothing_is_left(generation)
+    finished = results.read_bytes().count(b"\n") // SAMPLES
+    assert 3 <= finished < PROMPTS, "killed in the middle"
+    assert not (results.parent / "summary.json").exists()
+    with results.open("a") as file:  # as if the kill had come while a line was written
+        file.write('{"step": 0, "prompt_id": 63, "sample": 0, "data_so')
+
+    parts = generation.run(name="parts")
+    wait_until_nothing_is_left(generation)
+    assert f"finished   {finished} prompts, " in parts.output
+    assert f"{PROMPTS}/{PROMPTS} prompts" in parts.output
+    assert records(parts.folder) == records(whole.folder)
+    summaries = [json.loads((run.folder / "summary.json").read_text()) for run in (parts, whole)]
+    assert summaries[0] == summaries[1]
+    assert summaries[0]["all"]["samples"] == PROMPTS * SAMPLES
+    check_weights(whole, generation.task.model)
+
+
+def check_weights(done: Finished, model_folder: Path) -> None:
+    """The engine had the weights of the model's folder, though nobody published any."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    for record in records(done.folder)[:8]:
+        (row,) = record["rows"]
+        ids, mask = torch.tensor([row["ids"]]), torch.tensor(row["mask"][1:], dtype=torch.bool)
+        with torch.no_grad():
+            expected = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        gap = (expected - torch.tensor(row["logprobs"][1:]))[mask].abs().max()
+        assert gap < 5e-5
+
+
+def test_the_same_samples_as_a_validation_in_training(generation: GenerationRunner, ppo: Runner) -> None:
+    trained = ppo.run(
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
+        "trainer.total_training_steps=1",
+        "trainer.seed=5",
+        name="trained",
+    )
+    done = generation.run(
+        f"data.path={generation.task.data}/val.parquet",
+        "data.n_samples=2",
+        "data.max_response_length=16",
+        "trainer.seed=5",
+    )
+    validation = (trained.folder / "rollouts/val_000000.jsonl").read_text().splitlines()
+    texts = {(record["prompt_id"], record["sample"]): record["text"] for record in map(json.loads, validation)}
+    assert {(record["prompt_id"], record["sample"]): record["text"] for record in records(done.folder)} == texts
+    figures = json.loads((done.folder / "summary.json").read_text())["all"]["figures"]
+    metrics = trained.metrics[0]
+    for metric, figure in (("accuracy", "avg@2"), ("reward", "reward"), ("pass@2", "pass@2"), ("maj@2", "maj@2")):
+        assert metrics[f"val/{metric}"] == figures[figure]["value"]
+
+
+def test_interrupted_it_says_how_to_go_on(generation: GenerationRunner) -> None:
+    process = generation.start("trainer.controller=local", "data.max_response_length=256")
+    wait_for_lines(process, generation.out / "test/run/results.jsonl", 1)
+    process.terminate()
+    done = generation.finish(process, deadline=30)
+    assert done.code == 130
+    assert "interrupted; the same command goes on" in done.output and "Traceback" not in done.output, done.output
+    wait_until_nothing_is_left(generation)
+    assert os.path.exists(done.folder / "results.jsonl")
