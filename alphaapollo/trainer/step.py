@@ -64,8 +64,9 @@ def trainable(trajectory: Trajectory) -> bool:
 
 
 def usable(group: TrajectoryGroup) -> bool:
-    """A group whose greedy baseline failed has nothing to be compared with."""
-    return group.baseline is None or not group.baseline.score.outcome.failed
+    """Something to train on, and to compare it with: neither all samples failed nor the greedy baseline."""
+    compared = group.baseline is None or not group.baseline.score.outcome.failed
+    return compared and any(trainable(trajectory) for trajectory in group.trajectories)
 
 
 def build_batch(
@@ -84,7 +85,7 @@ def build_batch(
         max_length: of a response in tokens.
         padded: micro-batches are padded to their longest row, so the token budget counts that.
     """
-    assert all(usable(group) for group in groups), "groups without a baseline do not reach the batch"
+    assert all(usable(group) for group in groups), "collect leaves the others out"
     members = [(group.prompt, one) for group in groups for one in group.trajectories if trainable(one)]
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if trainable(one)])
     rows = [row for _, trajectory in members for row in trajectory.rows]

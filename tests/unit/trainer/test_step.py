@@ -182,8 +182,9 @@ def test_remax_compares_with_the_greedy_rollout_shaped_alike() -> None:
     assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was worth
 
 
-def test_a_group_without_its_baseline_is_not_usable() -> None:
+def test_a_group_without_baseline_or_samples_is_not_usable() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
+    assert not usable(group(failed, failed))
     assert not usable(group(trajectory(0, 1.0, 2), baseline=failed))
     assert usable(group(trajectory(0, 1.0, 2)))
 
