@@ -41,11 +41,16 @@ from alphaapollo.trainer.results import Finished, ResultsFile, read_finished
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.watchdog import RUN, start_reaper
 
-DECISIVE = {  # what a resume must not change: of these sections only so much, of the others everything
-    "data": {"n_samples", "max_prompt_length", "max_response_length", "truncation"},  # prompts are compared one by one
+DECISIVE = {  # what a resume must not change: of these sections only so much, ...
     "rollout": {"name", "temperature", "top_p", "top_k", "dtype"},
-    "reward": {"components", "required"},
     "trainer": {"seed"},
+}
+FREE = {  # ... and of the others everything but these (prompts are compared one by one)
+    "data.path",
+    "data.prompt_key",
+    "env.episode_timeout",
+    "reward.timeout",
+    "reward.num_workers",
 }
 
 
@@ -164,7 +169,7 @@ def as_training_config(config: GenerationConfig) -> Config:
 async def _play(generation: Generation, crew: EngineCrew, terminal: Terminal) -> list[Result]:
     """Every group to the file as it ends; a kill costs only those that are on their way."""
     results: list[Result] = []
-    started = time.perf_counter()
+    speed = _Speed()
     path, done = generation.folder / "results.jsonl", len(generation.finished.prompts)
     with (
         ResultsFile(path, generation.finished) as file,
@@ -172,16 +177,28 @@ async def _play(generation: Generation, crew: EngineCrew, terminal: Terminal) ->
     ):
         async for _, group in crew.engines.generate(generation.requests):
             file.append(group)
-            results += [result_of(group.prompt, trajectory) for trajectory in group.trajectories]
-            counter.advance(_so_far(results, time.perf_counter() - started))
+            own = [result_of(group.prompt, trajectory) for trajectory in group.trajectories]
+            results += own
+            counter.advance(speed.after(own))
     return results
 
 
-def _so_far(results: Sequence[Result], seconds: float) -> str:
-    scored = [result.accuracy for result in results if not result.outcome.failed]
-    tokens = sum(result.num_tokens or 0 for result in results)
-    accuracy = f"accuracy {sum(scored) / len(scored):.3f}   " if scored else ""
-    return f"{accuracy}{tokens / seconds:,.0f} tokens/s"
+class _Speed:
+    """What is said on the way."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._accuracy = 0.0
+        self._scored = self._tokens = 0
+
+    def after(self, results: Sequence[Result]) -> str:
+        """`accuracy 0.532   2,940 tokens/s`, of this process so far."""
+        scored = [result.accuracy for result in results if not result.outcome.failed]
+        self._accuracy += sum(scored)
+        self._scored += len(scored)
+        self._tokens += sum(result.num_tokens or 0 for result in results)
+        accuracy = f"accuracy {self._accuracy / self._scored:.3f}   " if self._scored else ""
+        return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
 
 
 def _find_machine(controller: str) -> Machine:
@@ -241,7 +258,7 @@ def _differences(before: GenerationConfig, now: GenerationConfig) -> list[str]:
     for key in accepted_keys(GenerationConfig):
         old, new = _value(before, key), _value(now, key)
         section, _, name = key.partition(".")
-        if old != new and name in DECISIVE.get(section, {name}):
+        if old != new and key not in FREE and name in DECISIVE.get(section, {name}):
             found.append(f"{key}={plain(old)} (now {plain(new)})")
     return found
 
