@@ -376,6 +376,26 @@ class EnvRollout(Section):
     """Group size: trajectories a prompt."""
 
 
+class GuessingGame(Section):
+    numbers: PositiveInt = 100
+    """The number to guess is one of 1 to this."""
+    prompt: str = ""
+    """Instructions in place of the game's own; `{numbers}` and `{steps}` are filled in."""
+
+
+class GridWorld(Section):
+    size: Annotated[int, Field(ge=2, le=50)] = 5
+    """Rows and columns of the grid."""
+    walls: Annotated[float, Field(ge=0.0, le=0.5)] = 0.2
+    """Share of the cells that are walls."""
+    view: Literal["map", "coordinates"] = "map"
+    """What is seen each turn: the grid drawn, or in words where one is, where the goal is, and the walls beside."""
+    step_penalty: NonNegativeFloat = 0.0
+    """What each step costs."""
+    prompt: str = ""
+    """Instructions in place of the game's own; `{size}`, `{steps}`, `{legend}` and `{view}` are filled in."""
+
+
 class Env(Section):
     env_name: str = "single_turn"
     """The environment, by name in the registry."""
@@ -396,6 +416,8 @@ class Env(Section):
     episode_timeout: PositiveFloat = 600.0
     """Seconds of wall time of one episode at most."""
     rollout: EnvRollout = EnvRollout()
+    guessing_game: GuessingGame = GuessingGame()
+    grid_world: GridWorld = GridWorld()
 
 
 class CustomRewardFunction(Section):

@@ -1,5 +1,8 @@
 """Environments by name. Importing this package registers the ones that come with the project."""
 
+from alphaapollo.environments import grid_world as grid_world
+from alphaapollo.environments import guessing_game as guessing_game
 from alphaapollo.environments import single_turn as single_turn
+from alphaapollo.environments.base import check_environment as check_environment
 from alphaapollo.environments.base import get_environment as get_environment
 from alphaapollo.environments.base import register_environment as register_environment

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from alphaapollo.config.schema import Env
 from alphaapollo.registry import Registry
@@ -57,7 +57,7 @@ class StepResult:
     valid: bool = True  # false: the environment could not read an action in the text
     score: Score | None = None
     kept_chars: int | None = None  # the environment used the text up to here: what follows is cut off, never trained on
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)  # `state`: where the action was taken, for step-level credit
 
 
 class Environment(Protocol):
@@ -92,6 +92,40 @@ class Services:
 EnvironmentFactory = Callable[[Services], Environment]
 """Usually the class itself, with `__init__(self, services)`."""
 
-_ENVIRONMENTS: Registry[EnvironmentFactory] = Registry("environment")
-register_environment = _ENVIRONMENTS.register
-get_environment = _ENVIRONMENTS.get
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """An environment by name, and what can be known of it before anything starts."""
+
+    factory: EnvironmentFactory
+    graded: bool  # it scores by `Services.score`, so each row needs a reward function
+    check: Callable[[Env], None] | None  # raises ValueError for settings with which it cannot work
+
+
+_ENVIRONMENTS: Registry[Registered] = Registry("environment")
+FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
+
+
+def register_environment(
+    name: str, *, graded: bool = False, check: Callable[[Env], None] | None = None
+) -> Callable[[FactoryT], FactoryT]:
+    """Decorator: env.env_name=name. The options are the fields of `Registered`."""
+
+    def add(factory: FactoryT) -> FactoryT:
+        _ENVIRONMENTS.register(name)(Registered(factory, graded, check))
+        return factory
+
+    return add
+
+
+def get_environment(name: str) -> EnvironmentFactory:
+    """What makes the environment of that name (ValueError: lists the known and the nearest names)."""
+    return _ENVIRONMENTS.get(name).factory
+
+
+def check_environment(config: Env) -> Registered:
+    """Start-up check: the environment is there and can work with its settings (ValueError)."""
+    registered = _ENVIRONMENTS.get(config.env_name)
+    if registered.check is not None:
+        registered.check(config)
+    return registered

@@ -1,0 +1,112 @@
+"""Walk from A to G through a grid with walls, one step a turn.
+
+.#..        env.grid_world.view=map
+.A#.
+...G        env.grid_world.view=coordinates:  at 1,1 goal 2,3 walls up right     (row,column, counted from 0)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+
+from alphaapollo.environments.base import register_environment
+from alphaapollo.environments.memory import Step
+from alphaapollo.environments.text_game import Move, TextGame, fill
+from alphaapollo.types import Message
+
+Cell = tuple[int, int]  # row, column
+MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+PROMPT = (
+    "You are in a grid of {size} x {size} cells{legend}. Reach the goal in at most {steps} steps. Answer with one "
+    "move, up, down, left or right: <answer>move</answer>.\n{view}"
+)
+LEGENDS = {
+    "map": ": A is where you are, G the goal, # a wall",
+    "coordinates": "; cells are row,column, counted from 0 at the top left",
+}
+DRAWS = 50  # of walls that leave no way; then there are none
+
+
+@register_environment("grid_world")
+class GridWorld(TextGame):
+    """There is always a way within env.max_steps. A move into a wall, or out of the grid, leaves one where one is."""
+
+    def begin(self, rng: Random) -> None:
+        settings = self.config.grid_world
+        self.step_reward = -settings.step_penalty
+        for draw in range(DRAWS + 1):
+            share = settings.walls if draw < DRAWS else 0.0
+            cells = [(row, column) for row in range(settings.size) for column in range(settings.size)]
+            self.free = {cell for cell in cells if rng.random() >= share}
+            if not self.free:
+                continue
+            self.position = rng.choice(sorted(self.free))
+            paths = shortest_paths(self.free, self.position)
+            goals = sorted(cell for cell, path in paths.items() if 0 < len(path) <= self.config.max_steps)
+            if goals:
+                self.goal = rng.choice(goals)
+                self.shortest_path = paths[self.goal]
+                return
+        raise AssertionError("a grid without walls has a neighbour to walk to")
+
+    def prompt(self) -> str:
+        return self._prompt(self.view())
+
+    def play(self, action: str) -> Move:
+        named = set(re.findall(r"[a-z]+", action.lower())) & set(MOVES)
+        if len(named) != 1:
+            text = f"invalid action: {len(named) or 'no'} moves; name one of {', '.join(MOVES)}\n{self.view()}"
+            return Move(text, valid=False)
+        there = _neighbour(self.position, named.pop())
+        if there not in self.free:
+            return Move(f"there is a wall\n{self.view()}")
+        self.position = there
+        return Move(self.view(), won=there == self.goal)
+
+    def state(self) -> str:
+        return f"{self.position[0]},{self.position[1]}"
+
+    def recall(self, steps: Sequence[Step]) -> list[Message]:
+        """The instructions with what was seen last: the earlier steps do not matter any more."""
+        return [Message(role="user", content=self._prompt(steps[-1].observation[-1]["content"]))]
+
+    def view(self) -> str:
+        """Where everything is."""
+        if self.config.grid_world.view == "coordinates":
+            (row, column), (goal_row, goal_column) = self.position, self.goal
+            walls = [name for name in MOVES if self._is_wall(_neighbour(self.position, name))]
+            beside = " ".join(["", "walls", *walls]) if walls else ""
+            return f"at {row},{column} goal {goal_row},{goal_column}{beside}"
+        size = self.config.grid_world.size
+        marks = dict.fromkeys(self.free, ".") | {self.goal: "G", self.position: "A"}
+        return "\n".join("".join(marks.get((row, column), "#") for column in range(size)) for row in range(size))
+
+    def _is_wall(self, cell: Cell) -> bool:
+        """The edge of the grid is none: everybody knows where it is."""
+        return cell not in self.free and all(0 <= place < self.config.grid_world.size for place in cell)
+
+    def _prompt(self, view: str) -> str:
+        settings = self.config.grid_world
+        values = {"size": settings.size, "steps": self.config.max_steps, "legend": LEGENDS[settings.view]}
+        return fill(settings.prompt or PROMPT, **values, view=view)
+
+
+def shortest_paths(free: set[Cell], start: Cell) -> dict[Cell, list[str]]:
+    """A shortest path, as moves, to every cell that can be reached."""
+    paths: dict[Cell, list[str]] = {start: []}
+    waiting = deque([start])
+    while waiting:
+        cell = waiting.popleft()
+        for name in MOVES:
+            there = _neighbour(cell, name)
+            if there in free and there not in paths:
+                paths[there] = [*paths[cell], name]
+                waiting.append(there)
+    return paths
+
+
+def _neighbour(cell: Cell, move: str) -> Cell:
+    return cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]

@@ -1,0 +1,59 @@
+"""Guess a number; after each guess one hears whether it is higher or lower."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+
+from alphaapollo.environments.base import register_environment
+from alphaapollo.environments.memory import Step
+from alphaapollo.environments.projection import Action, project
+from alphaapollo.environments.text_game import Move, TextGame, fill
+from alphaapollo.types import Message
+
+PROMPT = (
+    "I have chosen a whole number from 1 to {numbers}. Find it with at most {steps} guesses. After each guess I say "
+    "whether the number is higher or lower. Guess with <answer>number</answer>."
+)
+HIGHER, LOWER = "higher", "lower"
+
+
+@register_environment("guessing_game")
+class GuessingGame(TextGame):
+    """Halving what is left finds one of 2**n - 1 numbers in n guesses. Without listening, n guesses find one number in
+    (2**n - 1) / n."""
+
+    def begin(self, rng: Random) -> None:
+        self._low, self._high = 1, self.config.guessing_game.numbers  # what the answers so far leave
+        self.target = rng.randint(self._low, self._high)
+
+    def prompt(self) -> str:
+        settings = self.config.guessing_game
+        return fill(settings.prompt or PROMPT, numbers=settings.numbers, steps=self.config.max_steps)
+
+    def play(self, action: str) -> Move:
+        numbers = set(re.findall(r"-?[0-9]+", action))
+        if len(numbers) != 1:
+            return Move(f"invalid action: {len(numbers) or 'no'} numbers; guess one", valid=False)
+        digits = numbers.pop()
+        guess = int(digits[:18])  # whoever writes more digits is far outside in any case
+        if guess == self.target:
+            return Move("found", won=True)
+        if guess < self.target:
+            self._low = max(self._low, guess + 1)
+            return Move(HIGHER)
+        self._high = min(self._high, guess - 1)
+        return Move(LOWER)
+
+    def state(self) -> str:
+        return f"{self._low}-{self._high}"
+
+    def recall(self, steps: Sequence[Step]) -> list[Message]:
+        """The instructions, then a line for each remembered guess: `16: higher`."""
+        lines = [self.prompt()]
+        for step in steps:
+            found = project(step.action, bare_word=True)
+            guess = found.content if isinstance(found, Action) else "?"
+            lines.append(f"{guess}: {step.observation[-1]['content']}")
+        return [Message(role="user", content="\n".join(lines))]

@@ -1,0 +1,92 @@
+"""For tests of environments: play one as the episode does, and texts that a model might write."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments import get_environment
+from alphaapollo.environments.base import Environment, Services, StepResult
+from alphaapollo.environments.memory import Step, select
+from alphaapollo.types import Prompt, Score
+
+Agent = Callable[[Environment, str], str]  # (environment, what it said last) -> text
+
+WORDS = ["up", "down", "left", "right", "7", "50", "-3", "0", "99999999999999999999999", "3.5", "12 13", "\u0663"]
+WORDS += [
+    "<answer>",
+    "</answer>",
+    "<think>",
+    "</think>",
+    "<python_code>",
+    "\n",
+    " ",
+    "\0",
+    "\ud800",
+    "é",
+    "{low}",
+    "%s",
+]
+WORDS += ["higher", "[1, 2]", "None", "__import__('os')", "9**9**9**9", "\\boxed{4}", "x" * 5000, "<answer>" * 2000]
+
+
+async def no_grader(prompt: Prompt, text: str) -> Score:
+    raise AssertionError("this environment grades itself")
+
+
+def make(config: Env, score: Callable[[Prompt, str], Awaitable[Score]] = no_grader) -> Environment:
+    return get_environment(config.env_name)(Services(score, config))
+
+
+async def _await(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def play(
+    config: Env, agent: Agent, prompt: Prompt, score: Callable[[Prompt, str], Awaitable[Score]] = no_grader
+) -> list[StepResult]:
+    """One episode to its end, or to env.max_steps; in memory context the fresh prompts are made too."""
+
+    async def run() -> list[StepResult]:
+        environment = make(config, score)
+        first = await _await(environment.reset(prompt))
+        seen = first if isinstance(first, str) else first.messages[-1]["content"]
+        results: list[StepResult] = []
+        steps: list[Step] = []
+        while not (results and results[-1].done) and len(results) < config.max_steps:
+            text = agent(environment, seen)
+            result = await _await(environment.step(text))
+            results.append(result)
+            if result.observation is None:
+                break
+            seen = result.observation.messages[-1]["content"]
+            steps.append(Step(text, result.observation.messages, result.reward))
+            if config.context == "memory":
+                seen = environment.recall(select(steps, config.history_length, config.memory_type))[-1]["content"]
+        await _await(environment.close())
+        return results
+
+    return asyncio.run(run())
+
+
+def random_agent(seed: int) -> Agent:
+    rng = Random(seed)
+
+    def agent(environment: Environment, seen: str) -> str:
+        text = "".join(rng.choice(WORDS) for _ in range(rng.randrange(6)))
+        return f"<answer>{text}</answer>" if rng.random() < 0.5 else text
+
+    return agent
+
+
+def check_results(results: list[StepResult], max_steps: int) -> None:
+    """What holds for any episode of an environment that ends by itself."""
+    assert 1 <= len(results) <= max_steps
+    assert [result.done for result in results] == [False] * (len(results) - 1) + [True]
+    assert all(result.observation is not None for result in results[:-1])
+    score = results[-1].score
+    assert score is not None and not score.outcome.failed and 0.0 <= score.reward <= 1.0

@@ -1,0 +1,68 @@
+import time
+
+import pytest
+
+from alphaapollo.environments.projection import Action, Unreadable, project
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "kept"),
+    [
+        ("<answer>7</answer>", "7", None),
+        ("<answer> 7\n</answer>\n ", "7", None),  # only space follows
+        ("so <answer>7</answer> then", "7", "so <answer>7</answer>"),
+        ("<answer>7</answer><answer>8</answer>", "7", "<answer>7</answer>"),
+        ("<think><answer>1</answer></think><answer>2</answer>", "2", None),
+        ("<answer>1</answer></think><answer>2</answer>", "2", None),  # the prompt had opened the thought
+        ("<answer>1</answer><think>hm</think><answer>2</answer>", "1", "<answer>1</answer>"),
+        ("<answer>a <b> c</answer>", "a <b> c", None),
+    ],
+)
+def test_the_first_complete_action_counts(text, content, kept):
+    assert project(text) == Action("answer", content, None if kept is None else len(kept))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "<answer>7", "7</answer>", "<think><answer>7</answer>", "<ANSWER>7</ANSWER>", "</think>"]
+)
+def test_no_action(text):
+    assert project(text) == Unreadable("no action; write <answer>...</answer>")
+
+
+def test_several_kinds_at_once():
+    tags = ["python_code", "answer"]
+    assert project("<python_code>1+1</python_code>", tags) == Action("python_code", "1+1", None)
+    both = project("<python_code>1+1</python_code> so <answer>2</answer>", tags)
+    assert both == Unreadable("several kinds of action at once (python_code, answer); make one")
+    thought = "<think><answer>2</answer></think><python_code>1+1</python_code>"
+    assert project(thought, tags) == Action("python_code", "1+1", None)
+    assert project("what?", tags) == Unreadable(
+        "no action; write <python_code>...</python_code> or <answer>...</answer>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "kept"),
+    [
+        ("up", "up", None),
+        ("  Up! I say", "Up", 5),
+        ("<think>left?</think>\n50.\n", "50", None),
+        ("well</think> right now", "right", 18),
+        ("<answer>7</answer> up", "7", 18),
+    ],
+)
+def test_a_bare_word(text, word, kept):
+    found = project(text, bare_word=True)
+    assert isinstance(found, Action) and (found.content, found.kept_chars) == (word, kept)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
+def test_no_bare_word(text):
+    assert isinstance(project(text, bare_word=True), Unreadable)
+
+
+def test_a_megabyte_is_read_in_linear_time():
+    started = time.process_time()
+    for text in ("<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000, "<think></think>" * 70_000 + "x"):
+        project(text, ["a", "answer"], bare_word=True)
+    assert time.process_time() - started < 2.0

@@ -1,0 +1,176 @@
+import asyncio
+
+import pytest
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments.grid_world import MOVES
+from alphaapollo.types import Message, Prompt
+from tests.unit.environments.playing import check_results, make, play, random_agent
+
+
+def prompt(id: int = 0, **env_kwargs) -> Prompt:
+    return Prompt(
+        id, "text", [Message(role="user", content="The environment writes this prompt.")], env_kwargs=env_kwargs
+    )
+
+
+def env(name: str, max_steps: int = 7, **settings) -> Env:
+    return Env(env_name=name, max_steps=max_steps, **settings)
+
+
+def first_prompt(config: Env, of: Prompt) -> str:
+    return asyncio.run(make(config).reset(of)).messages[0]["content"]
+
+
+def started(config: Env, id: int):
+    environment = make(config)
+    asyncio.run(environment.reset(prompt(id)))
+    return environment
+
+
+def step(environment, text: str):
+    return asyncio.run(environment.step(text))
+
+
+def halving(environment, seen: str) -> str:
+    low, high = (int(bound) for bound in environment.state().split("-"))
+    return f"<answer>{(low + high) // 2}</answer>"
+
+
+def shortest(environment, seen: str) -> str:
+    return f"<think>I go</think><answer>{environment.shortest_path.pop(0)}</answer>"
+
+
+CONFIGS = [
+    env("guessing_game"),
+    env(
+        "guessing_game", 4, context="memory", history_length=9, guessing_game={"numbers": 15, "prompt": "1-{numbers}?"}
+    ),
+    env("grid_world", 12, grid_world={"step_penalty": 0.25}),
+    env("grid_world", 9, context="memory", grid_world={"walls": 0.5, "view": "coordinates"}),
+    env("grid_world", 1, grid_world={"size": 2, "walls": 0.5}),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_whatever_a_model_writes(config):
+    for seed in range(300):
+        results = play(config, random_agent(seed), prompt(seed))
+        check_results(results, config.max_steps)
+        assert all(result.reward == -config.grid_world.step_penalty for result in results)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_who_plays_well_wins(config):
+    agent = halving if config.env_name == "guessing_game" else shortest
+    for id in range(100):
+        results = play(config, agent, prompt(id))
+        check_results(results, config.max_steps)
+        assert results[-1].score.reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["guessing_game", "grid_world"])
+def test_the_instance_is_a_function_of_seed_and_row(name):
+    def instance(config: Env, of: Prompt) -> tuple:
+        environment = make(config)
+        asyncio.run(environment.reset(of))
+        return (environment.target,) if name == "guessing_game" else (environment.position, environment.goal)
+
+    config, other = env(name), env(name, seed=1)
+    assert instance(config, prompt(3)) == instance(config, prompt(3))
+    assert len({instance(config, prompt(id)) for id in range(20)}) > 10
+    assert len({instance(config, prompt(0, seed=seed)) for seed in range(20)}) > 10  # rows of prepare --mode text
+    assert [instance(config, prompt(id)) for id in range(9)] != [instance(other, prompt(id)) for id in range(9)]
+
+
+def test_a_guess_is_answered_and_what_follows_it_is_cut():
+    game = started(env("guessing_game"), 0)
+    game.target = 60
+    low = step(game, "<answer>50</answer> higher? <answer>75</answer>")
+    assert low.observation.messages == [Message(role="user", content="higher")]
+    assert (low.valid, low.done, low.kept_chars, low.info) == (True, False, 19, {"state": "1-100"})
+    assert step(game, "75").info == {"state": "51-100"} and game.state() == "51-74"
+    assert step(game, "<answer>60</answer>").score.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "invalid action: no action; write <answer>...</answer>"),
+        ("high", "invalid action: no numbers; guess one"),
+        ("<answer>1 to 9</answer>", "invalid action: 2 numbers; guess one"),
+    ],
+)
+def test_an_invalid_guess_costs_a_turn_and_is_left_whole(text, problem):
+    game = started(env("guessing_game", 2), 0)
+    result = step(game, text)
+    assert (result.valid, result.done, result.kept_chars) == (False, False, None)
+    assert result.observation.messages[0]["content"] == problem
+    last = step(game, text)
+    assert last.done and last.score.reward == 0.0 and last.observation is None
+
+
+def test_what_a_fresh_prompt_of_the_guessing_game_shows():
+    config = env("guessing_game", 3, context="memory", guessing_game={"prompt": "1 to {numbers}, {steps} guesses"})
+    seen = []
+    play(config, lambda environment, text: seen.append(text) or "?", prompt())
+    assert seen == ["1 to 100, 3 guesses"] + [
+        "1 to 100, 3 guesses" + "\n: invalid action: no numbers; guess one" * turns for turns in (1, 2)
+    ]
+    assert "from 1 to 100" in first_prompt(env("guessing_game"), prompt())
+
+
+@pytest.fixture
+def corner():
+    """A..
+    #.G"""
+    game = started(env("grid_world", grid_world={"size": 3, "walls": 0.0}), 0)
+    game.free = {(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)}
+    game.position, game.goal = (0, 0), (1, 2)
+    return game
+
+
+def test_walking(corner):
+    assert corner.view() == "A..\n#.G\n###"
+    wall = step(corner, "down")
+    assert wall.observation.messages[0]["content"] == "there is a wall\nA..\n#.G\n###"
+    assert wall.valid and wall.info == {"state": "0,0"}
+    assert step(corner, "Right, then").observation.messages[0]["content"] == ".A.\n#.G\n###"
+    assert not step(corner, "<answer>down or right</answer>").valid
+    assert step(corner, "<answer>go down</answer>").info == {"state": "0,1"}
+    assert step(corner, "right").score.reward == 1.0
+
+
+def test_the_view_in_words(corner):
+    words = corner.config.grid_world.model_copy(update={"view": "coordinates"})
+    corner.config = corner.config.model_copy(update={"grid_world": words})
+    assert corner.view() == "at 0,0 goal 1,2 walls down"
+    corner.position = (0, 2)
+    assert corner.view() == "at 0,2 goal 1,2"
+
+
+def test_a_fresh_prompt_of_the_grid_shows_where_one_is_now():
+    config = env("grid_world", 3, context="memory", grid_world={"walls": 0.0, "prompt": "{size} {steps}\n{view}"})
+    seen: list[str] = []
+
+    def agent(environment, text: str) -> str:
+        seen.append(text.replace(environment.view(), "VIEW"))
+        return next(move for move in MOVES if move != environment.shortest_path[0])
+
+    play(config, agent, prompt())
+    assert seen[0] == "5 3\nVIEW" and all(text in ("5 3\nVIEW", "5 3\nthere is a wall\nVIEW") for text in seen[1:])
+
+
+def test_braces_of_a_prompt_of_ones_own_stay():
+    config = env("grid_world", grid_world={"prompt": '{"move": "up"} {nothing}'})
+    assert first_prompt(config, prompt()) == '{"move": "up"} {nothing}'
+
+
+def test_rows_that_only_seed_environments_fit(tmp_path):
+    from alphaapollo.data.prompts import load_prompts
+    from examples.data_preprocess.prepare import prepare
+
+    prepare(tmp_path, "text", {"train": 4, "test": 4})
+    train, test = (load_prompts(str(tmp_path / f"{name}.parquet"), "prompt") for name in ("train", "test"))
+    config = env("grid_world", grid_world={"size": 9})
+    assert len({first_prompt(config, row) for row in [*train, *test]}) == 8
