@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
+from typing import Any
 
+from alphaapollo.config.schema import Reward
 from alphaapollo.types import Outcome, Prompt, Score
 
 RewardResult = float | Mapping[str, float] | Score
@@ -31,11 +33,30 @@ class Grader:
     name: str
     module: str
     patterns: tuple[str, ...]  # of data sources, lower case; the first grader that matches takes it
+    function: str = "grade"
+    judges: bool = False  # `function` makes the reward function from reward.judge; ground truths may be missing
 
 
 GRADERS = (
-    Grader("gsm8k", "alphaapollo.rewards.gsm8k", ("*gsm8k*",)),
+    Grader("gsm8k", "alphaapollo.rewards.gsm8k", ("*gsm8k*", "*svamp*")),
     Grader("exact", "alphaapollo.rewards.exact", ("exact", "exact/*")),
+    Grader("judge", "alphaapollo.rewards.judge", ("judge", "judge/*"), "make", judges=True),
+    Grader("search_f1", "alphaapollo.rewards.search", ("search_f1", "search_f1/*"), "grade_f1"),
+    Grader(
+        "search",
+        "alphaapollo.rewards.search",
+        ("search", "search/*", "nq", "nq/*", "*nq_open*", "*trivia*qa*", "*popqa*", "*hotpot*", "*musique*", "*squad*"),
+    ),
+    Grader(
+        "multiple_choice",
+        "alphaapollo.rewards.multiple_choice",
+        ("multiple_choice", "multiple_choice/*", "*mmlu*", "*gpqa*", "*ai2_arc*", "*commonsense_qa*", "*medqa*"),
+    ),
+    Grader(
+        "code",
+        "alphaapollo.rewards.code",
+        ("code", "code/*", "*humaneval*", "*mbpp*", "*livecodebench*", "*code_contests*", "*/apps", "*taco*"),
+    ),
     Grader("math", "alphaapollo.rewards.maths", ("*math*", "*aime*", "*amc*", "*olympiad*", "*minerva*")),
 )
 
@@ -57,9 +78,18 @@ def find_grader(data_source: str) -> Grader:
     )
 
 
-def get_reward(data_source: str) -> RewardFunction:
-    """The built-in reward function of a data source; imports what it needs (ValueError: no grader takes it)."""
-    grade: RewardFunction = importlib.import_module(find_grader(data_source).module).grade
+def get_reward(data_source: str, judge: Mapping[str, Any] | None = None) -> RewardFunction:
+    """The built-in reward function of a data source; imports what it needs.
+
+    Args:
+        judge: the fields of reward.judge, for a data source that is judged.
+
+    Raises:
+        ValueError: no grader takes the data source, or the judge cannot judge.
+    """
+    grader = find_grader(data_source)
+    function = getattr(importlib.import_module(grader.module), grader.function)
+    grade: RewardFunction = function(judge or {}) if grader.judges else function
     return grade
 
 
@@ -67,6 +97,18 @@ def check_data_sources(data_sources: Iterable[str]) -> None:
     """Start-up check: every data source has a built-in grader (ValueError: names the first that has none)."""
     for data_source in sorted(set(data_sources)):
         find_grader(data_source)
+
+
+def check_judge(data_sources: Iterable[str], reward: Reward) -> None:
+    """Start-up check: where a data source is judged, there is a judge, and time for it (ValueError: which key)."""
+    judged = sorted({source for source in data_sources if find_grader(source).judges})
+    if judged and not reward.judge.model:
+        raise ValueError(f"data_source {judged[0]!r} is graded by a judge: set reward.judge.model (and .base_url).")
+    if judged and reward.timeout <= reward.judge.timeout:
+        raise ValueError(
+            f"reward.timeout={reward.timeout:g} ends before reward.judge.timeout={reward.judge.timeout:g}, which is "
+            "the time of one request: make it larger, with room for retries."
+        )
 
 
 def check_gradable(prompts: Iterable[Prompt]) -> None:
@@ -77,7 +119,8 @@ def check_gradable(prompts: Iterable[Prompt]) -> None:
     """
     prompts = list(prompts)
     check_data_sources({prompt.data_source for prompt in prompts})
-    if without := [prompt.id for prompt in prompts if prompt.ground_truth is None]:
+    needing = [prompt for prompt in prompts if not find_grader(prompt.data_source).judges]
+    if without := [prompt.id for prompt in needing if prompt.ground_truth is None]:
         raise ValueError(
             f"{len(without)} of {len(prompts)} prompts have no ground truth, the first is row {without[0]}: built-in "
             "graders need reward_model.ground_truth. Add it, or give your own custom_reward_function.path and .name."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import failure
 from alphaapollo.rewards.isolation import GraderError, GraderPool
 from alphaapollo.rewards.protocol import Grading, decode_reply, encode_request
@@ -23,6 +24,7 @@ class RewardClient:
         num_workers: processes that grade.
         components: their weights by name; empty = none.
         required: components that must be above 0, or the whole reward is 0.
+        judge: who judges the data sources that are judged.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class RewardClient:
         num_workers: int,
         components: dict[str, float],
         required: Sequence[str],
+        judge: Judge | None = None,
     ):
-        grading = Grading(custom_path, custom_name, components, required)
+        settings = judge.model_dump() if judge else {}
+        grading = Grading(custom_path, custom_name, components, required, settings)
         self._pool = GraderPool(grading, timeout, num_workers)
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -32,6 +32,7 @@ class Grading:
     name: str = ""
     weights: dict[str, float] = field(default_factory=dict)  # reward.components
     required: Sequence[str] = ()
+    judge: dict[str, Any] = field(default_factory=dict)  # the fields of reward.judge
 
 
 def worker_command(grading: Grading) -> list[str]:

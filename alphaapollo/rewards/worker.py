@@ -57,7 +57,7 @@ class Worker:
     def _built_in(self, data_source: str) -> RewardFunction:
         if data_source not in self._functions:
             self._write(IMPORTING)
-            self._functions[data_source] = get_reward(data_source)
+            self._functions[data_source] = get_reward(data_source, self._grading.judge)
             self._write(READY)
         return self._functions[data_source]
 

@@ -1,0 +1,86 @@
+"""A language model as judge, behind an OpenAI-compatible server (OpenAI's, or `vllm serve`).
+
+What it answers is read strictly: a reply without a verdict is a failure of the grader, never a 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from alphaapollo.config.schema import Judge
+from alphaapollo.rewards.base import RewardFunction, failure
+from alphaapollo.types import Prompt, Score
+
+VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
+THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
+SHOWN = 120  # characters of a reply in a reason
+
+
+def make(settings: Mapping[str, Any]) -> RewardFunction:
+    """The reward function of `reward.judge`.
+
+    Raises:
+        ValueError: no model is named, the openai package is missing, or no key where the server is OpenAI's own.
+    """
+    judge = Judge(**settings)
+    if not judge.model:
+        raise ValueError("reward.judge.model is empty: name the model that judges.")
+    try:
+        import openai
+    except ImportError as error:
+        raise ValueError("a judge needs the openai package: pip install 'alphaapollo[judge]'.") from error
+    key = os.environ.get(judge.api_key_env, "")
+    if not key and not judge.base_url:
+        raise ValueError(f"the environment variable {judge.api_key_env} (reward.judge.api_key_env) is not set.")
+    client = openai.OpenAI(
+        base_url=judge.base_url or None,
+        api_key=key or "none",
+        timeout=judge.timeout,
+        max_retries=judge.max_retries,  # of 408, 409, 429, 5xx and broken connections, with growing pauses
+    )
+
+    def grade(prompt: Prompt, completion: str) -> Score:
+        """The judge's score, from 0 to 1; `accuracy` is 1 from 0.5 on."""
+        try:
+            reply = client.chat.completions.create(
+                model=judge.model,
+                messages=[{"role": "user", "content": question(judge.prompt, prompt, completion)}],
+                temperature=judge.temperature,
+                max_tokens=judge.max_tokens,
+            )
+        except openai.APIError as error:
+            return failure(f"the judge gave no answer: {type(error).__name__}: {error}")
+        return read_verdict(reply.choices[0].message.content if reply.choices else None)
+
+    return grade
+
+
+def question(template: str, prompt: Prompt, completion: str) -> str:
+    """What the judge is asked: the template with {question}, {ground_truth} and {answer} filled in, once each.
+
+    Thoughts before `</think>` are left out of the answer.
+    """
+    asked = prompt.content
+    if not isinstance(asked, str):
+        asked = "\n\n".join(message["content"] for message in asked if message["role"] == "user")
+    fields = {
+        "question": asked,
+        "ground_truth": "none is given" if prompt.ground_truth is None else prompt.ground_truth,
+        "answer": THOUGHTS.sub("", completion).strip(),
+    }
+    return re.sub(r"\{(question|ground_truth|answer)\}", lambda match: fields[match[1]], template)
+
+
+def read_verdict(reply: str | None) -> Score:
+    """The last line `SCORE: x` of a reply, 0 <= x <= 1; a failure where there is none."""
+    text = THOUGHTS.sub("", reply or "")
+    scores = [float(number) for number in VERDICT.findall(text)]
+    end = " ".join(text.split())[-SHOWN:]
+    if not scores:
+        return failure(f"the judge's answer has no line 'SCORE: ...': {end!r}")
+    if not 0 <= scores[-1] <= 1:
+        return failure(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
+    return Score(scores[-1], {"accuracy": float(scores[-1] >= 0.5)})

@@ -1,0 +1,62 @@
+import pytest
+
+from alphaapollo.rewards.search import accepted, grade, grade_f1, normalize
+from alphaapollo.types import Outcome, Prompt
+
+
+def prompt(truth):
+    return Prompt(id=0, data_source="search", content="?", ground_truth=truth)
+
+
+def test_squad_normalisation():
+    assert normalize("The  Eiffel-Tower, an “icon”!") == ["eiffeltower", "“icon”"]
+    assert normalize("A theory of the a.") == ["theory", "of"]
+
+
+@pytest.mark.parametrize(
+    ("truth", "answers"),
+    [
+        ("Paris", [["paris"]]),
+        ('["Paris", "City of Light"]', [["paris"], ["city", "of", "light"]]),
+        ('{"target": ["Paris"]}', [["paris"]]),
+        ('{"target": "Paris"}', [["paris"]]),
+        ("1945", [["1945"]]),
+        ('["", "x"]', [["x"]]),
+    ],
+)
+def test_accepted_answers(truth, answers):
+    assert accepted(truth) == answers
+
+
+@pytest.mark.parametrize("truth", [None, "", " ", "[]", "{}", '{"target": []}'])
+def test_no_accepted_answer_is_the_graders_failure(truth):
+    with pytest.raises(ValueError, match="has no accepted answer"):
+        grade(prompt(truth), "Paris")
+
+
+@pytest.mark.parametrize(
+    ("text", "exact", "f1"),
+    [
+        ("<answer>The city of light.</answer> or not", 1.0, 1.0),
+        ("paris", 1.0, 1.0),
+        # "city of lights": 2 of 3 words, and 2 of 3 of "city of light"
+        ("<answer>city of lights</answer>", 0.0, 2 / 3),
+        # 1 of 5 words, and the 1 word of "Paris": 2 * 1 / (5 + 1)
+        ("It is Paris in France", 0.0, 1 / 3),
+        ("London", 0.0, 0.0),
+        ("?!", 0.0, 0.0),
+    ],
+)
+def test_the_best_accepted_answer_counts(text, exact, f1):
+    truth = prompt('["Paris", "City of Light"]')
+    score = grade(truth, text)
+    assert (score.reward, score.accuracy) == (exact, exact)
+    assert score.components["f1"] == pytest.approx(f1, rel=1e-12)
+    score = grade_f1(truth, text)
+    assert (score.reward, score.accuracy) == (pytest.approx(f1, rel=1e-12), exact)
+
+
+@pytest.mark.parametrize("text", ["", " ", "<answer></answer>"])
+def test_an_empty_answer_is_a_wrong_format(text):
+    for function in (grade, grade_f1):
+        assert function(prompt("Paris"), text).outcome is Outcome.WRONG_FORMAT
