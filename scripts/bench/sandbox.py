@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/sandbox.py [--without bubblewrap] [--runs 400]
 
-The last line is a JSON object: runs/s with 1, 2 and 8 at a time, the median in milliseconds one at a time, and the mode.
+The last line is a JSON object: runs/s with 1, 2 and 8 at a time, the median in milliseconds of one alone, the mode.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from alphaapollo.tools.sandbox import Sandbox, Status  # noqa: E402
-from alphaapollo.tools.sandbox.pool import OPTIONAL_LAYERS  # noqa: E402
+from alphaapollo.tools.sandbox import Sandbox, Status
+from alphaapollo.tools.sandbox.pool import OPTIONAL_LAYERS
 
 SNIPPETS = {
     "print": "print(6 * 7)",

@@ -42,6 +42,7 @@ def start(folder: str, bubblewrap: bool, log: IO[bytes]) -> tuple[subprocess.Pop
         log: takes what it writes to stderr.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # its first message says which process it is for us
     python = os.path.realpath(sys.executable)
     site = sysconfig.get_paths()["platlib"]
     packages = [str(path) for path in (Path(site, name) for name in PACKAGES) if path.exists()]
@@ -64,7 +65,15 @@ def start(folder: str, bubblewrap: bool, log: IO[bytes]) -> tuple[subprocess.Pop
 
 def _bubblewrap(packages: list[str]) -> list[str]:
     """Own processes, network, users, IPC; a root that has the interpreter and the chosen packages, read-only."""
-    command = ["bwrap", "--unshare-all", "--uid", str(NOBODY), "--gid", str(NOBODY), "--new-session"]
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-all",
+        "--uid",
+        str(NOBODY),
+        "--gid",
+        str(NOBODY),
+        "--new-session",
+    ]
     # The devices first: a file system of theirs would hide what is bound below it.
     command += ["--proc", "/proc", "--dev", "/dev", "--size", str(DISK_BYTES), "--tmpfs", "/tmp"]
     library = os.path.dirname(os.__file__)

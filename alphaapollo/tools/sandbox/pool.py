@@ -170,7 +170,7 @@ class Sandbox:
             for layers in self._candidates(supervisor):
                 supervisor.layers = layers
                 if holds(supervisor, layers):
-                    self._accept(layers, supervisor.facts, reason)
+                    self._accept(layers, supervisor.interpreter.facts, reason)
                     return supervisor
             supervisor.close()
             reason = reason or "probes of what is forbidden succeed in it"
@@ -182,7 +182,7 @@ class Sandbox:
 
     def _candidates(self, supervisor: Supervisor) -> list[Layers]:
         """From the strongest to the weakest that the user accepts."""
-        facts = supervisor.facts
+        facts = supervisor.interpreter.facts
         seccomp = [True] if facts["seccomp"] and "seccomp" not in self._without else []
         landlock = [True] if facts["landlock"] and "landlock" not in self._without else []
         unsafe = [False] if self._allow_unsafe else []

@@ -134,13 +134,20 @@ def instructions(architecture: str, files: bool) -> tuple[_Instruction, ...]:
     return (*program, (_RETURN, 0, 0, _ERRNO | _EPERM))
 
 
+@cache
+def packed(architecture: str, files: bool) -> tuple[bytes, list[int]]:
+    """The filter as the kernel takes it, and where the pid goes. Cached before the fork: a child only fills that in."""
+    program = instructions(architecture, files)
+    values = [max(value, 0) for *_, value in program]
+    places = [8 * index + 4 for index, (*_, value) in enumerate(program) if value == _OWN_PID]
+    return b"".join(struct.pack("=HBBI", *i[:3], v) for i, v in zip(program, values, strict=True)), places
+
+
 def restrict(files: bool, pid: int) -> None:
     """Put this process, which must have one thread, under the filter for good. Needs NO_NEW_PRIVS."""
-    program = instructions(machine(), files)
-    packed = b"".join(
-        struct.pack("=HBBI", code, true, false, pid if value == _OWN_PID else value)
-        for code, true, false, value in program
-    )
-    buffer = ctypes.create_string_buffer(packed, len(packed))
-    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
+    program, places = packed(machine(), files)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    for place in places:
+        struct.pack_into("=I", buffer, place, pid)
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     syscall(SYS_SECCOMP[machine()], ctypes.c_uint(1), ctypes.c_uint(0), header)

@@ -14,7 +14,6 @@ import os
 import selectors
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections import deque
@@ -23,15 +22,14 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
-from alphaapollo.tools.sandbox import launch
 from alphaapollo.tools.sandbox.capture import Capture
 from alphaapollo.tools.sandbox.child import DONE, MESSAGE_BYTES, READY, Launch
 from alphaapollo.tools.sandbox.execute import EXIT_MEMORY
+from alphaapollo.tools.sandbox.interpreter import Interpreter
 from alphaapollo.tools.sandbox.order import Order
 from alphaapollo.tools.sandbox.result import SandboxError, SandboxResult, Status
 
-START_TIMEOUT = 120.0  # seconds until the interpreter has imported everything
-FORK_TIMEOUT = 30.0  # until a child is ready
+FORK_TIMEOUT = 30.0  # seconds until a child is ready
 KILL_TIMEOUT = 10.0  # until a killed child is gone
 SESSION_CPU_SECONDS = 3600
 OUTPUT_STOP_BYTES = 16 << 20  # printed by one run, after which it is stopped
@@ -86,15 +84,6 @@ class Supervisor:
     def __init__(self, bubblewrap: bool, max_concurrent: int):
         self.layers = Layers(False, False, False, bubblewrap)
         self._max_concurrent = max_concurrent
-        self._folder = tempfile.TemporaryDirectory(prefix="alphaapollo-sandbox-", ignore_cleanup_errors=True)
-        os.chmod(self._folder.name, 0o711)  # the runs' own folders in it belong to whom they run as
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in _free
-        self._process, self._zygote = launch.start(self._folder.name, bubblewrap, self._log)
-        try:
-            self.facts = self._wait_until_ready()
-        except SandboxError:
-            self._free()
-            raise
         self._children: dict[int, _Child] = {}
         self._sessions: dict[str, _Child] = {}
         self._lost: set[str] = set()  # sessions whose process ended
@@ -107,9 +96,10 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._obey)
-        self._selector.register(self._zygote, selectors.EVENT_READ, self._notice)
-        self._thread = threading.Thread(target=self._main, name="sandbox", daemon=True)
+        started: Future[Interpreter] = Future()
+        self._thread = threading.Thread(target=self._main, args=(started,), name="sandbox", daemon=True)
         self._thread.start()
+        self.interpreter = started.result()
 
     # From any thread
 
@@ -140,58 +130,43 @@ class Supervisor:
 
     # In the thread
 
-    def _main(self) -> None:
-        reason = "the sandbox is closed"
+    def _main(self, started: Future[Interpreter]) -> None:
+        try:
+            interpreter = Interpreter(self.layers.bubblewrap)
+        except (OSError, SandboxError) as error:
+            self._end(str(error))
+            started.set_exception(error)
+            return
+        self._zygote = interpreter.socket
+        self._selector.register(self._zygote, selectors.EVENT_READ, self._notice)
+        started.set_result(interpreter)
+        reason = "the sandbox failed"
         try:
             while not self._closing:
                 for key, _ in self._selector.select(self._seconds_to_deadline()):
                     key.data()
                 self._stop_late()
                 self._begin_waiting()
+            reason = "the sandbox is closed"
         except (OSError, SandboxError) as error:
-            reason = f"the sandbox failed: {error}{self._last_words()}"
+            reason = f"the sandbox failed: {error}{interpreter.last_words()}"
         finally:
+            interpreter.end()
             self._end(reason)
 
     def _end(self, reason: str) -> None:
         with self._lock:
             self.death = reason
+            os.close(self._wake_write)
         self._obey()
+        os.close(self._wake_read)
         runs = [*self._waiting, *(child.run for child in self._children.values() if child.run)]
         for child in self._children.values():
             self._release(child)
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        self._free()
         for run in runs:
             if not run.future.done():
                 run.future.set_exception(SandboxError(reason))
-
-    def _free(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._zygote.close()  # a zygote inside bubblewrap ends with its socket
-        self._log.close()
-        self._folder.cleanup()
-
-    def _wait_until_ready(self) -> dict[str, bool]:
-        self._zygote.settimeout(START_TIMEOUT)
-        try:
-            message = self._zygote.recv(MESSAGE_BYTES)
-        except (TimeoutError, ConnectionResetError):
-            message = b""
-        if not message:
-            raise SandboxError(f"the pre-forked interpreter does not start{self._last_words()}")
-        self._zygote.settimeout(None)
-        facts: dict[str, bool] = json.loads(message)
-        return facts
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1][:300]}" if lines else ""
 
     def _obey(self) -> None:
         with contextlib.suppress(BlockingIOError):

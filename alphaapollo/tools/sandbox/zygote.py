@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import resource
+import secrets
 import select
 import signal
 import socket
@@ -23,7 +24,7 @@ import time
 from dataclasses import dataclass
 
 from alphaapollo.tools.sandbox import child, landlock, rlimits, seccomp
-from alphaapollo.tools.sandbox.linux import PR_SET_DUMPABLE, prctl
+from alphaapollo.tools.sandbox.linux import PR_SET_DUMPABLE, machine, prctl
 from alphaapollo.tools.sandbox.preload import MODULES, warm_up
 
 DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
@@ -54,6 +55,9 @@ def main() -> None:
     prctl(PR_SET_DUMPABLE, 0)
     zygote = Zygote(supervisor, _ground(settings["packages"]), settings["folder"])
     facts = {"landlock": zygote.ground.landlock_version, "seccomp": seccomp.supported(), "root": os.geteuid() == 0}
+    if seccomp.supported():
+        for files in (True, False):
+            seccomp.packed(machine(), files)
     gc.collect()
     gc.freeze()
     supervisor.send(json.dumps({"ready": True, "missing": missing, **facts}).encode())
@@ -104,9 +108,15 @@ class Zygote:
                     os.read(self._wake, 4096)
                     self._reap()
                 elif not self._obey():
-                    for pid in self._children:
-                        _kill(pid)
+                    self._end()
                     return
+
+    def _end(self) -> None:
+        for pid in self._children:
+            _kill(pid)
+            os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # the supervisor, if it lives, removes it too
+            remove_tree(self._folder)
 
     def _obey(self) -> bool:
         """One message of the supervisor; false when it is gone."""
@@ -167,6 +177,7 @@ class Zygote:
 def remove_tree(folder: str) -> None:
     """Remove a folder however deep it is: what lies in a subfolder is moved to the top first."""
     moved = 0
+    prefix = secrets.token_hex(8)
     while entries := list(os.scandir(folder)):
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
@@ -175,7 +186,7 @@ def remove_tree(folder: str) -> None:
             os.chmod(entry.path, 0o700)
             for inner in list(os.scandir(entry.path)):
                 moved += 1
-                os.rename(inner.path, os.path.join(folder, f"...{moved}"))
+                os.rename(inner.path, os.path.join(folder, f"{prefix}-{moved}"))
             os.rmdir(entry.path)
     os.rmdir(folder)
 

@@ -1,0 +1,320 @@
+"""What a snippet gives back, sessions, the command, and what is left when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.tools.sandbox import Sandbox, SandboxError, Status, run_python, run_python_async
+from alphaapollo.tools.sandbox.capture import Capture
+from alphaapollo.tools.sandbox.order import MAX_CODE_BYTES, Order
+from alphaapollo.tools.sandbox.supervisor import wait_status
+from alphaapollo.tools.sandbox.zygote import remove_tree
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(max_concurrent=4) as sandbox:
+        yield sandbox
+
+
+def test_what_is_printed_and_the_mode(sandbox: Sandbox) -> None:
+    result = sandbox.run("import sys\nprint(6 * 7)\nprint('oops', file=sys.stderr)")
+    assert (result.status, result.stdout, result.stderr, result.reason) == ("ok", "42\n", "oops\n", "")
+    assert result.mode == sandbox.mode and result.mode.startswith("prefork+")
+    assert 0 < result.seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("1 + 1", "2\n"),
+        ("x = 5\nx", "5\n"),
+        ("'a\\n'", "'a\\n'\n"),
+        ("None", ""),
+        ("print(3)", "3\n"),
+        ("for i in range(2):\n    i", ""),
+        ("import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x)", "x**3/3\n"),
+        ("import numpy as np\nnp.arange(3)", "array([0, 1, 2])\n"),
+        ("from scipy.optimize import brentq\nround(brentq(lambda x: x * x - 2, 0, 2), 6)", "1.414214\n"),
+        ("", ""),
+    ],
+)
+def test_the_value_of_a_last_expression(sandbox: Sandbox, code: str, printed: str) -> None:
+    result = sandbox.run(code, echo=True)
+    assert (result.status, result.stdout) == ("ok", printed), result
+    assert sandbox.run(code).stdout == (printed if "print" in code else "")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason", "last_line"),
+    [
+        ("1 / 0", "error", "exit code 1", "ZeroDivisionError: division by zero"),
+        ("def f(:", "error", "exit code 1", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", "error", "exit code 3", ""),
+        ("import sys; sys.exit('no')", "error", "exit code 1", "no"),
+        ("import sys; sys.exit()", "ok", "", ""),
+        ("x = bytearray(1 << 32)", "memory", "MemoryError", "MemoryError"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "error", "killed by SIGSEGV", ""),
+        ("while True: pass", "timeout", "stopped after 0.5 s", ""),
+        ("raise KeyboardInterrupt", "error", "exit code 1", "KeyboardInterrupt"),
+        ("x = 1\0", "error", "exit code 1", None),
+        ("x = '\ud800'", "error", "exit code 1", None),
+    ],
+)
+def test_how_it_ends(sandbox: Sandbox, code: str, status: str, reason: str, last_line: str | None) -> None:
+    result = sandbox.run(code, timeout=0.5 if "while" in code else 10)
+    assert (result.status, result.reason) == (status, reason), result
+    if last_line is not None:
+        assert (result.stderr.strip().splitlines() or [""])[-1] == last_line
+
+
+def test_a_traceback_shows_the_snippet_and_nothing_of_ours(sandbox: Sandbox) -> None:
+    stderr = sandbox.run("def f(x):\n    return 1 / x\n\nf(0)").stderr
+    assert "return 1 / x" in stderr and 'File "<snippet>", line 4' in stderr
+    assert "alphaapollo" not in stderr
+
+
+def test_what_was_printed_before_a_time_out_is_kept(sandbox: Sandbox) -> None:
+    assert sandbox.run("print('so far')\nwhile True: pass", timeout=0.5).stdout == "so far\n"
+
+
+def test_stdin_and_unicode(sandbox: Sandbox) -> None:
+    assert sandbox.run("print(input()[::-1], len(input()))", stdin="αβγ\n€\n").stdout == "γβα 1\n"
+    large = "7\n" * 500_000
+    assert sandbox.run("import sys\nprint(sum(map(int, sys.stdin)))", stdin=large).stdout == "3500000\n"
+    assert "EOFError" in sandbox.run("input()").stderr
+
+
+def test_long_output_is_cut_in_the_middle(sandbox: Sandbox) -> None:
+    text = sandbox.run("print('a' * 5000 + 'b' * 5000)", max_output=100).stdout
+    assert text.startswith("a" * 50 + "\n... [9901 bytes cut] ...\n") and text.endswith("b" * 49 + "\n")
+
+
+def test_too_much_code_is_refused(sandbox: Sandbox) -> None:
+    result = sandbox.run("#" * (MAX_CODE_BYTES + 1))
+    assert (result.status, result.seconds) == ("refused", 0.0)
+    assert result.reason == "1048577 bytes of code, the limit is 1048576"
+    assert sandbox.run("#" * MAX_CODE_BYTES).status == "ok"
+
+
+def test_draws_are_the_same_in_each_run(sandbox: Sandbox) -> None:
+    code = "import random, numpy\nprint(random.random(), numpy.random.rand(), list({'a', 'b', 'c'}))"
+    assert sandbox.run(code).stdout == sandbox.run(code).stdout != ""
+
+
+def test_own_files_are_written_and_forgotten(sandbox: Sandbox) -> None:
+    code = "import os, tempfile\nwith tempfile.NamedTemporaryFile('w+') as f: print(f.write('x'))\n"
+    code += "open('kept', 'w').write('y')\nos.makedirs('a/b')\nprint(sorted(os.listdir('.')))"
+    for _ in range(2):
+        assert sandbox.run(code).stdout == "1\n['a', 'kept']\n"
+
+
+def test_common_things_work(sandbox: Sandbox) -> None:
+    code = """
+import asyncio, dataclasses, threading, typing, pickle, sqlite3, atexit, zoneinfo, lib2to3
+@dataclasses.dataclass
+class Point:
+    x: int
+    def close(self) -> "Point": ...
+assert pickle.loads(pickle.dumps(Point(1))) == Point(1)
+assert typing.get_type_hints(Point.close)["return"] is Point
+thread = threading.Thread(target=lambda: print("thread"))
+thread.start(); thread.join()
+async def main():
+    await asyncio.sleep(0.01)
+    return "asyncio"
+print(asyncio.run(main()))
+print(sqlite3.connect(":memory:").execute("select 1 + 1").fetchone()[0])
+atexit.register(print, "at exit")
+print(__name__)
+"""
+    result = sandbox.run(code)
+    assert result.stdout.split("\n") == ["thread", "asyncio", "2", "__main__", "at exit", ""], result
+
+
+def test_many_at_once(sandbox: Sandbox) -> None:
+    async def main() -> list[str]:
+        results = await asyncio.gather(*(sandbox.run_async(f"print({n} ** 2)") for n in range(40)))
+        return [result.stdout.strip() for result in results]
+
+    assert asyncio.run(main()) == [str(n * n) for n in range(40)]
+
+
+def test_a_slow_one_holds_up_nobody(sandbox: Sandbox) -> None:
+    async def main() -> float:
+        slow = asyncio.create_task(sandbox.run_async("import time; time.sleep(4)"))
+        await asyncio.sleep(0)
+        start = time.monotonic()
+        await asyncio.gather(*(sandbox.run_async("pass") for _ in range(10)))
+        elapsed = time.monotonic() - start
+        assert not slow.done()
+        await slow
+        return elapsed
+
+    assert asyncio.run(main()) < 3
+
+
+def test_a_session_keeps_its_variables(sandbox: Sandbox) -> None:
+    assert sandbox.run("x = [1]", session="a").status == "ok"
+    assert sandbox.run("x.append(2)\nx", session="a", echo=True).stdout == "[1, 2]\n"
+    assert "NameError" in sandbox.run("x", session="b").stderr
+    assert sandbox.run("1 / 0", session="a").status == "error"
+    assert sandbox.run("x", session="a", echo=True).stdout == "[1, 2]\n"  # an error loses nothing
+    sandbox.end_session("a")
+    after = sandbox.run("x", session="a")
+    assert "NameError" in after.stderr and not after.restarted
+    for session in ("a", "b"):
+        sandbox.end_session(session)
+
+
+def test_a_session_that_had_to_be_killed_says_so(sandbox: Sandbox) -> None:
+    sandbox.run("x = 1", session="c")
+    assert sandbox.run("while True: pass", session="c", timeout=0.5).status == "timeout"
+    after = sandbox.run("x", session="c")
+    assert after.restarted and "NameError" in after.stderr
+    assert not sandbox.run("y = 2", session="c").restarted
+    assert sandbox.run("import os; os._exit(0)", session="c").status == "ok"
+    assert sandbox.run("pass", session="c").restarted
+    sandbox.end_session("c")
+
+
+def test_a_session_can_only_fool_itself(sandbox: Sandbox) -> None:
+    """It reports its own end early; what it prints later counts for its own next snippet."""
+    early = sandbox.run("import os, time\nos.write(3, b'D\\0')\ntime.sleep(0.3)\nprint('late')", session="d")
+    assert (early.status, early.stdout) == ("ok", "")
+    assert sandbox.run("print('other')", session="e").stdout == "other\n"
+    for session in ("d", "e"):
+        sandbox.end_session(session)
+
+
+def test_the_interpreter_is_replaced_when_it_dies(sandbox: Sandbox) -> None:
+    supervisor = sandbox.start()._supervisor
+    assert supervisor is not None and supervisor.interpreter._zygote is not None
+    signal.pidfd_send_signal(supervisor.interpreter._zygote, signal.SIGKILL)
+    supervisor._thread.join(20)
+    assert supervisor.death
+    assert sandbox.run("print('again')").stdout == "again\n"
+
+
+def test_what_has_no_result_when_it_closes_fails() -> None:
+    with Sandbox(without=["bubblewrap"]) as sandbox:
+        supervisor = sandbox._supervisor
+        assert supervisor is not None
+        future = supervisor.submit(Order("import time; time.sleep(60)", timeout=90))
+        folder = Path(supervisor.interpreter.folder)
+        assert folder.is_dir()
+    with pytest.raises(SandboxError, match="closed"):
+        future.result(timeout=10)
+    assert not folder.exists()
+
+
+def test_the_shared_one() -> None:
+    assert run_python("print(1)").stdout == "1\n"
+    assert asyncio.run(run_python_async("print(2)")).stdout == "2\n"
+    assert asyncio.run(run_python_async("print(3)")).stdout == "3\n"  # on another event loop
+
+
+def test_nothing_outlives_a_killed_program() -> None:
+    program = (
+        "from alphaapollo.tools.sandbox import Sandbox\nimport os, threading\n"
+        "sandbox = Sandbox(without=['bubblewrap']).start()\n"
+        "threading.Thread(target=sandbox.run, args=('import time; time.sleep(60)',), kwargs={'timeout': 90}).start()\n"
+        "import time; time.sleep(0.5)\n"
+        "print(sandbox._supervisor.interpreter.process.pid, sandbox._supervisor.interpreter.folder, flush=True)\n"
+        "time.sleep(60)"
+    )
+    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert host.stdout is not None
+    with host, host.stdout:
+        zygote, folder = host.stdout.readline().split()
+        snippets = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+        assert len(snippets) == 1
+        host.kill()
+    end = time.monotonic() + 20
+    alive = [zygote, *snippets]
+    while (alive := [pid for pid in alive if runs(pid)]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not alive and not Path(folder).exists()
+
+
+def runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_command(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text("print('hi')\n6 * 7")
+    bad.write_text("1 / 0")
+    command = [sys.executable, "-m", "alphaapollo.tools.python_sandbox", str(good), str(bad), str(tmp_path / "none.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    first, second, third = map(json.loads, done.stdout.splitlines())
+    assert (first["status"], first["stdout"], first["stderr"]) == ("ok", "hi\n42\n", "")
+    assert first["mode"].startswith("prefork+") and 0 < first["seconds"] < 10
+    assert second["status"] == "error" and "ZeroDivisionError" in second["stderr"]
+    assert third["status"] == "refused" and "No such file" in third["reason"]
+    assert done.returncode == 1
+
+
+def test_the_command_refuses_where_nothing_can_hold_the_code(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text("print(1)")
+    command = [sys.executable, "-m", "alphaapollo.tools.python_sandbox", "--without", "seccomp", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert json.loads(done.stdout)["status"] == "refused" and "ALPHAAPOLLO_UNSAFE_SANDBOX=1" in done.stdout
+    done = subprocess.run([*command, "--unsafe"], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert json.loads(done.stdout)["stdout"] == "1\n" and "seccomp" not in json.loads(done.stdout)["mode"]
+    assert "use the network" in done.stderr  # what its absence means
+
+
+def test_a_wrong_layer() -> None:
+    with pytest.raises(ValueError, match="firewall"):
+        Sandbox(without=["firewall"])
+
+
+def test_capture() -> None:
+    capture = Capture(10)
+    for letter in b"abcdefghijklmnopqrstuvwxyz" * 1000:
+        capture.feed(bytes([letter]))
+    assert capture.text() == "abcde\n... [25990 bytes cut] ...\nvwxyz"
+    exact = Capture(4)
+    exact.feed(b"abcd")
+    assert exact.text() == "abcd"
+
+
+def test_wait_status() -> None:
+    assert wait_status(0, None, 5) == ("ok", "")
+    assert wait_status(41 << 8, None, 5)[0] == "memory"
+    assert wait_status(signal.SIGXCPU, None, 5) == ("timeout", "stopped after 5 s")
+    assert wait_status(signal.SIGKILL, None, 5)[0] == "memory"
+    assert wait_status(signal.SIGKILL, Status.TIMEOUT, 5)[0] == "timeout"
+
+
+def test_remove_tree(tmp_path: Path) -> None:
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    os.chdir(deep)
+    for _ in range(2000):
+        os.mkdir("d")
+        os.chdir("d")
+    os.chdir(ROOT)
+    (deep / "link").symlink_to(ROOT)
+    (deep / "locked").mkdir()
+    (deep / "locked" / "file").write_text("x")
+    (deep / "locked").chmod(0)
+    remove_tree(str(deep))
+    assert not deep.exists() and (ROOT / "pyproject.toml").exists()

@@ -1,0 +1,127 @@
+"""What hostile code cannot do, in each combination of layers and as each user that this machine can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.tools.sandbox import Sandbox, SandboxUnavailableError
+from alphaapollo.tools.sandbox.launch import bubblewrap_missing
+from tests.unit.tools.attacks import ATTACKS, PRELUDE, Outcome
+
+HERE = Path(__file__).parent
+PROGRAM = str(HERE / "attacks.py")
+DEADLINE = 100  # seconds for all attacks in one mode
+WITHOUT = {"all layers": [], "no bubblewrap": ["bubblewrap"], "compute only": ["bubblewrap", "landlock"]}
+USERS = ["root", "nobody"] if os.geteuid() == 0 else ["user"]
+MODES = [(user, name) for user in USERS for name in WITHOUT]
+
+
+def closed_above(path: str) -> str:
+    """The topmost folder above `path` that others may not enter; empty if there is none."""
+    for folder in reversed(Path(path).parents):
+        if not folder.stat().st_mode & 0o001:
+            return str(folder)
+    return ""
+
+
+@cache
+def report(user: str, name: str) -> dict[str, object]:
+    """What came of all attacks in one mode, by a process of its own."""
+    command = [sys.executable, PROGRAM, json.dumps(WITHOUT[name])]
+    if user == "nobody":
+        copy = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()
+        script = ["unshare", "--mount", "sh", str(HERE / "as_nobody.sh"), sys.base_prefix]
+        command = [*script, closed_above(sys.base_prefix), copy, *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    if user == "nobody":
+        os.rmdir(copy)
+        if done.returncode != 0 and "alphaapollo" not in done.stderr:
+            pytest.skip(f"cannot become an unprivileged user here: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def outcome(user: str, name: str, attack: str) -> tuple[str, Outcome]:
+    answer = report(user, name)
+    return str(answer["mode"]), Outcome(**answer["outcomes"][attack])  # type: ignore[index]
+
+
+def held(attack: str, seen: Outcome) -> bool:
+    expected = ATTACKS[attack]
+    says_so = not expected.stopped or "stopped" in seen.stdout
+    return seen.status in expected.status and says_so and "ESCAPED" not in seen.stdout
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(("user", "name"), MODES)
+def test_attack(user: str, name: str, attack: str) -> None:
+    mode, seen = outcome(user, name, attack)
+    layer = ATTACKS[attack].layer
+    if layer and layer not in mode:  # not stopped, and the mode says so
+        assert "ESCAPED" in seen.stdout
+        assert layer in report(user, name)["missing"]  # type: ignore[operator]
+    else:
+        assert held(attack, seen), seen
+        assert seen.seconds < ATTACKS[attack].timeout + 2
+
+
+@pytest.mark.parametrize(("user", "name"), MODES)
+def test_what_is_outside_is_intact_and_the_next_run_works(user: str, name: str) -> None:
+    assert outcome(user, name, "outside")[1].status == "ok"
+    after = outcome(user, name, "afterwards")[1]
+    assert (after.status, after.stdout) == ("ok", "42\n")
+
+
+@pytest.mark.parametrize(("user", "name"), MODES)
+def test_the_mode_names_its_layers(user: str, name: str) -> None:
+    answer = report(user, name)
+    expected = ["prefork", "setuid", "rlimits", "landlock", "seccomp", "bubblewrap"]
+    missing = {*WITHOUT[name], *answer["missing"]}  # type: ignore[misc]
+    if user != "root" or "bubblewrap" not in missing:
+        missing.add("setuid")  # nobody to become, or done by bubblewrap
+    assert answer["mode"] == "+".join(layer for layer in expected if layer not in missing)
+    assert (answer["uid"] == 0) == (user == "root")
+
+
+def test_there_are_enough_attacks() -> None:
+    assert len(ATTACKS) >= 27
+
+
+def test_without_seccomp_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="ALPHAAPOLLO_UNSAFE_SANDBOX=1"):
+        Sandbox(without=["seccomp"]).start()
+
+
+def test_an_unheld_attack_is_seen() -> None:
+    """The attacks can succeed, so the tests above can fail: where the user has given seccomp up, they do."""
+    with Sandbox(without=["seccomp", "bubblewrap", "landlock"], allow_unsafe=True) as sandbox:
+        assert "seccomp" not in sandbox.mode
+        prelude = PRELUDE % ("/etc/hostname", "/nowhere", 1, os.getpid())
+        for name in ("read_secret", "exec_memory_file", "clone3", "udp", "signal_owner", "system_v_memory", "bpf"):
+            result = sandbox.run(prelude + ATTACKS[name].code.replace("0, 4096, 0o1600", "0, 4096, 0o600"))
+            assert "ESCAPED" in result.stdout, (name, result)
+
+
+@pytest.mark.skipif(bool(bubblewrap_missing()), reason="no bubblewrap")
+def test_bubblewrap_that_does_not_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose profile forbids user namespaces."""
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with Sandbox() as sandbox:
+        assert "bubblewrap" not in sandbox.mode
+        assert "No permissions to create new namespace" in sandbox.missing["bubblewrap"]
+        assert sandbox.run("print(1)").stdout == "1\n"
+
+
+def test_an_unavailable_sandbox_is_a_mistake_of_the_machine_not_of_the_snippet() -> None:
+    assert issubclass(SandboxUnavailableError, ValueError)
