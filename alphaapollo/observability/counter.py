@@ -36,4 +36,5 @@ class Counter:
         if self._bar:
             self._bar.update(self._task, advance=1, description=text)
         elif self._done == self._total or before * LINES // self._total < self._done * LINES // self._total:
-            self._terminal.print(f"{self._done}/{self._total} {self._what}   {text}", soft_wrap=True, markup=False)
+            line = f"{self._done}/{self._total} {self._what}   {text}"
+            self._terminal.print(line.rstrip(), soft_wrap=True, markup=False)

@@ -27,7 +27,7 @@ from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_lo
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
-from alphaapollo.environments import get_environment
+from alphaapollo.environments import check_environment
 from alphaapollo.observability.counter import Counter
 from alphaapollo.rewards.base import check_gradable
 from alphaapollo.rewards.components import check_components
@@ -89,9 +89,9 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     notices = check_generation(config, machine.num_gpus, machine.num_cores)
     if config.env.custom_module:
         load_custom_module(config.env.custom_module, "env.custom_module")
-    get_environment(config.env.env_name)
+    environment = check_environment(config.env)
     check_components(config.reward.components, config.reward.required)
-    prompts, more = _read_prompts(config)
+    prompts, more = _read_prompts(config, graded=environment.graded)
     device = resolve_device(config.trainer.device, machine.num_gpus)
     on_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes // config.rollout.tensor_model_parallel_size
     generation = Generation(
@@ -209,8 +209,8 @@ def _find_machine(controller: str) -> Machine:
     return detect_machine()
 
 
-def _read_prompts(config: GenerationConfig) -> tuple[list[Prompt], list[str]]:
-    """The prompts within the length limit, and what to tell about the others."""
+def _read_prompts(config: GenerationConfig, graded: bool) -> tuple[list[Prompt], list[str]]:
+    """The prompts within the length limit, and what to tell about the others. `graded`: they need a reward function."""
     data, model, custom = config.data, config.model, config.custom_reward_function
     renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
     check_template(config.env, renderer)
@@ -218,7 +218,7 @@ def _read_prompts(config: GenerationConfig) -> tuple[list[Prompt], list[str]]:
     prompts, lengths = fit_prompts(everything, renderer, data.max_prompt_length, data.truncation)
     if custom.path:
         check_reward_function(custom.path, custom.name)
-    else:
+    elif graded:
         check_gradable(prompts)
     if not lengths.too_long:
         return prompts, []

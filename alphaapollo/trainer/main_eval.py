@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(run(config, problems, terminal))
     except KeyboardInterrupt:
+        print("\ninterrupted; nothing is written", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         return failed(error, 1)

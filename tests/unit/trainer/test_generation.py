@@ -37,13 +37,14 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As tiny's, with a tokenizer that knows spaces."""
+    """As tiny's, with a tokenizer that knows spaces and chats."""
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import AutoTokenizer
 
     folder = tiny.save_model("qwen3", tmp_path_factory.mktemp("model"))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {{ eos_token }} {% endfor %}"
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -270,6 +271,18 @@ def test_the_draws_are_those_of_a_validation_and_greedy_has_none(command: Comman
         derive_seed(7, "validate", 0, prompt, sample, 0) for prompt in range(6) for sample in range(3)
     }
     assert "data.n_samples=3 at rollout.temperature=0: the samples will be equal." in printed
+
+
+def test_episodes_of_several_turns_without_a_reward_function(command: Command) -> None:
+    command.run(
+        "env.env_name=guessing_game", "env.max_steps=3", "custom_reward_function.path=", "data.max_response_length=99"
+    )
+    records = command.records()
+    assert len(records) == 18 and max(len(record["turns"]) for record in records) > 1
+    everything = command.summary()["all"]
+    assert everything["failed"] == 0 and sum(everything["ends"].values()) == 18
+    tokens = sum(turn["num_tokens"] for record in records for turn in record["turns"])
+    assert everything["figures"]["response_length"]["value"] == pytest.approx(tokens / 18)
 
 
 def test_long_prompts_are_left_out_and_told(command: Command) -> None:
