@@ -9,6 +9,7 @@ the process is killed instead (rewards.isolation). Imported only in that process
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import re
 from typing import Any
@@ -29,6 +30,7 @@ from alphaapollo.rewards.plain_answers import (
 from alphaapollo.types import Outcome, Prompt, Score
 
 MAX_LENGTH = 1000  # characters of an answer, beyond those of the ground truth; parsers take ever longer
+MAX_DEPTH = 40  # brackets in brackets; parsers need ever longer for more
 TAIL = 2000  # characters of a text that marks no answer in which one is looked for
 ROUNDING, PRECISION = 1e-5, 1e-12  # relative error of a number that was written as a decimal, and of any other
 DIGITS = 30  # that are computed
@@ -61,6 +63,8 @@ def grade(prompt: Prompt, completion: str) -> Score:
     answer = final_answer(completion)
     if answer is not None and len(answer) > len(truth) + MAX_LENGTH:
         return _unreadable(f"an answer of {len(answer)} characters")
+    if answer is not None and depth(answer) > max(MAX_DEPTH, depth(truth)):
+        return _unreadable(f"an answer of {depth(answer)} brackets in each other")
     if answer is None:
         right = equal(_read_all(wanted), readings) if (readings := read(completion[-TAIL:])) else None
     else:
@@ -68,6 +72,12 @@ def grade(prompt: Prompt, completion: str) -> Score:
     if right is None:
         return _unreadable("no mathematical expression in the answer")
     return Score(float(right), {"accuracy": float(right)})
+
+
+def depth(text: str) -> int:
+    """The most brackets that are open at a time."""
+    steps = (1 if sign in "([{" else -1 for sign in text if sign in "()[]{}")
+    return max(itertools.accumulate(steps), default=0)
 
 
 def _unreadable(reason: str) -> Score:

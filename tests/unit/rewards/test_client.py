@@ -189,7 +189,7 @@ def test_a_hanging_grader_is_killed_at_the_limit(custom):
 
 
 def test_an_answer_that_hangs_sympy_is_killed():
-    tower = Prompt(id=0, data_source="math", content="?", ground_truth="10^{10^{10}}")
+    tower = Prompt(id=0, data_source="math", content="?", ground_truth="9^{9^{9^{9}}}")
 
     async def scenario(client):
         return await asyncio.gather(client.score(tower, r"\boxed{3}"), client.score(MATH, r"\boxed{0.5}"))

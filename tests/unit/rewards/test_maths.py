@@ -94,6 +94,7 @@ def test_there_are_enough_labelled_answers():
         "\\boxed{" * 3000,
         "\\boxed{" + "1" * 5000 + "}",
         "\\boxed{" + "(" * 800 + "5" + ")" * 800 + "}",
+        "\\boxed{" + "{(" * 200 + "5" + ")}" * 200 + "}",
         "answer is " * 5000,
     ],
 )
@@ -101,6 +102,11 @@ def test_degenerate_answers_are_quickly_wrong(answer):
     start = time.perf_counter()
     assert score("5", answer).reward == 0.0
     assert time.perf_counter() - start < 2.0
+
+
+def test_towers_of_powers_are_compared_by_size():
+    assert score("5", r"\boxed{10^{10^{10}}}").reward == 0.0
+    assert score(r"\boxed{10^{10^{10}}}", "5").reward == 0.0
 
 
 def test_the_same_text_is_equal_however_hard_it_is_to_compute():
