@@ -350,6 +350,10 @@ class Algorithm(Section):
     """gdpo: their weights, one each in the order of gdpo_rewards; empty = 1."""
     gdpo_conditions: dict[str, tuple[str, float]] = {}
     """gdpo: pay a reward only where another one reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
+    gigpo_step_weight: NonNegativeFloat = 1.0
+    """gigpo: weight of the turns' advantages beside the episode's (the paper's omega)."""
+    gigpo_std_norm: bool = True
+    """gigpo: divide both by their standard deviations."""
     passk_std_norm: bool = False
     """grpo_passk: divide by the group's standard deviation."""
     passk_k: PositiveInt = 4

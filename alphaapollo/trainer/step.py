@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
+from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.algorithms.filtration import filtration_weights
 from alphaapollo.algorithms.groups import Groups
@@ -21,6 +21,7 @@ from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.seeds import derive_seed
 from alphaapollo.trainer.shaping import outcome_rewards, turn_reward
+from alphaapollo.trainer.turns import number_turns
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
 
 Member = tuple[Prompt, Trajectory]
@@ -39,6 +40,7 @@ class Batch:
     trajectory_ids: torch.Tensor  # [B], 0 .. N-1
     components: dict[str, torch.Tensor]  # [B] each, the trajectory's named rewards
     greedy_rewards: torch.Tensor | None  # [B] what the prompt's greedy rollout was worth
+    turns: Turns
     loss_weights: np.ndarray  # float32 [B], as in Columns
     sequence_weights: np.ndarray  # float32 [B]
     value_weights: np.ndarray  # float32 [B]
@@ -119,6 +121,7 @@ def build_batch(
         trajectory_ids=owners,
         components=_components(members, owners),
         greedy_rewards=None if greedy is None else greedy[group_of[owners]],
+        turns=number_turns([trajectory for _, trajectory in members], group_of.tolist(), mask),
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
@@ -216,6 +219,7 @@ def assign_credit(
         values=None if computed.values is None else _double(computed.values),
         components=batch.components,
         greedy_rewards=batch.greedy_rewards,
+        turns=batch.turns,
     )
     result = estimator(inputs, algorithm)
     metrics |= {

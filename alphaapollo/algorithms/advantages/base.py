@@ -17,7 +17,26 @@ from alphaapollo.algorithms.groups import Groups
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.registry import Registry
 
-NEEDS = ("values", "greedy_rewards", "components")
+NEEDS = ("values", "greedy_rewards", "components", "turns")
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The M turns of a batch; those of one trajectory stand together, in their order."""
+
+    index: Tensor  # [B, L] int64, the turn that each action token belongs to; -1 off the mask
+    trajectory_ids: Tensor  # [M] int64
+    anchors: Tensor  # [M] int64, equal for turns of one group that start from the same state
+
+    def rewards(self, token_rewards: Tensor) -> Tensor:
+        """What the tokens of each turn were given. [B, L] -> [M]."""
+        inside = self.index >= 0
+        sums = token_rewards.new_zeros(len(self.trajectory_ids))
+        return sums.index_add_(0, self.index[inside], token_rewards[inside])
+
+    def on_tokens(self, values: Tensor) -> Tensor:
+        """One number a turn on each of its action tokens, zero elsewhere. [M] -> [B, L]."""
+        return torch.where(self.index >= 0, values[self.index.clamp(min=0)], 0.0)
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,7 @@ class AdvantageInputs:
     values: Tensor | None = None  # [B, L] the critic's
     greedy_rewards: Tensor | None = None  # [B] score of the prompt's greedy rollout
     components: dict[str, Tensor] | None = None  # name -> [B] the parts of the score
+    turns: Turns | None = None
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import torch
 from pydantic import BaseModel
 
 import alphaapollo
-from alphaapollo.algorithms.advantages import AdvantageInputs, estimator_names, get_estimator
+from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, Algorithm
 
 # Each switch in both positions.
 ALGORITHMS = [
     Algorithm(passk_k=2),
-    Algorithm(passk_k=2, norm_adv_by_std_in_grpo=False, gpg_std_norm=True, passk_std_norm=True),
+    Algorithm(passk_k=2, norm_adv_by_std_in_grpo=False, gpg_std_norm=True, passk_std_norm=True, gigpo_std_norm=False),
     Algorithm(passk_k=2, whiten_advantages=False, reinforce_pp_level="token", adv_singleton="raw"),
 ]
 OTHER: dict[str, Any] = {  # another value of each field, one that shows in the batch below
@@ -30,6 +30,8 @@ OTHER: dict[str, Any] = {  # another value of each field, one that shows in the 
     "adv_singleton": "raw",
     "reinforce_pp_level": "token",
     "gpg_std_norm": True,
+    "gigpo_step_weight": 3.0,
+    "gigpo_std_norm": False,
     "gdpo_rewards": ["accuracy"],
     "gdpo_weights": [1.0, 3.0],
     "gdpo_conditions": {"speed": ("accuracy", 1.0)},
@@ -54,7 +56,8 @@ class Recording:
 
 
 def group_batch() -> AdvantageInputs:
-    """Groups of three, three and one trajectory, of one to three tokens; one reward on a middle token."""
+    """Groups of three, three and one trajectory, of one to three tokens; one reward on a middle token. The first
+    trajectory has two turns, the others one."""
     scores = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]] * 2 + [[1, 1, 1]], dtype=torch.float64)
     token_rewards = torch.zeros(7, 3, dtype=torch.float64)
@@ -69,6 +72,11 @@ def group_batch() -> AdvantageInputs:
         values=torch.arange(21, dtype=torch.float64).reshape(7, 3) % 5 / 5,
         greedy_rewards=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0], dtype=torch.float64),
         components={"accuracy": scores, "speed": torch.tensor([0.1, 0.9, 0.4, 0.2, 0.8, 0.3, 0.5]).double()},
+        turns=Turns(
+            index=torch.tensor([[0, 0, 1], [2, 2, -1], [3, -1, -1], [4] * 3, [5, 5, -1], [6, -1, -1], [7] * 3]),
+            trajectory_ids=torch.tensor([0, 0, 1, 2, 3, 4, 5, 6]),
+            anchors=torch.tensor([0, 1, 0, 0, 2, 2, 2, 3]),
+        ),
     )
 
 

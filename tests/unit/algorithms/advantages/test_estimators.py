@@ -6,6 +6,7 @@ import torch
 from alphaapollo.algorithms.advantages import (
     AdvantageInputs,
     Advantages,
+    Turns,
     estimator_names,
     get_estimator,
     register_estimator,
@@ -29,6 +30,12 @@ def batch(scores: list[float], **more: object) -> AdvantageInputs:
         "trajectory_ids": torch.arange(4),
     }
     return AdvantageInputs(**{**inputs, **more})
+
+
+def one_turn_a_row(mask: torch.Tensor, groups: torch.Tensor, owners: torch.Tensor) -> Turns:
+    """All turns of a group start from the same state."""
+    index = torch.where(mask.bool(), torch.arange(len(mask)).unsqueeze(1), -1)
+    return Turns(index, trajectory_ids=owners, anchors=groups)
 
 
 def per_row(advantages: torch.Tensor) -> list[float]:
@@ -216,6 +223,7 @@ def full_batch(scores: list[float], **more: object) -> AdvantageInputs:
         values=torch.zeros(4, 3, dtype=torch.float64),
         greedy_rewards=torch.zeros(4, dtype=torch.float64),
         components={"accuracy": torch.tensor(scores, dtype=torch.float64)},
+        turns=one_turn_a_row(more.get("mask", MASK), torch.tensor([0, 0, 1, 1]), torch.arange(4)),
         **more,
     )
 
@@ -245,13 +253,15 @@ def test_statistics_count_trajectories_not_rows(name: str):
     def inputs(mask: list[list[int]], owners: list[int]) -> AdvantageInputs:
         own = torch.tensor(owners)
         per_row_scores = torch.tensor(scores, dtype=torch.float64)[own]
+        matrix, groups = torch.tensor(mask, dtype=torch.float64), torch.tensor([0, 0, 0, 1])[own]
         return AdvantageInputs(
             token_rewards=torch.zeros(len(owners), 3, dtype=torch.float64),
-            mask=torch.tensor(mask, dtype=torch.float64),
+            mask=matrix,
             scores=per_row_scores,
-            group_ids=torch.tensor([0, 0, 0, 1])[own],
+            group_ids=groups,
             trajectory_ids=own + 100,
             components={"accuracy": per_row_scores},
+            turns=one_turn_a_row(matrix, groups, own),
         )
 
     config = Algorithm(passk_k=1)
@@ -263,7 +273,9 @@ def test_statistics_count_trajectories_not_rows(name: str):
     assert split.advantages[2, 0] == one.advantages[1, 0]
 
 
-@pytest.mark.parametrize(("name", "need"), [("gae", "values"), ("remax", "greedy_rewards"), ("gdpo", "components")])
+@pytest.mark.parametrize(
+    ("name", "need"), [("gae", "values"), ("remax", "greedy_rewards"), ("gdpo", "components"), ("gigpo", "turns")]
+)
 def test_what_an_estimator_needs(name: str, need: str):
     assert get_estimator(name).needs == (need,)
     with pytest.raises(ValueError, match=f"{name!r} needs {need}"):
@@ -282,7 +294,7 @@ def test_unknown_estimators_name_the_nearest():
 
 
 def test_unknown_needs():
-    with pytest.raises(ValueError, match="only values, greedy_rewards, components"):
+    with pytest.raises(ValueError, match="only values, greedy_rewards, components, turns"):
         register_estimator("with_logits", needs=("logits",))
 
 

@@ -1,0 +1,56 @@
+"""GiGPO: compares whole trajectories of a group, and the turns in which they stood in the same state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import (
+    DEVIATION,
+    AdvantageInputs,
+    Advantages,
+    epsilon,
+    from_scores,
+    register_estimator,
+)
+from alphaapollo.algorithms.groups import Groups, deviations, normalised
+from alphaapollo.config.schema import Algorithm
+
+
+@register_estimator(
+    "gigpo",
+    needs=("turns",),
+    group=True,
+    per_token=True,
+    reads=("gamma", "gigpo_step_weight", "gigpo_std_norm", "adv_singleton"),
+    reads_if={"gigpo_std_norm": DEVIATION},
+)
+def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """A^E(trajectory) + omega A^S(turn) on each token of the turn (arXiv 2505.10978, Eq. 3, 7, 8).
+
+    Both are (x - mean) / (std + eps), or x - mean: of the trajectories' rewards within the group, and of the turns'
+    discounted returns within those that start from one anchor state.
+    """
+    assert inputs.turns is not None
+    turns = inputs.turns
+    returns = discounted_returns(turns.rewards(inputs.token_rewards), turns.trajectory_ids, config.gamma)
+    of_turn = _relative(returns, Groups.of(turns.anchors), config)
+    of_episode = from_scores(inputs, lambda scores, groups: _relative(scores, groups, config)).advantages
+    advantages = of_episode + config.gigpo_step_weight * turns.on_tokens(of_turn) * inputs.mask
+    return Advantages(advantages, turns.on_tokens(returns) * inputs.mask)
+
+
+def _relative(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
+    if not config.gigpo_std_norm:
+        return deviations(values, groups, singleton=config.adv_singleton)
+    return normalised(values, groups, ddof=config.adv_ddof, eps=epsilon(config, 1e-6), singleton=config.adv_singleton)
+
+
+def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
+    """R_t = r_t + gamma R_{t+1} within each trajectory (Eq. 5). [M], turns of a trajectory in their order -> [M]."""
+    returns = rewards.tolist()
+    ids = trajectory_ids.tolist()
+    for turn in range(len(ids) - 2, -1, -1):
+        if ids[turn] == ids[turn + 1]:
+            returns[turn] += gamma * returns[turn + 1]
+    return torch.tensor(returns, dtype=rewards.dtype, device=rewards.device)

@@ -1,0 +1,87 @@
+"""A group of three trajectories on the way from A: A -> B -> goal, A -> A -> B, A -> C.
+
+The turns start from A, B | A, A, B | A; the first trajectory earns 1 on its last token, the second costs 0.5 in its
+first turn. With gamma = 0.5 the returns are 0.5, 1 | -0.5, 0, 0 | 0.
+"""
+
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, get_estimator
+from alphaapollo.algorithms.advantages.gigpo import discounted_returns
+from alphaapollo.config.schema import Algorithm
+
+IDS = torch.tensor([0, 0, 1, 1, 1, 2])
+A, B = 0, 1
+ANCHORS = torch.tensor([A, B, A, A, B, A])
+
+
+def append_rows() -> AdvantageInputs:
+    """One row a trajectory: turns of two tokens, one token of the environment between them."""
+    index = torch.tensor([[0, 0, -1, 1, 1, -1, -1, -1], [2, 2, -1, 3, 3, -1, 4, 4], [5, 5, -1, -1, -1, -1, -1, -1]])
+    rewards = torch.zeros(3, 8, dtype=torch.float64)
+    rewards[0, 4], rewards[1, 1] = 1.0, -0.5
+    return inputs(rewards, index, torch.tensor([0, 1, 2]))
+
+
+def memory_rows() -> AdvantageInputs:
+    """One row a turn."""
+    rewards = torch.zeros(6, 2, dtype=torch.float64)
+    rewards[1, 1], rewards[2, 1] = 1.0, -0.5
+    return inputs(rewards, torch.arange(6).unsqueeze(1).repeat(1, 2), IDS)
+
+
+def inputs(rewards: torch.Tensor, index: torch.Tensor, owners: torch.Tensor) -> AdvantageInputs:
+    scores = torch.tensor([1.0, -0.5, 0.0], dtype=torch.float64)[owners]
+    mask = (index >= 0).double()
+    return AdvantageInputs(rewards, mask, scores, torch.zeros_like(owners), owners, turns=Turns(index, IDS, ANCHORS))
+
+
+def per_turn(batch: AdvantageInputs, matrix: torch.Tensor) -> list[float]:
+    assert batch.turns is not None and not matrix[~batch.mask.bool()].any()
+    values = [matrix[batch.turns.index == turn].unique() for turn in range(6)]
+    assert all(len(value) == 1 for value in values)
+    return [value.item() for value in values]
+
+
+def test_discounted_returns():
+    rewards = torch.tensor([0.0, 1.0, -0.5, 0.0, 0.0, 0.0], dtype=torch.float64)
+    assert discounted_returns(rewards, IDS, 0.5).tolist() == [0.5, 1.0, -0.5, 0.0, 0.0, 0.0]
+    assert discounted_returns(rewards, IDS, 1.0).tolist() == [1.0, 1.0, -0.5, 0.0, 0.0, 0.0]
+    assert discounted_returns(torch.ones(3), torch.tensor([4, 4, 4]), 0.5).tolist() == [1.75, 1.5, 1.0]
+
+
+@pytest.mark.parametrize("batch", [append_rows(), memory_rows()])
+def test_without_deviations(batch):
+    config = Algorithm(gamma=0.5, gigpo_std_norm=False, gigpo_step_weight=2.0)
+    result = get_estimator("gigpo")(batch, config)
+    # episodes 1, -0.5, 0: mean 1/6. From A: 0.5, -0.5, 0, 0: mean 0. From B: 1, 0: mean 0.5.
+    episode = [5 / 6, 5 / 6, -2 / 3, -2 / 3, -2 / 3, -1 / 6]
+    turn = [0.5, 0.5, -0.5, 0.0, -0.5, 0.0]
+    assert per_turn(batch, result.advantages) == pytest.approx([e + 2 * t for e, t in zip(episode, turn, strict=True)])
+    assert per_turn(batch, result.returns) == [0.5, 1.0, -0.5, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("batch", [append_rows(), memory_rows()])
+def test_with_deviations(batch):
+    result = get_estimator("gigpo")(batch, Algorithm(gamma=0.5, adv_eps=0.0))
+    # squares about 1/6: 25/36 + 16/36 + 1/36 = 7/6, over 2. From A: 0.5, over 3. From B: 0.5, over 1.
+    of_episode, of_a, of_b = math.sqrt(7 / 12), math.sqrt(1 / 6), math.sqrt(1 / 2)
+    episode = [x / of_episode for x in (5 / 6, 5 / 6, -2 / 3, -2 / 3, -2 / 3, -1 / 6)]
+    turn = [0.5 / of_a, 0.5 / of_b, -0.5 / of_a, 0.0, -0.5 / of_b, 0.0]
+    assert per_turn(batch, result.advantages) == pytest.approx([e + t for e, t in zip(episode, turn, strict=True)])
+
+
+def test_a_weight_of_zero_is_grpo():
+    batch = append_rows()
+    gigpo = get_estimator("gigpo")(batch, Algorithm(gigpo_step_weight=0.0))
+    assert torch.equal(gigpo.advantages, get_estimator("grpo")(batch, Algorithm()).advantages)
+
+
+def test_a_state_that_was_seen_once_says_nothing():
+    batch = memory_rows()
+    batch = AdvantageInputs(**{**vars(batch), "turns": Turns(batch.turns.index, IDS, torch.arange(6))})
+    gigpo = get_estimator("gigpo")(batch, Algorithm())
+    assert torch.equal(gigpo.advantages, get_estimator("grpo")(batch, Algorithm()).advantages)
