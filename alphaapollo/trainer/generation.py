@@ -29,7 +29,7 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.environments import check_environment
 from alphaapollo.observability.counter import Counter
-from alphaapollo.rewards.base import check_gradable
+from alphaapollo.rewards.base import check_gradable, check_judge
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_reward_function
 from alphaapollo.trainer.evaluate import Result, result_of
@@ -51,6 +51,7 @@ FREE = {  # ... and of the others everything but these (prompts are compared one
     "env.episode_timeout",
     "reward.timeout",
     "reward.num_workers",
+    *(f"reward.judge.{name}" for name in ("base_url", "api_key_env", "timeout", "max_retries")),
 }
 
 
@@ -220,6 +221,7 @@ def _read_prompts(config: GenerationConfig, graded: bool) -> tuple[list[Prompt],
         check_reward_function(custom.path, custom.name)
     elif graded:
         check_gradable(prompts)
+        check_judge({prompt.data_source for prompt in prompts}, config.reward)
     if not lengths.too_long:
         return prompts, []
     done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"

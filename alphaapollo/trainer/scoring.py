@@ -21,7 +21,7 @@ from alphaapollo.data.prompts import load_prompts, raise_problems
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.metrics import finite
-from alphaapollo.rewards.base import check_gradable
+from alphaapollo.rewards.base import check_gradable, check_judge
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_reward_function
@@ -59,6 +59,7 @@ def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
         check_reward_function(custom.path, custom.name)
     else:
         check_gradable([problem.prompt for problem in problems])
+        check_judge({problem.prompt.data_source for problem in problems}, config.reward)
     count = sum(len(problem.responses) for problem in problems)
     terminal.print(f"{_folder(config)}: {count} responses to {len(problems)} problems", markup=False, soft_wrap=True)
     return problems
@@ -119,7 +120,7 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
     """In the order of problems and responses, whatever order they end in."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(
-        custom.path, custom.name, reward.timeout, reward.num_workers, reward.components, reward.required
+        custom.path, custom.name, reward.timeout, reward.num_workers, reward.components, reward.required, reward.judge
     )
     room = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
     count = sum(len(problem.responses) for problem in problems)

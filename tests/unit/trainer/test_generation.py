@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from rich.console import Console as Terminal
 
+from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.rollout.fake_engine import FakeEngine
@@ -238,6 +239,12 @@ def test_other_settings_do_not_go_on_with_old_results(command: Command, override
     with pytest.raises(ValueError, match=says + r".*Set another trainer\.experiment_name"):
         command.run(*overrides)
     assert command.results.read_bytes() == before
+
+
+def test_the_keys_that_a_resume_compares_exist() -> None:
+    keys = accepted_keys(GenerationConfig)
+    assert keys.keys() >= generation.FREE
+    assert keys.keys() >= {f"{section}.{name}" for section, names in generation.DECISIVE.items() for name in names}
 
 
 def test_how_fast_it_runs_may_change_and_other_data_may_not(command: Command) -> None:
