@@ -1,0 +1,74 @@
+"""The tool `python_code`: runs the model's Python in the sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
+from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, default_sandbox
+
+_STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolStatus.REFUSED}
+
+
+@tools.register("python_code")
+class PythonCode:
+    """What a snippet prints, and the value of its last expression.
+
+    Args:
+        timeout: seconds for one snippet.
+        memory_mb: MiB for one snippet, beyond the interpreter's own.
+        keep_state: the snippets of an episode share their variables; otherwise each starts afresh.
+        sandbox: where it runs; default: the one that this process shares.
+    """
+
+    name = "python_code"
+    parameters: dict[str, Any] = {  # noqa: RUF012  the protocol's
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "Python code. Print what you want to see."}},
+        "required": ["code"],
+        "additionalProperties": False,
+    }
+    text_argument: str | None = "code"
+
+    def __init__(
+        self,
+        timeout: float = 10.0,
+        memory_mb: int = 1024,
+        keep_state: bool = False,
+        sandbox: Sandbox | None = None,
+    ):
+        kept = "Variables are kept between calls." if keep_state else "Each call starts afresh."
+        self.description = (
+            "Run Python code and return what it prints and the value of a last expression. numpy, scipy and sympy are "
+            f"installed; there is no network. {kept} Time limit: {timeout:g} s."
+        )
+        self._timeout = timeout
+        self._memory_mb = memory_mb
+        self._keep_state = keep_state
+        self._sandbox = sandbox or default_sandbox()
+
+    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+        name = session.id if self._keep_state else ""
+        if name and self.name not in session.state:
+            session.state[self.name] = name
+            session.on_close(lambda: self._sandbox.end_session(name))
+        try:
+            result = await self._sandbox.run_async(
+                arguments["code"], timeout=self._timeout, memory_mb=self._memory_mb, echo=True, session=name
+            )
+        except (SandboxError, SandboxUnavailableError) as error:
+            raise ToolFailedError(f"{self.name}: {error}") from error
+        return ToolResult(text_of(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
+
+    async def close(self) -> None:
+        return None  # the sandbox may be shared
+
+
+def text_of(result: SandboxResult) -> str:
+    """What the model is shown: the output, then the errors, then why it was stopped."""
+    parts = [result.stdout, result.stderr]
+    if result.restarted:
+        parts.insert(0, "[the interpreter was restarted: earlier variables are lost]\n")
+    if result.status not in ("ok", "error") or (result.status == "error" and not result.stderr):
+        parts.append(f"[{result.reason}]")
+    return "\n".join(part.rstrip("\n") for part in parts if part)

@@ -1,0 +1,78 @@
+"""The tool python_code, as a model uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
+from alphaapollo.tools.python_code import PythonCode, text_of
+from alphaapollo.tools.sandbox import Sandbox, SandboxResult, Status
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+def call(tool: PythonCode, *snippets: str) -> list[ToolResult]:
+    async def main() -> list[ToolResult]:
+        session = Session()
+        toolbox = ToolBox([tool], ToolLimits())
+        results = [await toolbox.call_text("python_code", snippet, session) for snippet in snippets]
+        await session.close()
+        return results
+
+    return asyncio.run(main())
+
+
+def test_output_and_last_value(sandbox: Sandbox) -> None:
+    (result,) = call(PythonCode(sandbox=sandbox), "print('a')\n6 * 7")
+    assert (result.text, result.status, result.score) == ("a\n42", ToolStatus.OK, None)
+
+
+def test_each_call_starts_afresh_unless_asked(sandbox: Sandbox) -> None:
+    results = call(PythonCode(sandbox=sandbox), "x = 1", "x")
+    assert results[1].status is ToolStatus.ERROR and "NameError: name 'x' is not defined" in results[1].text
+    results = call(PythonCode(keep_state=True, sandbox=sandbox), "x = 1", "x + 1")
+    assert (results[1].text, results[1].status) == ("2", ToolStatus.OK)
+    assert "kept" in PythonCode(keep_state=True, sandbox=sandbox).description
+
+
+def test_time_out_and_restart(sandbox: Sandbox) -> None:
+    tool = PythonCode(timeout=0.5, keep_state=True, sandbox=sandbox)
+    _, slow, after = call(tool, "x = 1", "print('begun')\nwhile True: pass", "2")
+    assert (slow.text, slow.status) == ("begun\n[stopped after 0.5 s]", ToolStatus.TIMEOUT)
+    assert after.text == "[the interpreter was restarted: earlier variables are lost]\n2"
+
+
+def test_the_episodes_session_ends_the_sandboxs(sandbox: Sandbox) -> None:
+    call(PythonCode(keep_state=True, sandbox=sandbox), "x = 1")
+    sandbox.run("pass")  # the order to end it has been obeyed by now
+    assert sandbox._supervisor is not None and not sandbox._supervisor._sessions
+
+
+def test_text() -> None:
+    def result(status: Status, out: str, err: str, reason: str) -> SandboxResult:
+        return SandboxResult(status, out, err, 0.1, "mode", reason)
+
+    assert text_of(result(Status.ERROR, "a\n", "Traceback\n", "exit code 1")) == "a\nTraceback"
+    assert text_of(result(Status.ERROR, "", "", "killed by SIGSEGV")) == "[killed by SIGSEGV]"
+    assert text_of(result(Status.OUTPUT, "a\n", "", "stopped after printing 16 MiB")) == (
+        "a\n[stopped after printing 16 MiB]"
+    )
+    assert text_of(result(Status.OK, "", "", "")) == ""
+
+
+def test_a_machine_that_cannot_hold_code_is_a_failure_and_no_answer() -> None:
+    with pytest.raises(ToolFailedError, match="no seccomp filter"):
+        call(PythonCode(sandbox=Sandbox(without=["seccomp"])), "1")
+
+
+def test_made_by_name() -> None:
+    (made,) = make_tools(["python_code"], {"python_code": {"timeout": 3}})
+    assert "3 s" in made.description

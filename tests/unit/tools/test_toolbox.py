@@ -1,0 +1,193 @@
+"""What a model may write, and what it gets for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
+from alphaapollo.tools.function_tool import function_tool
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+
+
+async def add(a: int, b: int = 0) -> int:
+    """Add."""
+    return a + b
+
+
+async def sleep(seconds: float) -> str:
+    """Sleep."""
+    await asyncio.sleep(seconds)
+    return "awake"
+
+
+def repeat(text: str, times: int) -> str:
+    """Repeat a text."""
+    return text * times
+
+
+def box(**limits: Any) -> ToolBox:
+    return ToolBox([function_tool(add), function_tool(sleep), function_tool(repeat)], ToolLimits(**limits))
+
+
+def call(toolbox: ToolBox, name: str, arguments: Any) -> ToolResult:
+    return asyncio.run(toolbox.call(name, arguments, Session()))
+
+
+def test_a_good_call() -> None:
+    for arguments in ({"a": 1, "b": 2}, '{"a": 1, "b": 2}'):
+        result = call(box(), "add", arguments)
+        assert (result.text, result.status, result.score) == ("3", ToolStatus.OK, None)
+        assert 0 < result.seconds < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("add", '{"a": 1', "add: the arguments are not JSON: Expecting ',' delimiter: line 1 column 8 (char 7)."),
+        ("add", "", "add: the arguments are not JSON: Expecting value: line 1 column 1 (char 0)."),
+        ("add", "[" * 30_000, "add: the arguments are nested too deeply."),
+        ("add", "[1]", "add: the arguments are not a JSON object but an array."),
+        ("add", "null", "add: the arguments are not a JSON object but null."),
+        ("add", "7", "add: the arguments are not a JSON object but a number."),
+        ("ad", "{}", "unknown tool 'ad'. Did you mean 'add'? Known tools: add, repeat, sleep."),
+        ("rm -rf /", "{}", "unknown tool 'rm -rf /'. Known tools: add, repeat, sleep."),
+        ("", "{}", "unknown tool ''. Known tools: add, repeat, sleep."),
+        ("add", {"a": "one"}, "add: argument 'a': 'one' is not of type 'integer'. Arguments: a, b."),
+        ("add", {"b": 1}, "add: argument: 'a' is a required property. Arguments: a, b."),
+        (
+            "add",
+            {"a": 1, "c": 2},
+            "add: argument: Additional properties are not allowed ('c' was unexpected). Arguments: a, b.",
+        ),
+        ("repeat", {"text": "x" * (1 << 20), "times": 1}, "repeat: 1048600 bytes of arguments, the limit is 65536."),
+        ("repeat", json.dumps({"text": "x" * (1 << 20)}), "repeat: 1048588 bytes of arguments, the limit is 65536."),
+    ],
+)
+def test_a_bad_call_is_refused_with_its_reason(name: str, arguments: Any, reason: str) -> None:
+    result = call(box(), name, arguments)
+    assert (result.text, result.status) == (reason, ToolStatus.REFUSED)
+
+
+def test_a_bad_call_with_a_long_value_has_a_short_reason() -> None:
+    result = call(box(), "add", {"a": "x" * 60_000})
+    assert result.status is ToolStatus.REFUSED and len(result.text) < 700
+    assert len(call(box(), "x" * 1_000_000, "{}").text) < 300
+
+
+def test_lone_surrogates_do_not_reach_tokenizers_and_logs() -> None:
+    assert call(box(), "repeat", '{"text": "\\ud800a", "times": 2}').text == "?a?a"
+    assert call(box(), "\ud800", "{}").status is ToolStatus.REFUSED
+
+
+def test_time_out() -> None:
+    result = call(box(timeout=0.05), "sleep", {"seconds": 30})
+    assert (result.text, result.status) == ("sleep: no answer within 0.05 s", ToolStatus.TIMEOUT)
+    assert result.seconds < 5
+
+
+def test_long_answers_are_cut() -> None:
+    assert (
+        call(box(max_output=6), "repeat", {"text": "ab", "times": 10}).text == "aba\n... [14 characters cut] ...\nbab"
+    )
+    assert cut_middle("abcd", 4) == "abcd"
+
+
+def test_calls_at_a_time() -> None:
+    async def main(at_a_time: int) -> float:
+        toolbox = box(max_concurrent=at_a_time, timeout=0.5)
+        start = time.monotonic()
+        results = await asyncio.gather(*(toolbox.call("sleep", {"seconds": 0.1}, Session()) for _ in range(6)))
+        assert all(result.text == "awake" for result in results)  # waiting does not count as time of the call
+        return time.monotonic() - start
+
+    assert asyncio.run(main(1)) >= 0.6
+    assert asyncio.run(main(6)) < 0.6
+
+
+class Broken:
+    """Breaks in a way of its own."""
+
+    name = "broken"
+    description = "Breaks."
+    text_argument: str | None = "text"
+
+    def __init__(self, error: Exception, parameters: dict[str, Any] | None = None):
+        self.parameters = parameters or {"type": "object"}
+        self._error = error
+
+    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+        raise self._error
+
+    async def close(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("error", [ToolFailedError("gone"), KeyError("gone"), TimeoutError("gone")])
+def test_a_tool_that_breaks_is_no_answer(error: Exception) -> None:
+    with pytest.raises(ToolFailedError, match="gone"):
+        call(ToolBox([Broken(error)], ToolLimits()), "broken", {})
+
+
+def test_text_of_a_tag() -> None:
+    async def main(name: str, text: str) -> ToolResult:
+        return await ToolBox([Echo(), function_tool(add)], ToolLimits()).call_text(name, text, Session())
+
+    assert asyncio.run(main("echo", '{"not": json')).text == '{"not": json'
+    assert asyncio.run(main("add", '{"a": 3}')).text == "3"
+    assert asyncio.run(main("add", "3")).status is ToolStatus.REFUSED
+    assert asyncio.run(main("other", "3")).status is ToolStatus.REFUSED
+
+
+class Echo(Broken):
+    name = "echo"
+
+    def __init__(self) -> None:
+        super().__init__(ValueError())
+
+    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+        return ToolResult(arguments["text"], ToolStatus.OK)
+
+
+def test_schemas_as_chat_templates_take_them() -> None:
+    first = box().schemas()[0]
+    assert first["type"] == "function" and list(first["function"]) == ["name", "description", "parameters"]
+    assert (first["function"]["name"], first["function"]["description"]) == ("add", "Add.")
+
+
+def test_boxes_that_cannot_be() -> None:
+    tools: list[Tool] = [function_tool(add), function_tool(add)]
+    with pytest.raises(ValueError, match="same name: add, add"):
+        ToolBox(tools, ToolLimits())
+    with pytest.raises(ValueError, match="unknown tools: sub"):
+        ToolBox(tools[:1], ToolLimits(), {"sub": ToolLimits()})
+    with pytest.raises(ValueError, match="no JSON schema"):
+        ToolBox([Broken(ValueError(), {"type": "objekt"})], ToolLimits())
+    with pytest.raises(ValueError, match="not of type object but 'array'"):
+        ToolBox([Broken(ValueError(), {"type": "array"})], ToolLimits())
+
+
+def test_limits_of_one_tool() -> None:
+    toolbox = ToolBox([function_tool(repeat)], ToolLimits(), {"repeat": ToolLimits(max_output=2)})
+    assert call(toolbox, "repeat", {"text": "a", "times": 4}).text == "a\n... [2 characters cut] ...\na"
+
+
+def test_a_session_closes_once_and_backwards() -> None:
+    seen: list[str] = []
+
+    async def second() -> None:
+        seen.append("second")
+
+    async def main() -> None:
+        session = Session()
+        session.on_close(lambda: seen.append("first"))
+        session.on_close(second)
+        await session.close()
+        await session.close()
+
+    asyncio.run(main())
+    assert seen == ["second", "first"]
