@@ -1,0 +1,154 @@
+"""local_rag on a small fixed corpus."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
+from alphaapollo.tools.documents import PASSAGE_CHARACTERS, Passage, passages_of, words_of
+from alphaapollo.tools.retrieval import Index, LocalRag, build
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+
+ROOT = Path(__file__).resolve().parents[3]
+CORPUS = {
+    "sympy/solvers/ode.md": "# Differential equations\n\n`dsolve(eq, func)` solves a differential equation.\n",
+    "sympy/matrices.rst": "Matrices\n========\n\nM.eigenvals() returns the eigenvalues with multiplicity.\n",
+    "sympy/integrals.py": 'def integrate(f, x):\n    """Compute the definite or indefinite integral."""\n',
+    "sympy/logo.png": "no document",
+    "sympy/.git/config.txt": "hidden eigenvalues",
+    "geometry/circles.txt": "The area of a circle of radius r is pi r squared. Größe: Fläche.\n",
+    "geometry/empty.md": "\n\n",
+}
+
+
+@pytest.fixture(scope="module")
+def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rag")
+    for name, text in CORPUS.items():
+        (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "corpus" / name).write_text(text, encoding="utf-8")
+    (folder / "corpus" / "sympy" / "latin.txt").write_bytes(b"\xff\xfe\xe4")
+    report = build(folder / "corpus", folder / "index")
+    assert report["geometry"] == (1, {})
+    assert report["sympy"] == (3, {"not one of .md .markdown .rst .txt .py .pyi": 1, "not UTF-8": 1})
+    return folder / "index"
+
+
+@pytest.mark.parametrize(
+    ("repo_name", "query", "path"),
+    [
+        ("sympy", "solve a differential equation", "solvers/ode.md"),
+        ("sympy", "eigenvalues of a matrix", "matrices.rst"),
+        ("sympy", "How do I compute the indefinite integral?", "integrals.py"),
+        ("sympy", "DSOLVE", "solvers/ode.md"),
+        ("geometry", "area circle", "circles.txt"),
+        ("geometry", "fläche", "circles.txt"),
+    ],
+)
+def test_the_best_passage(index_folder: Path, repo_name: str, query: str, path: str) -> None:
+    hits = Index(index_folder).query(repo_name, query, 3)
+    assert hits[0].passage.path == path
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_repositories_are_apart_and_nothing_is_nothing(index_folder: Path) -> None:
+    index = Index(index_folder)
+    assert index.names == ["geometry", "sympy"]
+    assert index.query("geometry", "eigenvalues", 3) == []
+    for query in ("", "the of and", "zzz", "!?"):
+        assert index.query("sympy", query, 3) == []
+    assert len(index.query("sympy", "eigenvalues integral differential", 20)) == 3
+    assert len(index.query("sympy", "eigenvalues integral differential", 1)) == 1
+
+
+def call(index: Path, arguments: str) -> ToolResult:
+    return asyncio.run(ToolBox([LocalRag(str(index))], ToolLimits()).call("local_rag", arguments, Session()))
+
+
+def test_the_tool(index_folder: Path) -> None:
+    result = call(index_folder, '{"repo_name": "sympy", "query": "dsolve", "top_k": 3}')
+    assert result.status is ToolStatus.OK and result.score is not None and result.score > 0
+    assert result.text.startswith("[solvers/ode.md:1]\n# Differential equations\n\n`dsolve(eq, func)`")
+    nothing = call(index_folder, '{"repo_name": "sympy", "query": "zebra"}')
+    assert (nothing.text, nothing.score) == ("no passage of sympy has a word of the query.", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (
+            '{"repo_name": "simpy", "query": "x"}',
+            "error",
+            "no repo_name 'simpy'. Did you mean 'sympy'? Known: geometry, sympy.",
+        ),
+        ('{"repo_name": "sympy"}', "refused", "local_rag: argument: 'query' is a required property."),
+        ('{"repo_name": "sympy", "query": "x", "top_k": 0}', "refused", "local_rag: argument 'top_k': 0 is less than"),
+        ('{"repo_name": "sympy", "query": "x", "top_k": 1e9}', "refused", "local_rag: argument 'top_k'"),
+        ('{"repo_name": "sympy", "query": "x", "k": 1}', "refused", "local_rag: argument: Additional properties"),
+    ],
+)
+def test_bad_calls(index_folder: Path, arguments: str, status: str, text: str) -> None:
+    result = call(index_folder, arguments)
+    assert result.status == status and result.text.startswith(text)
+
+
+def test_a_missing_index_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"python -m alphaapollo.tools.retrieval build FOLDER --out .*none"):
+        make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path / "none")}})
+
+
+def test_an_index_that_vanishes_is_a_failure_of_the_tool(index_folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(index_folder, tmp_path / "copy")
+    toolbox = ToolBox([LocalRag(str(copy))], ToolLimits())
+    shutil.rmtree(copy)
+    with pytest.raises(ToolFailedError, match="cannot be read"):
+        asyncio.run(toolbox.call("local_rag", {"repo_name": "sympy", "query": "dsolve"}, Session()))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("Bananas are yellow.")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "alphaapollo.tools.retrieval", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+
+    out = str(tmp_path / "index")
+    for _ in range(2):  # the second in place of the first
+        assert run("build", str(tmp_path / "notes"), "--out", out).stdout == "notes: 1 passages\n"
+    assert run("query", out, "notes", "yellow").stdout == "[a.md:1]\nBananas are yellow.\n"
+    missing = run("query", str(tmp_path / "none"), "notes", "yellow")
+    assert missing.returncode == 2 and missing.stderr.startswith("error: no index of documents at")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "notes"]
+
+
+def test_what_cannot_be_built(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.pdf").write_text("x")
+    with pytest.raises(ValueError, match="no such folder"):
+        build(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"no documents in it \(1 files not one of"):
+        build(tmp_path / "docs", tmp_path / "out")
+    with pytest.raises(ValueError, match="exists and is not an index"):
+        build(tmp_path / "docs", tmp_path / "docs")
+    assert not (tmp_path / "out").exists()
+
+
+def test_words() -> None:
+    assert words_of("Use the BlockMatrix.from_list") == ["blockmatrix", "block", "matrix", "from_list", "list"]
+    assert words_of("HTTPServer2 x² Größe") == ["httpserver2", "http", "server", "2", "x²", "größe"]
+
+
+def test_passages() -> None:
+    assert list(passages_of("a", "")) == list(passages_of("a", "\n \n")) == []
+    assert list(passages_of("a", "\n\none\ntwo\n")) == [Passage("a", 3, "one\ntwo")]
+    block = "x" * 99 + "\n"
+    parts = list(passages_of("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
+    assert [part.line for part in parts] == [1, 12, 23, 38, 53]
+    assert all(len(part.text) <= PASSAGE_CHARACTERS for part in parts)
