@@ -1,0 +1,60 @@
+"""A small MCP server for the tests: over stdio, or with a port as argument over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from mcp import MCPError
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("small", log_level="CRITICAL")
+calls = 0
+
+
+@server.tool()
+def add(a: int, b: int = 0) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@server.tool()
+def count() -> str:
+    """How often it was called since the server started."""
+    global calls
+    calls += 1
+    return str(calls)
+
+
+@server.tool()
+async def sleep(seconds: float) -> str:
+    """Sleep."""
+    await asyncio.sleep(seconds)
+    return "awake"
+
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ValueError("no good")
+
+
+@server.tool()
+def reject() -> str:
+    """Refuse in the protocol's own way."""
+    raise MCPError(code=-32602, message="not these arguments")
+
+
+@server.tool()
+def die() -> str:
+    """Die in the middle of a call."""
+    print("cannot go on", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run()

@@ -1,0 +1,158 @@
+"""MCP servers: real ones, made with the official package."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
+from alphaapollo.tools.mcp_client import McpServer, root_cause
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+
+PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
+COMMAND = [sys.executable, PROGRAM]
+
+Play = Callable[[ToolBox], Awaitable[None]]
+
+
+def with_server(server_of: Callable[[], McpServer], play: Play) -> None:
+    async def main() -> None:
+        server = server_of()
+        try:
+            await play(ToolBox(await server.start(), ToolLimits(timeout=20)))
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+
+
+def stdio() -> McpServer:
+    return McpServer("small", command=COMMAND)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL) as program:
+        try:
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            program.kill()
+
+
+async def play_calls(box: ToolBox) -> None:
+    assert box.names == ["add", "count", "die", "fail", "reject", "sleep"]
+    schema = box.schemas()[0]["function"]
+    assert (schema["name"], schema["description"]) == ("add", "Add two numbers.")
+    assert schema["parameters"]["properties"]["a"]["type"] == "integer"
+    good = await box.call("add", '{"a": 1, "b": 2}', Session())
+    assert (good.text, good.status) == ("3", ToolStatus.OK)
+    bad = await box.call("fail", "{}", Session())
+    assert bad.status is ToolStatus.ERROR and "fail" in bad.text
+    rejected = await box.call("reject", "{}", Session())
+    assert (rejected.text, rejected.status) == ("not these arguments", ToolStatus.ERROR)
+    for arguments in ('{"a": "x"}', '{"a": 1, "c": 2}', "{}", "{"):
+        assert (await box.call("add", arguments, Session())).status is ToolStatus.REFUSED
+    many = await asyncio.gather(*(box.call("add", {"a": n}, Session()) for n in range(20)))
+    assert [result.text for result in many] == [str(n) for n in range(20)]
+
+
+def test_calls_over_stdio() -> None:
+    with_server(stdio, play_calls)
+
+
+def test_calls_over_http(url: str) -> None:
+    with_server(lambda: McpServer("small", url=url), play_calls)
+
+
+def test_a_server_that_dies_in_the_middle() -> None:
+    """The calls under way fail as the tool's failure, not as an answer; the next one has a new server."""
+
+    async def play(box: ToolBox) -> None:
+        assert (await box.call("count", {}, Session())).text == "1"
+        assert (await box.call("count", {}, Session())).text == "2"
+        other = asyncio.create_task(box.call("sleep", {"seconds": 30}, Session()))
+        await asyncio.sleep(0.5)
+        with pytest.raises(
+            ToolFailedError, match=r"MCP server small: Connection closed \(its last words: cannot go on"
+        ):
+            await box.call("die", {}, Session())
+        with pytest.raises(ToolFailedError, match="Connection closed"):
+            await other
+        assert (await box.call("count", {}, Session())).text == "1"  # it knows nothing of before
+
+    with_server(stdio, play)
+
+
+def test_a_http_server_that_is_gone(url: str) -> None:
+    async def play(box: ToolBox) -> None:
+        with pytest.raises(ToolFailedError, match="MCP server small"):
+            await box.call("die", {}, Session())
+        with pytest.raises(ToolFailedError, match="MCP server small"):
+            await box.call("add", {"a": 1}, Session())
+
+    with_server(lambda: McpServer("small", url=url), play)
+
+
+def test_a_slow_call_times_out_and_the_server_goes_on() -> None:
+    async def play(box: ToolBox) -> None:
+        slow = await box.call("sleep", {"seconds": 60}, Session())
+        assert slow.status is ToolStatus.TIMEOUT
+        assert (await box.call("add", {"a": 5}, Session())).text == "5"
+
+    async def main() -> None:
+        server = stdio()
+        try:
+            await play(ToolBox(await server.start(), ToolLimits(timeout=1.0)))
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"command": ["/nowhere/server"]}, "MCP server x: .*Is its command right"),
+        ({"command": [sys.executable, "-c", "print('hello')"]}, "MCP server x: .*Is its command right"),
+        (
+            {"command": [sys.executable, "-c", "import sys; sys.exit('no licence')"]},
+            "MCP server x: .*its last words: no licence.*Is its command right",
+        ),
+        ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Is its url right"),
+    ],
+)
+def test_a_server_that_is_not_there_is_a_mistake_of_the_user(arguments: dict[str, object], message: str) -> None:
+    async def main() -> None:
+        await McpServer("x", **arguments).start()  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match=message):
+        asyncio.run(main())
+
+
+def test_what_is_no_server() -> None:
+    for arguments in ({}, {"command": ["a"], "url": "b"}):
+        with pytest.raises(ValueError, match="either its command or its url"):
+            McpServer("x", **arguments)  # type: ignore[arg-type]
+
+
+def test_root_cause() -> None:
+    assert root_cause(ExceptionGroup("a", [ExceptionGroup("b", [OSError("c")]), ValueError("d")])) == "OSError: c"
