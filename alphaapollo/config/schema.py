@@ -400,6 +400,20 @@ class GridWorld(Section):
     """Instructions in place of the game's own; `{size}`, `{steps}`, `{legend}` and `{view}` are filled in."""
 
 
+Scalar = bool | int | float | str
+
+
+class ReasoningGym(Section):
+    tasks: list[str] = []
+    """Tasks of the package reasoning-gym by name, one is drawn for each row; [all] = all of them."""
+    level: NonNegativeInt | None = None
+    """Difficulty, in the package's curriculum of each task; null = the task's default settings."""
+    settings: dict[str, dict[str, Scalar | list[Scalar]]] = {}
+    """Settings of tasks, e.g. {chain_sum: {max_terms: 3}}; they win over the level's."""
+    prompt: str = ""
+    """What is asked in place of the environment's own words; `{question}` is filled in."""
+
+
 class Env(Section):
     env_name: str = "single_turn"
     """The environment, by name in the registry."""
@@ -422,6 +436,7 @@ class Env(Section):
     rollout: EnvRollout = EnvRollout()
     guessing_game: GuessingGame = GuessingGame()
     grid_world: GridWorld = GridWorld()
+    reasoning_gym: ReasoningGym = ReasoningGym()
 
 
 class CustomRewardFunction(Section):

@@ -2,6 +2,7 @@
 
 from alphaapollo.environments import grid_world as grid_world
 from alphaapollo.environments import guessing_game as guessing_game
+from alphaapollo.environments import reasoning_gym as reasoning_gym
 from alphaapollo.environments import single_turn as single_turn
 from alphaapollo.environments.base import check_environment as check_environment
 from alphaapollo.environments.base import get_environment as get_environment

@@ -1,0 +1,217 @@
+import ast
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments import check_environment
+from alphaapollo.environments.reasoning_gym import task_names
+from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.client import RewardClient
+from alphaapollo.types import Message, Outcome, Prompt, Score
+from tests.unit.environments.playing import WORDS, make, play
+
+gym = pytest.importorskip("reasoning_gym")
+
+from alphaapollo.rewards.reasoning_gym import EVALUATING, PARSED_BY_SYMPY, grade, is_plain  # noqa: E402
+
+NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # many answers are right
+SLOW = {"sokoban"}
+
+
+async def score(prompt: Prompt, text: str) -> Score:
+    return to_score(grade(prompt, text))
+
+
+def row(id: int = 0, **env_kwargs) -> Prompt:
+    return Prompt(id, "text", [Message(role="user", content="...")], env_kwargs=env_kwargs)
+
+
+def env(*tasks: str, **settings) -> Env:
+    return Env(env_name="reasoning_gym", reasoning_gym={"tasks": list(tasks), **settings})
+
+
+def answered(config: Env, prompt: Prompt, text: str | None = None):
+    """(what was asked, the puzzle, the result); the oracle's answer, or a text."""
+    environment = make(config, score)
+    asked = environment.reset(prompt).messages[0]["content"]
+    puzzle = environment._prompt.extra_info["reasoning_gym"]
+    text = f"<answer>{puzzle['entry']['answer']}</answer>" if text is None else text
+    return asked, puzzle, asyncio.run(environment.step(text))
+
+
+def problem(config: Env) -> str:
+    with pytest.raises(ValueError) as caught:
+        check_environment(config)
+    return str(caught.value)
+
+
+def test_every_task_is_asked_scored_and_survives_nonsense():
+    rng = Random(0)
+    texts = [word for word in WORDS if "9**9" not in word]  # one that hangs belongs into a process that can be killed
+    names = task_names(None)
+    assert len(names) > 100
+    for task in names:
+        if task in SLOW:
+            continue
+        asked, puzzle, result = answered(env(task), row())
+        assert puzzle["entry"]["question"] in asked and asked.endswith("in <answer>...</answer>.")
+        assert result.done and result.valid and result.info == {"task": task}
+        assert (result.score.reward == 1.0) == (task not in NO_ORACLE), task
+        for _ in range(3):
+            nonsense = "".join(rng.choice(texts) for _ in range(rng.randrange(1, 4)))
+            for text in (nonsense, f"<answer>{nonsense}</answer>"):
+                _, _, result = answered(env(task), row(), text)
+                assert result.done and 0.0 <= result.score.reward <= 1.0 and not result.score.outcome.failed, task
+
+
+def test_whatever_a_model_writes():
+    config = env("chain_sum", "n_queens", "leg_counting", "spiral_matrix")
+
+    def agent(seed: int):
+        rng = Random(seed)
+        return lambda environment, seen: f"<answer>{rng.choice(WORDS)}{rng.choice(WORDS)}</answer>"
+
+    for seed in range(300):
+        (result,) = play(config, agent(seed), row(seed), score)
+        assert result.done and 0.0 <= result.score.reward <= 1.0
+
+
+def test_a_group_plays_one_puzzle_and_rows_differ():
+    config = env("chain_sum")
+    questions = [answered(config, row(id))[0] for id in (0, 0, 1, 2)]
+    assert questions[0] == questions[1] and len(set(questions)) == 3
+    assert answered(config, row(0, seed=5))[0] != answered(config, row(0, seed=6))[0]
+
+
+def test_the_answer_is_scored_and_what_follows_it_is_cut():
+    _, puzzle, result = answered(env("chain_sum"), row(), "no tag")
+    assert (result.valid, result.score.outcome, result.score.reward) == (False, Outcome.WRONG_FORMAT, 0.0)
+    text = f"<think><answer>1</answer></think><answer>{puzzle['entry']['answer']}</answer>"
+    _, _, result = answered(env("chain_sum"), row(), text + " or <answer>0</answer>")
+    assert result.score == Score(1.0, {"accuracy": 1.0}) and result.kept_chars == len(text)
+
+
+def test_an_answer_that_its_scorer_cannot_read_is_of_wrong_format():
+    _, _, result = answered(env("prime_factorization"), row(), "<answer>two \u00d7 three</answer>")
+    assert (result.score.outcome, result.score.reward) == (Outcome.WRONG_FORMAT, 0.0)
+    assert result.score.reason == "the scorer of prime_factorization cannot read it (ValueError)"
+    broken = make(env("prime_factorization"), score)
+    broken.reset(row())
+    broken._prompt.extra_info["reasoning_gym"]["entry"] = {"answer": "?"}  # its own answer cannot be read
+    with pytest.raises(ValueError, match="invalid literal"):
+        asyncio.run(broken.step("<answer>2</answer>"))
+
+
+def test_settings_levels_and_rows():
+    settings = {"chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
+    asked, puzzle, _ = answered(env("chain_sum", settings=settings, prompt="{question}"), row())
+    assert asked == puzzle["entry"]["question"] and puzzle["entry"]["metadata"]["num_terms"] == 2
+    terms = [
+        answered(env("chain_sum", level=level), row())[1]["entry"]["metadata"]["difficulty"]["num_terms"]
+        for level in (0, 4)
+    ]
+    assert terms == [(2, 2), (2, 6)]  # the package's curriculum: from the easiest up to the level
+    at_level = answered(env("chain_sum", level=4, settings={"chain_sum": {"max_terms": 9}}), row())[1]
+    assert at_level["entry"]["metadata"]["difficulty"]["num_terms"] == (2, 9)
+    own = answered(env("chain_sum", level=4), row(task="leg_counting", level=1))[1]
+    assert (own["task"], own["level"]) == ("leg_counting", 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (env(), "env.reasoning_gym.tasks is empty"),
+        (env("chain_sums"), "no task 'chain_sums'. Did you mean chain_sum"),
+        (env("chain_sum", settings={"sum": {}}), "no task 'sum'"),
+        (env("chain_sum", settings={"chain_sum": {"terms": 2}}), "'chain_sum' cannot be made with {'terms': 2}"),
+        (env("chain_sum", settings={"chain_sum": {"max_terms": 1}}), "max_terms must be >= min_terms"),
+        (env("acre", level=1), "'acre' cannot be made at level 1"),
+        (env("survo", level=2), "'survo' cannot be made at level 2 with {}: max_empty must be <= 9"),
+    ],
+)
+def test_what_cannot_be_made_is_said_at_the_start(config, said):
+    assert said in problem(config)
+
+
+def test_what_can_be_made():
+    for config in (
+        env("all"),
+        env("all", "chain_sum", level=3),
+        env("chain_sum", settings={"chain_sum": {"max_terms": 9}}),
+    ):
+        check_environment(config)
+    assert "acre" not in task_names(1) and "composite" not in task_names(None)
+
+
+ATTACKS = [
+    "__import__('pathlib').Path('{path}').touch()",
+    "[__import__('pathlib').Path('{path}').touch()]",
+    "exec(chr(111))",
+    "x.func",
+    "().__class__",
+    "open('{path}', 'w')",
+]
+
+
+@pytest.mark.parametrize("task", [*sorted(PARSED_BY_SYMPY), *(name.split(".")[1] for name in EVALUATING)])
+def test_no_scorer_runs_what_a_model_wrote(task: str, tmp_path: Path):
+    victim = tmp_path / "touched"
+    for attack in ATTACKS:
+        _, _, result = answered(env(task), row(), f"<answer>{attack.replace('{path}', str(victim))}</answer>")
+        assert result.score.reward < 0.1
+    assert not victim.exists()
+
+
+def test_no_other_scorer_evaluates():
+    """Held to the sources: a release that evaluates answers in another task is noticed here."""
+    folder = Path(gym.__file__).parent
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == "score_answer":
+                calls = {ast.unparse(call.func).split(".")[-1] for call in ast.walk(node) if isinstance(call, ast.Call)}
+                if calls & {"eval", "exec", "parse_expr", "sympify", "compile"}:
+                    found.add(path.stem)
+    evaluating = {name.split(".")[1] for name in EVALUATING}
+    assert found == PARSED_BY_SYMPY | evaluating | {"number_sorting"}  # that one evaluates its own answer
+
+
+@pytest.mark.parametrize(
+    "text", ["2*x**2 + C", "sin(x)/3 - 0.5*exp(-2*x)", "(1 + 2)*3/4", "-x + log(x + 1.5) * pi", "asinh(x)"]
+)
+def test_plain_arithmetic(text):
+    assert is_plain(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" * 501, "xy", "λ", "1e5.x"]
+)
+def test_not_plain(text):
+    assert not is_plain(text)
+
+
+@pytest.mark.timeout(60)
+def test_an_answer_that_hangs_its_scorer_costs_only_itself():
+    import alphaapollo.rewards.reasoning_gym as grader
+
+    async def run() -> tuple[Score, Score]:
+        client = RewardClient(str(grader.__file__), "grade", timeout=2.0, num_workers=1, components={}, required=[])
+        await client.start()
+        try:
+            hanging, fine = make(env("puzzle24"), client.score), make(env("chain_sum"), client.score)
+            hanging.reset(row())
+            fine.reset(row())
+            right = fine._prompt.extra_info["reasoning_gym"]["entry"]["answer"]
+            results = await asyncio.gather(
+                hanging.step("<answer>9**9**9**9</answer>"), fine.step(f"<answer>{right}</answer>")
+            )
+            return results[0].score, results[1].score
+        finally:
+            await client.close()
+
+    bad, good = asyncio.run(run())
+    assert good == Score(1.0, {"accuracy": 1.0})
+    assert bad.outcome is Outcome.GRADER_FAILED and "no answer within 2 s" in bad.reason
