@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import importlib
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +24,17 @@ from alphaapollo.data.files import SUFFIXES, DataRow, read_rows
 from alphaapollo.rewards.base import find_grader
 from alphaapollo.rewards.extract import after_hashes, last_boxed
 
-QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction")
-ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer")
+QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction", "Question")
+ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer", "Answer")
+BODY_KEY = "Body"  # the story that a "Question" is about (SVAMP)
+INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."
+
+CHAT = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
 
 RL_SCHEMA = pa.schema(
     {
         "data_source": pa.string(),
-        "prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+        "prompt": CHAT,
         "ability": pa.string(),
         "reward_model": pa.struct({"style": pa.string(), "ground_truth": pa.string()}),
         "extra_info": pa.struct(
@@ -94,22 +101,23 @@ def read_splits(source: str, splits: Sequence[str], config_name: str | None) -> 
     path = Path(source).expanduser()
     if path.is_file():
         split = next((split for split in splits if _belongs(path, split)), splits[0])
-        return {split: read_rows(path)}
+        return {split: _read_file(path)}
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        files = sorted(file for file in path.rglob("*") if _plain_name(file).suffix in SUFFIXES)
         found = {split: [file for file in files if _belongs(file, split)] for split in splits}
         if not any(found.values()):
             names = ", ".join(file.name for file in files) or f"no {', '.join(SUFFIXES)} file"
             raise ValueError(f"{source}: no file is named like one of the splits {', '.join(splits)}; it has {names}.")
-        return {split: [row for file in files for row in read_rows(file)] for split, files in found.items() if files}
-    if path.is_absolute() or source.startswith((".", "~")) or path.suffix in SUFFIXES or source.count("/") > 1:
+        return {split: [row for file in files for row in _read_file(file)] for split, files in found.items() if files}
+    is_path = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+    if is_path or _plain_name(path).suffix in SUFFIXES:
         raise ValueError(f"{source}: no such file or folder (working folder: {Path.cwd()}).")
     return _read_hub(source, splits, config_name)
 
 
 def source_name(source: str) -> str:
     """A short name: the hub id's last part, or the file's or folder's name without suffix and split."""
-    path = Path(source).expanduser().resolve() if Path(source).expanduser().exists() else Path(source)
+    path = _plain_name(Path(source).expanduser().resolve() if Path(source).expanduser().exists() else Path(source))
     stem = path.stem if path.suffix in SUFFIXES else path.name
     return re.sub(r"[-_.](train|test|val|validation|dev)$", "", stem)
 
@@ -127,16 +135,17 @@ def data_source_of(source: str, fallback: str) -> str:
 
 def find_problem(row: DataRow) -> Problem:
     """The question and answer of a row (Dropped: it has none)."""
-    question_key, question = _find(row, QUESTION_KEYS, "question")
-    answer_key, answer = _find(row, ANSWER_KEYS, "answer")
+    question_key, question = find_text(row, QUESTION_KEYS, "question")
+    answer_key, answer = find_text(row, ANSWER_KEYS, "answer")
     truth = ground_truth_of(answer)
     if not truth:
         raise Dropped("the ground truth is empty")
-    solution = row.get("solution")
+    body = as_text(row.get(BODY_KEY)) if question_key == "Question" else None
+    solution = as_text(row.get("solution"))
     return Problem(
-        question=question,
+        question=f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {question}" if body else question,
         ground_truth=truth,
-        solution=solution if isinstance(solution, str) and solution.strip() else answer,
+        solution=solution if solution and is_unicode(solution) else answer,
         metadata={key: value for key, value in row.items() if key not in (question_key, answer_key, "solution")},
     )
 
@@ -168,6 +177,16 @@ def rl_row(problem: Problem, prompt: str, data_source: str, ability: str, split:
     }
 
 
+def maths_row(data_source: str, split: str) -> Callable[[DataRow, int], DataRow]:
+    """Makes the RL row of a maths problem from a row of any data set (Dropped: it has none)."""
+
+    def make(row: DataRow, index: int) -> DataRow:
+        problem = find_problem(row)
+        return rl_row(problem, f"{problem.question}\n\n{INSTRUCTION}", data_source, "math", split, index)
+
+    return make
+
+
 def convert(rows: Sequence[DataRow], make: Callable[[DataRow, int], DataRow], what: str) -> tuple[list[DataRow], Count]:
     """`make(row, index)` for every row, with a progress bar; rows that raise Dropped are counted."""
     made, count = [], Count()
@@ -180,12 +199,40 @@ def convert(rows: Sequence[DataRow], make: Callable[[DataRow, int], DataRow], wh
     return made, count
 
 
-def write_parquet(rows: Iterable[DataRow], path: Path) -> None:
+def write_parquet(rows: Iterable[DataRow], path: Path, schema: pa.Schema = RL_SCHEMA) -> None:
     """Write whole or not at all: to a file beside it, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=RL_SCHEMA), partial)
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), partial)
     partial.replace(path)
+
+
+def finish(rows: Sequence[DataRow], count: Count, path: Path, what: str, schema: pa.Schema = RL_SCHEMA) -> None:
+    """Write the rows of one split, show one, and say what was kept (ValueError: there is none)."""
+    if not rows:
+        raise ValueError(f"split {path.stem} has no usable row: {count}")
+    write_parquet(rows, path, schema)
+    show_sample(rows)
+    console.print(f"{path} ({what}): {count}\n")
+
+
+def source_parser(description: str | None, splits: Sequence[str] = ("train", "test")) -> argparse.ArgumentParser:
+    """A parser with the arguments of all scripts that read one source."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_source", required=True, help="hub id, or a file or folder of parquet, json or jsonl")
+    common_arguments(parser, splits)
+    return parser
+
+
+def common_arguments(parser: argparse.ArgumentParser, splits: Sequence[str]) -> None:
+    """--local_dir, --splits and --config_name."""
+    parser.add_argument("--local_dir", help="where to write (default: outputs/data/NAME)")
+    parser.add_argument("--splits", nargs="+", default=list(splits), help="splits to make, where there are such")
+    parser.add_argument("--config_name", help="configuration of a hub data set, e.g. main")
+
+
+def output_folder(local_dir: str | None, name: str) -> Path:
+    return Path(local_dir or Path("outputs/data") / name).expanduser()
 
 
 def show_sample(rows: Sequence[DataRow]) -> None:
@@ -202,8 +249,26 @@ def run(script: Callable[[], None]) -> None:
         raise SystemExit(f"error: {error}") from error
 
 
+def _plain_name(path: Path) -> Path:
+    """Without the .gz of a compressed file."""
+    return path.with_suffix("") if path.suffix == ".gz" else path
+
+
+def _read_file(path: Path) -> list[DataRow]:
+    """The rows of one file, unpacked if it ends in .gz."""
+    if path.suffix != ".gz":
+        return read_rows(path)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / _plain_name(path).name
+        try:
+            plain.write_bytes(gzip.decompress(path.read_bytes()))
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{path}: not a readable gzip file ({error}).") from error
+        return read_rows(plain)
+
+
 def _belongs(file: Path, split: str) -> bool:
-    name = re.sub(r"-\d+-of-\d+$", "", file.stem)  # hub shards
+    name = re.sub(r"-\d+-of-\d+$", "", _plain_name(file).stem)  # hub shards
     return re.search(rf"(^|[-_.]){re.escape(split)}$|^{re.escape(split)}[-_.]", name) is not None
 
 
@@ -226,21 +291,21 @@ def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> di
     return found
 
 
-def _find(row: DataRow, keys: Sequence[str], what: str) -> tuple[str, str]:
+def find_text(row: DataRow, keys: Sequence[str], what: str) -> tuple[str, str]:
     """The first of the columns that holds text, and its text."""
     present = [key for key in keys if row.get(key) is not None]
     if not present:
         raise Dropped(f"no {what} (looked for {', '.join(keys)})")
     problems = []
     for key in present:
-        text = _as_text(row[key])
-        if text and _is_unicode(text):
+        text = as_text(row[key])
+        if text and is_unicode(text):
             return key, text
         problems.append("is not text" if text is None else "is not valid Unicode" if text else "is empty")
     raise Dropped(f"the {what} {problems[0]} (column {present[0]})")
 
 
-def _as_text(value: Any) -> str | None:
+def as_text(value: Any) -> str | None:
     """Text and numbers as text; of a chat, what the user said last; None for anything else."""
     if isinstance(value, list):
         said = [part.get("content") for part in value if isinstance(part, dict) and part.get("role") == "user"]
@@ -252,6 +317,6 @@ def _as_text(value: Any) -> str | None:
     return str(value).strip()
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Half a surrogate pair, which JSON can hold, cannot be written anywhere."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

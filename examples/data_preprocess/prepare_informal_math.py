@@ -8,26 +8,22 @@ Writes <local_dir>/<split>.parquet for each split that the source has.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from alphaapollo.data.files import DataRow
 from examples.data_preprocess.common import (
-    console,
     convert,
     data_source_of,
-    find_problem,
+    finish,
+    maths_row,
+    output_folder,
     read_splits,
-    rl_row,
     run,
-    show_sample,
     source_name,
-    write_parquet,
+    source_parser,
 )
-
-INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."
 
 
 def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None, val_size: int) -> None:
@@ -41,19 +37,8 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
         hold_out(found, val_size)
     data_source = data_source_of(source, fallback="math")
     for split, rows in found.items():
-
-        def make(row: DataRow, index: int, split: str = split) -> DataRow:
-            problem = find_problem(row)
-            prompt = f"{problem.question}\n\n{INSTRUCTION}"
-            return rl_row(problem, prompt, data_source, "math", split, index)
-
-        made, count = convert(rows, make, split)
-        if not made:
-            raise ValueError(f"{source}: split {split} has no usable row: {count}")
-        path = folder / f"{split}.parquet"
-        write_parquet(made, path)
-        show_sample(made)
-        console.print(f"{path} (data_source {data_source}): {count}\n")
+        made, count = convert(rows, maths_row(data_source, split), split)
+        finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
 
 
 def hold_out(found: dict[str, list[DataRow]], size: int) -> None:
@@ -69,14 +54,10 @@ def hold_out(found: dict[str, list[DataRow]], size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_source", required=True, help="hub id, or a file or folder of parquet, json or jsonl")
-    parser.add_argument("--local_dir", help="where to write (default: outputs/data/NAME)")
-    parser.add_argument("--splits", nargs="+", default=["train", "test"], help="splits to make, where there are such")
-    parser.add_argument("--config_name", help="configuration of a hub data set, e.g. main")
+    parser = source_parser(__doc__)
     parser.add_argument("--val_size", type=int, default=0, help="rows of the first split to hold out as val.parquet")
     args = parser.parse_args()
-    folder = Path(args.local_dir or Path("outputs/data") / source_name(args.data_source)).expanduser()
+    folder = output_folder(args.local_dir, source_name(args.data_source))
     run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.val_size))
 
 

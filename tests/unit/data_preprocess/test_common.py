@@ -61,11 +61,14 @@ def test_numbers_and_chats_are_read_as_text():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({}, "no question (looked for question, problem, prompt, Problem, instruction)"),
-        ({"question": None, "answer": "1"}, "no question (looked for question, problem, prompt, Problem, instruction)"),
+        ({}, "no question (looked for question, problem, prompt, Problem, instruction, Question)"),
+        (
+            {"question": None, "answer": "1"},
+            "no question (looked for question, problem, prompt, Problem, instruction, Question)",
+        ),
         (
             {"question": "q"},
-            "no answer (looked for answer, solution, ground_truth, final_answer, target, boxed_answer)",
+            "no answer (looked for answer, solution, ground_truth, final_answer, target, boxed_answer, Answer)",
         ),
         ({"question": "", "answer": "1"}, "the question is empty (column question)"),
         ({"question": " \n", "answer": "1"}, "the question is empty (column question)"),
@@ -88,7 +91,7 @@ def test_kept_and_dropped_rows_are_counted_with_reasons():
     assert [row["index"] for row in made] == [0]
     assert str(count) == (
         "1 rows kept, 3 dropped\n"
-        "  2 dropped: no question (looked for question, problem, prompt, Problem, instruction)\n"
+        "  2 dropped: no question (looked for question, problem, prompt, Problem, instruction, Question)\n"
         "  1 dropped: the question is empty (column question)"
     )
 

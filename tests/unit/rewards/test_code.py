@@ -16,7 +16,8 @@ try:
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
-from alphaapollo.rewards.code import called_names, extract_code, grade, same_output
+from alphaapollo.rewards.code import extract_code, grade, same_output
+from alphaapollo.rewards.code_tests import called_names
 
 HUMANEVAL = Path(__file__).parents[3] / "../shared/data/HumanEval.jsonl.gz"
 

@@ -1,0 +1,65 @@
+r"""RL data from chosen rows of your own file.
+
+    python -m examples.data_preprocess.prepare_custom --data_source mine.jsonl --sample_indices 0,3,10-12
+
+Writes <local_dir>/<split>.parquet. Rows count from 0. A chosen row that cannot be used is counted with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples.data_preprocess.common import (
+    convert,
+    data_source_of,
+    finish,
+    maths_row,
+    output_folder,
+    read_splits,
+    run,
+    source_name,
+    source_parser,
+)
+
+
+def read_indices(text: str) -> list[int]:
+    """`0,3,10-12` -> 0, 3, 10, 11, 12 (ValueError: anything else)."""
+    indices: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+            raise ValueError(f"--sample_indices {text}: {part!r} is no row number and no range; write 0,3,10-12.")
+        indices += range(int(first), int(last or first) + 1)
+    return indices
+
+
+def prepare(source: str, indices: str, folder: Path, splits: Sequence[str], config_name: str | None) -> None:
+    """Write the chosen rows of the source's only split; without indices, all.
+
+    Raises:
+        ValueError: the source cannot be read, has several of the splits, or not these rows; none of them is usable.
+    """
+    found = read_splits(source, splits, config_name)
+    if len(found) > 1:
+        raise ValueError(f"{source}: has the splits {', '.join(found)}; choose one with --splits.")
+    ((split, rows),) = found.items()
+    chosen = read_indices(indices) if indices else list(range(len(rows)))
+    if max(chosen) >= len(rows):
+        raise ValueError(f"--sample_indices {indices}: {source} has the rows 0 to {len(rows) - 1}.")
+    data_source = data_source_of(source, fallback="math")
+    make = maths_row(data_source, split)
+    made, count = convert([rows[index] for index in chosen], lambda row, place: make(row, chosen[place]), split)
+    finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
+
+
+def main() -> None:
+    parser = source_parser(__doc__)
+    parser.add_argument("--sample_indices", default="", help="rows, e.g. 0,3,10-12 (default: all)")
+    args = parser.parse_args()
+    folder = output_folder(args.local_dir, f"custom/{source_name(args.data_source)}")
+    run(lambda: prepare(args.data_source, args.sample_indices, folder, args.splits, args.config_name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+r"""Validation data from one or several sources, each with its own number of repeats (for avg@k and pass@k).
+
+    python -m examples.data_preprocess.prepare_validation --data_sources math-ai/aime24 gsm8k_test.jsonl --repeat 32 1
+
+Writes <local_dir>/<split>.parquet in the RL schema, and <local_dir>/<split>_info.json: what came from where. Repeats of
+a problem have the same data_source and extra_info.index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.data.files import DataRow
+from examples.data_preprocess.common import (
+    Count,
+    common_arguments,
+    convert,
+    data_source_of,
+    finish,
+    maths_row,
+    output_folder,
+    read_splits,
+    run,
+    source_name,
+)
+
+
+def prepare(
+    sources: Sequence[str], repeats: Sequence[int], folder: Path, splits: Sequence[str], config_name: str | None
+) -> None:
+    """Write the rows of all sources, split by split.
+
+    Raises:
+        ValueError: not a repeat a source (or one for all), a repeat below 1, the same source twice, an unreadable one,
+            or one without a usable row.
+    """
+    repeats = list(repeats) * len(sources) if len(repeats) == 1 else list(repeats)
+    if len(repeats) != len(sources) or min(repeats) < 1:
+        raise ValueError(f"--repeat {repeats}: give one number for all, or one for each of {len(sources)} sources.")
+    names = {source: data_source_of(source, fallback="math") for source in sources}
+    if len(set(names.values())) < len(sources):
+        raise ValueError(f"--data_sources {' '.join(sources)}: two have the same name ({', '.join(names.values())}).")
+    found = {source: read_splits(source, splits, config_name) for source in sources}
+    for split in [split for split in splits if any(split in one for one in found.values())]:
+        rows: list[DataRow] = []
+        total = Count()
+        infos: list[dict[str, Any]] = []
+        for source, repeat in zip(sources, repeats, strict=True):
+            if split not in found[source]:
+                continue
+            made, count = convert(found[source][split], maths_row(names[source], split), f"{split} of {names[source]}")
+            if not made:
+                raise ValueError(f"{source}: split {split} has no usable row: {count}")
+            rows += [row for row in made for _ in range(repeat)]
+            total.dropped += count.dropped
+            infos.append(
+                {"data_source": names[source], "source": source, "problems": len(made), "repeat": repeat}
+                | {"rows": repeat * len(made), "dropped": dict(count.dropped)}
+            )
+        total.kept = len(rows)
+        finish(rows, total, folder / f"{split}.parquet", ", ".join(info["data_source"] for info in infos))
+        info = {"split": split, "rows": len(rows), "sources": infos}
+        (folder / f"{split}_info.json").write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_sources", "--data_source", nargs="+", required=True, help="hub ids, files or folders")
+    parser.add_argument("--repeat", nargs="+", type=int, default=[1], help="of each source, or one number for all")
+    common_arguments(parser, ["test"])
+    args = parser.parse_args()
+    name = "+".join(source_name(source) for source in args.data_sources)
+    folder = output_folder(args.local_dir, f"validation/{name}")
+    run(lambda: prepare(args.data_sources, args.repeat, folder, args.splits, args.config_name))
+
+
+if __name__ == "__main__":
+    main()

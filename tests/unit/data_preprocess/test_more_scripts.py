@@ -1,0 +1,283 @@
+"""prepare_validation, _custom, _single_question, _sft, _preference and _code, as users call them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from alphaapollo.data.prompts import load_prompts, read_chat
+
+ROOT = Path(__file__).resolve().parents[3]
+SHARED = ROOT / "../shared/data"
+
+pytestmark = pytest.mark.timeout(120)
+real_data = pytest.mark.skipif(not SHARED.exists(), reason="the shared data files are not at hand")
+
+GOOD = {"question": "1+1?", "answer": "1+1 = <<1+1=2>>2\n#### 2"}
+DIRTY = [
+    {"question": "no answer"},
+    {},
+    {"question": 5, "answer": None},
+    {"question": {"a": 1}, "answer": "1"},
+    {"question": "", "answer": "1"},
+    {"question": "half \ud83d", "answer": "1"},
+    {"question": "数学 🙂?", "answer": 3},
+    {"question": "x" * 2_000_000, "answer": "y" * 2_000_000},
+]
+
+
+def run(name, *args):
+    command = [sys.executable, "-m", f"examples.data_preprocess.{name}", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def made(name, tmp_path, *args, split="train"):
+    """The rows that a script writes, and what it prints."""
+    done = run(name, *args, "--local_dir", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "A sample row" in done.stdout
+    return pq.read_table(tmp_path / "out" / f"{split}.parquet").to_pylist(), done.stdout
+
+
+def refused(name, tmp_path, *args):
+    done = run(name, *args, "--local_dir", tmp_path / "out")
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+    return done.stderr
+
+
+def test_validation_repeats_each_source_and_says_what_came_from_where(tmp_path):
+    one = write(tmp_path / "aime_test.jsonl", [GOOD, {"problem": "2+2?", "solution": r"\boxed{4}"}])
+    two = write(tmp_path / "other_test.jsonl", [*DIRTY, GOOD])
+    rows, said = made("prepare_validation", tmp_path, "--data_sources", one, two, "--repeat", 2, 3, split="test")
+    assert [(row["data_source"], row["extra_info"]["index"]) for row in rows] == (
+        [("aime", 0)] * 2 + [("aime", 1)] * 2 + [("math/other", index) for index in (6, 7, 8) for _ in range(3)]
+    )
+    assert "(aime, math/other): 13 rows kept, 6 dropped\n  2 dropped: no answer" in said
+    info = json.loads((tmp_path / "out" / "test_info.json").read_text())
+    assert (info["split"], info["rows"]) == ("test", 13)
+    assert info["sources"][0] == {
+        "data_source": "aime",
+        "source": str(one),
+        "problems": 2,
+        "repeat": 2,
+        "rows": 4,
+        "dropped": {},
+    }
+    assert sum(info["sources"][1]["dropped"].values()) == 6
+    assert len(load_prompts(str(tmp_path / "out" / "test.parquet"), "prompt")) == 13
+
+
+@pytest.mark.parametrize(
+    ("repeat", "what"), [([1, 2, 3], "one for each of 2 sources"), ([0], "give one number"), ([1], "the same name")]
+)
+def test_validation_refuses(tmp_path, repeat, what):
+    one = write(tmp_path / "a_test.jsonl", [GOOD])
+    two = write(tmp_path / ("a_test.json" if what == "the same name" else "b_test.jsonl"), [GOOD])
+    assert what in refused("prepare_validation", tmp_path, "--data_sources", one, two, "--repeat", *repeat)
+
+
+@real_data
+def test_validation_on_real_sources(tmp_path):
+    sources = [SHARED / "gsm8k_test.jsonl", SHARED / "svamp_test.jsonl"]
+    rows, said = made("prepare_validation", tmp_path, "--data_sources", *sources, "--repeat", 1, 2, split="test")
+    assert len(rows) == 1319 + 2 * 1000 and "0 dropped" in said
+    svamp = rows[1319]
+    assert svamp["data_source"] == "svamp" and svamp["reward_model"]["ground_truth"] == "145"
+    assert svamp["extra_info"]["question"].startswith("There are 87 oranges and 290 bananas in Philip's collection. If")
+    assert svamp["extra_info"]["question"].endswith("into 93 groups. How big is each group of bananas?")
+
+
+def test_custom_takes_the_chosen_rows(tmp_path):
+    source = write(tmp_path / "mine.jsonl", [{**GOOD, "level": index} for index in range(6)])
+    rows, _ = made("prepare_custom", tmp_path, "--data_source", source, "--sample_indices", "4,0-1")
+    assert [row["extra_info"]["index"] for row in rows] == [4, 0, 1]
+    assert [json.loads(row["metadata"])["level"] for row in rows] == [4, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("indices", "what"),
+    [("0,9", "has the rows 0 to 5"), ("a", "no row number"), ("3-1", "no row number"), ("1,", "no row number")],
+)
+def test_custom_refuses_other_rows(tmp_path, indices, what):
+    source = write(tmp_path / "mine.jsonl", [GOOD] * 6)
+    assert what in refused("prepare_custom", tmp_path, "--data_source", source, "--sample_indices", indices)
+
+
+def test_custom_counts_chosen_rows_that_cannot_be_used(tmp_path):
+    source = write(tmp_path / "mine.jsonl", [GOOD, *DIRTY])
+    rows, said = made("prepare_custom", tmp_path, "--data_source", source, "--sample_indices", "0-5")
+    assert len(rows) == 1 and "1 rows kept, 5 dropped" in said
+
+
+def test_custom_takes_one_split(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.jsonl", [GOOD])
+    assert "choose one with --splits" in refused("prepare_custom", tmp_path, "--data_source", tmp_path)
+
+
+def test_single_question(tmp_path):
+    arguments = ["--question", "2+2?", "--ground_truth", r"so \boxed{4}"]
+    (row,), _ = made("prepare_single_question", tmp_path, *arguments, "--splits", "train", "val", split="val")
+    assert (row["data_source"], row["reward_model"]["ground_truth"]) == ("math", "4")
+    assert row["prompt"][0]["content"].startswith("2+2?\n\nReason step by step")
+
+
+def test_single_question_refuses(tmp_path):
+    base = ["prepare_single_question", tmp_path, "--question"]
+    assert "no reward function" in refused(*base, "q", "--ground_truth", "4", "--data_source", "poems")
+    assert "the question is empty" in refused(*base, " ", "--ground_truth", "4")
+
+
+def test_sft_plain_and_with_tools(tmp_path):
+    source = write(tmp_path / "gsm8k_train.jsonl", [GOOD, *DIRTY])
+    rows, said = made("prepare_sft", tmp_path, "--data_source", source)
+    assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
+    assert rows[0]["messages"][1]["content"] == "1+1 = 2\n\\boxed{2}"
+    assert "(3 assistant turns): 3 rows kept, 6 dropped" in said
+    rows, said = made("prepare_sft", tmp_path, "--data_source", source, "--protocol", "tools")
+    assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert rows[0]["extra_info"] == {"split": "train", "index": 0, "ground_truth": "2"}
+    assert "(4 assistant turns): 3 rows kept" in said
+    assert all(read_chat(row["messages"], "messages") for row in rows)
+
+
+def test_sft_takes_chats_as_they_are(tmp_path):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    rows = [
+        {"messages": chat},
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+        {"messages": chat[:1]},
+        {"messages": [chat[0], {"role": "assistant", "content": " "}]},
+        {"messages": "hi"},
+        {"messages": [1]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [chat[0], {"role": "assistant", "content": "\ud83d"}]},
+    ]
+    written, said = made("prepare_sft", tmp_path, "--data_source", write(tmp_path / "x.jsonl", rows))
+    assert [row["messages"] for row in written] == [chat, chat]
+    assert "2 rows kept, 6 dropped" in said
+    for reason in (
+        "2 dropped: the assistant says nothing",
+        "not a list of messages",
+        "2 dropped: a message is not {role, content} with text",
+        "not valid Unicode",
+    ):
+        assert reason in said
+
+
+@real_data
+def test_sft_on_gsm8k(tmp_path):
+    arguments = ["--data_source", SHARED / "gsm8k_train.jsonl", "--protocol", "tools"]
+    rows, said = made("prepare_sft", tmp_path, *arguments)
+    assert "(31189 assistant turns): 7473 rows kept, 0 dropped" in said
+    text = "".join(message["content"] for row in rows for message in row["messages"])
+    assert "<<" not in text and "####" not in text
+
+
+def test_preference_pairs(tmp_path):
+    def solution(text, right):
+        return {"solution": text, "is_correct": right}
+
+    chat = [{"role": "user", "content": "hi"}]
+    good, bad = {"role": "assistant", "content": "hello"}, {"role": "assistant", "content": "go"}
+    rows = [
+        {"question": "q", "answer": "2", "a": solution("1+1=<<1+1=2>>2", True), "b": solution("3", False)},
+        {"question": "q", "solutions": [solution("a", True), solution("b", True), solution("c", False)]},
+        {"prompt": "p", "chosen": "x", "rejected": "y"},
+        {"chosen": [*chat, good], "rejected": [*chat, bad]},
+        {"question": "q", "a": solution("2", True), "b": solution("2", False)},
+        {"prompt": "p", "chosen": "x", "rejected": "x"},
+        {"prompt": "p", "chosen": "x"},
+        {"chosen": "x", "rejected": "y"},
+        {"chosen": [*chat, good], "rejected": [{"role": "user", "content": "ho"}, bad]},
+        *DIRTY,
+    ]
+    written, said = made("prepare_preference", tmp_path, "--data_source", write(tmp_path / "x.jsonl", rows))
+    short = [
+        (row["extra_info"]["index"], row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in written
+    ]
+    assert short == [(0, "1+1=2", "3"), (1, "a", "c"), (1, "b", "c"), (2, "x", "y"), (3, "hello", "go")]
+    assert written[0]["prompt"] == [{"role": "user", "content": "q"}] and written[4]["prompt"] == chat
+    assert written[0]["extra_info"]["ground_truth"] == "2"
+    assert "(5 pairs): 4 rows kept, 13 dropped" in said
+    assert "8 dropped: neither chosen and rejected, nor labelled solutions" in said
+    for reason in (
+        "no pair of a right and a wrong",
+        "are the same",
+        "no rejected answer",
+        "answer different questions",
+    ):
+        assert reason in said
+
+
+@real_data
+def test_preference_on_the_labelled_solutions(tmp_path):
+    rows, said = made("prepare_preference", tmp_path, "--data_source", SHARED / "gsm8k_model_solutions.jsonl")
+    assert "731 rows kept, 588 dropped\n  588 dropped: no pair of a right and a wrong solution" in said
+    assert len(rows) == 2426 and all(row["chosen"] != row["rejected"] for row in rows)
+
+
+def test_code_formats(tmp_path):
+    humaneval = {"prompt": "def f(x):\n", "test": "def check(c):\n    assert c(1) == 1\n", "entry_point": "f"}
+    pairs = {"inputs": ["1\n"], "outputs": ["1\n"]}
+    rows = [
+        {**humaneval, "canonical_solution": "    return x\n", "task_id": "t"},
+        {"text": "Write f.", "test_list": ["assert f(1) == 1"], "test_setup_code": "import math", "code": "def f"},
+        {"question": "Echo.", "input_output": json.dumps(pairs), "solutions": json.dumps(["print(input())"])},
+        {"question": "Same.", "tests": {"inputs": [[1], [2]], "outputs": [[1], [2]], "fn_name": "same"}},
+        {"question": "No tests."},
+        {"question": "Broken.", "tests": "{"},
+        {"question": "Odd.", "tests": [1, 2]},
+        {"question": "Uneven.", "tests": {"inputs": ["1"], "outputs": []}},
+        {"question": "No call.", "test_list": ["assert 1 == 1"]},
+        {**humaneval, "entry_point": None},
+        {**humaneval, "prompt": None},
+        *DIRTY,
+    ]
+    written, said = made("prepare_code", tmp_path, "--data_source", write(tmp_path / "x.jsonl", rows))
+    assert [row["extra_info"]["index"] for row in written] == [0, 1, 2, 3]
+    assert {row["data_source"] for row in written} == {"code/x"}
+    truths = [json.loads(row["reward_model"]["ground_truth"]) for row in written]
+    assert truths == [
+        humaneval,
+        {"asserts": ["assert f(1) == 1"], "setup": "import math"},
+        pairs,
+        {"inputs": [[1], [2]], "outputs": [1, 2], "entry_point": "same"},
+    ]
+    assert [row["extra_info"]["gt_traj"] for row in written] == ["    return x\n", "def f", "print(input())", ""]
+    assert "assert f(1) == 1" in written[1]["prompt"][0]["content"]
+    assert "4 rows kept, 15 dropped\n  9 dropped: no tests" in said
+    for reason in ("the tests are not JSON", "neither asserts nor inputs", "3 dropped: the tests cannot be read"):
+        assert reason in said
+
+
+@real_data
+def test_code_on_humaneval(tmp_path):
+    arguments = ["--data_source", SHARED / "HumanEval.jsonl.gz", "--splits", "test"]
+    rows, said = made("prepare_code", tmp_path, *arguments, split="test")
+    assert "(data_source HumanEval): 164 rows kept, 0 dropped" in said
+    assert len(load_prompts(str(tmp_path / "out" / "test.parquet"), "prompt")) == 164
+    assert json.loads(rows[0]["metadata"])["task_id"] == "HumanEval/0"
+
+
+def test_the_page_lists_all_scripts():
+    page = ROOT / "docs" / "data.md"
+    if not page.exists():
+        pytest.skip("an installed package has no docs folder")
+    scripts = {path.stem for path in (ROOT / "examples" / "data_preprocess").glob("prepare*.py")}
+    assert set(re.findall(r"^\| `(prepare\w*)", page.read_text(encoding="utf-8"), re.MULTILINE)) == scripts
+
+
+def test_a_broken_gzip_file_is_one_line(tmp_path):
+    (tmp_path / "x.jsonl.gz").write_bytes(b"no gzip")
+    assert "not a readable gzip file" in refused("prepare_code", tmp_path, "--data_source", tmp_path / "x.jsonl.gz")

@@ -1,0 +1,71 @@
+import ast
+import json
+
+import pytest
+
+from examples.data_preprocess.common import Dropped
+from examples.data_preprocess.protocol import compute, plain_turns, tool_turns, tool_uses
+
+NATALIA = "She sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72 clips.\n#### 72"
+
+
+def test_calculator_marks_are_calls_with_what_python_prints():
+    first, response, second, other_response, last = tool_turns(NATALIA, "72")
+    assert first["content"] == "<think>\nShe sold 48/2 =\n</think>\n<python_code>48/2</python_code>"
+    assert response == {
+        "role": "user",
+        "content": r'<tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>',
+    }
+    expected = "<think>\n24 clips in May.\nIn all 48+24 =\n</think>\n<python_code>48+24</python_code>"
+    assert second == {"role": "assistant", "content": expected}
+    payload = other_response["content"].removeprefix("<tool_response>").removesuffix("</tool_response>")
+    assert json.loads(payload) == {"status": "ok", "text": "72\n"}
+    assert last["content"] == "<think>\n72 clips.\n</think>\n<answer>\\boxed{72}</answer>"
+
+
+def test_python_blocks_with_outputs_are_calls():
+    solution = "Add.\n```python\na = 1\nprint(a + 1)\n```\n```output\n2\n```\nSo 2."
+    call, response, last = tool_turns(solution, "2")
+    expected = "<think>\nAdd.\n</think>\n<python_code>\na = 1\nprint(a + 1)\n</python_code>"
+    assert call["content"] == expected
+    assert r'"text": "2\n"' in response["content"]
+    assert last["content"] == "<think>\nSo 2.\n</think>\n<answer>\\boxed{2}</answer>"
+
+
+def test_a_solution_without_calls_answers_at_once():
+    (turn,) = tool_turns("It is 4.", "4")
+    assert turn["content"] == "<think>\nIt is 4.\n</think>\n<answer>\\boxed{4}</answer>"
+
+
+def test_plain_solutions_are_boxed_once():
+    (turn,) = plain_turns(NATALIA, "72")
+    assert turn["content"] == "She sold 48/2 = 24 clips in May.\nIn all 48+24 = 72 clips.\n\\boxed{72}"
+    assert plain_turns(r"So \boxed{7}.", "7")[0]["content"] == r"So \boxed{7}."
+    assert plain_turns("7", "7")[0]["content"] == r"\boxed{7}"
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason"),
+    [
+        ("<<2+2=5>>", "a calculator mark has another result than Python"),
+        ("<<2x3=6>>", "no arithmetic"),
+        ("<<1/0=0>>", "no arithmetic"),
+        ("<<__import__('os').getcwd()=1>>", "no arithmetic"),
+        ("<<9**9**9=1>>", "no arithmetic"),
+        ("<<2+2=four>>", "no arithmetic"),
+    ],
+)
+def test_wrong_marks_drop_the_row(mark, reason):
+    with pytest.raises(Dropped, match=reason):
+        tool_uses(f"It is {mark}.")
+
+
+def test_marks_may_be_rounded():
+    uses, _ = tool_uses("<<10/3=3.33>> <<.5*4=2>> <<1000*2=2,000>> <<-(3-5)=2>>")
+    assert [use.output for use in uses] == ["3.3333333333333335\n", "2.0\n", "2000\n", "2\n"]
+
+
+def test_only_arithmetic_is_computed():
+    assert compute(ast.parse("-2 * (3 + 4) // 4 % 3", mode="eval").body) == (-2 * 7 // 4) % 3
+    with pytest.raises(ValueError, match="Name"):
+        compute(ast.parse("x", mode="eval").body)
