@@ -83,6 +83,7 @@ class RolloutWorker:
             reward.num_workers,
             reward.components,
             reward.required,
+            reward.judge,
         )
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None

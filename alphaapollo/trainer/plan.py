@@ -20,8 +20,8 @@ from alphaapollo.config.schema import Config, Env
 from alphaapollo.controller.placement import Layout, Machine, make_layout
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
-from alphaapollo.environments.base import get_environment
-from alphaapollo.rewards.base import check_gradable
+from alphaapollo.environments import check_environment
+from alphaapollo.rewards.base import check_gradable, check_judge
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_reward_function
 from alphaapollo.trainer.combinations import check_combinations
@@ -75,7 +75,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if config.env.custom_module:
         load_custom_module(config.env.custom_module, "env.custom_module")
-    get_environment(config.env.env_name)
+    check_environment(config.env)
     check_components(config.reward.components, config.reward.required)
     notices += check_combinations(config, estimator, policy_loss)
     critic = "values" in estimator.needs
@@ -131,8 +131,9 @@ def read_inputs(config: Config) -> Inputs:
     custom = config.custom_reward_function
     if custom.path:
         check_reward_function(custom.path, custom.name)
-    else:
+    elif check_environment(config.env).graded:
         check_gradable([*prompts, *val_prompts])
+        check_judge({prompt.data_source for prompt in [*prompts, *val_prompts]}, config.reward)
     return Inputs(
         prompts,
         val_prompts,
