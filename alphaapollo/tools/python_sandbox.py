@@ -4,7 +4,7 @@
     echo 'print(6 * 7)' | python -m alphaapollo.tools.python_sandbox -
 
 Each object has status (ok, error, timeout, memory, output, refused), stdout, stderr, seconds, mode (the layers that
-held it), reason and file. The exit code is 0 if every file ended ok.
+held it), reason and file. The exit code is 0 if every file was run, however it ended, else 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from alphaapollo.tools.sandbox.pool import OPTIONAL_LAYERS, UNSAFE_VARIABLE
 def main() -> int:
     options = _parse()
     unsafe = options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1"
-    all_ok = True
+    all_run = True
     sandbox = Sandbox(options.without, unsafe)
     try:
         for name in options.files:
@@ -31,10 +31,10 @@ def main() -> int:
                 field: getattr(result, field) for field in ("status", "stdout", "stderr", "seconds", "mode", "reason")
             }
             print(json.dumps({**shown, "seconds": round(result.seconds, 4), "file": name}), flush=True)
-            all_ok &= result.status is Status.OK
+            all_run &= result.status is not Status.REFUSED
     finally:
         sandbox.close()
-    return 0 if all_ok else 1
+    return 0 if all_run else 2
 
 
 def _parse() -> argparse.Namespace:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import IO
 
@@ -44,9 +44,9 @@ def start(folder: str, bubblewrap: bool, log: IO[bytes]) -> tuple[subprocess.Pop
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # its first message says which process it is for us
     python = os.path.realpath(sys.executable)
-    site = sysconfig.get_paths()["platlib"]
-    packages = [str(path) for path in (Path(site, name) for name in PACKAGES) if path.exists()]
-    settings = {"site": site, "packages": packages, "folder": "/tmp" if bubblewrap else folder}
+    packages = package_folders()
+    sites = sorted({os.path.dirname(folder) for folder in packages})
+    settings = {"sites": sites, "packages": packages, "folder": "/tmp" if bubblewrap else folder}
     command = [python, "-B", "-S", "-s", "-P", "-c", _BOOT, json.dumps(settings), str(_ROOT)]
     if bubblewrap:
         command = [*_bubblewrap(packages), *command]
@@ -61,6 +61,17 @@ def start(folder: str, bubblewrap: bool, log: IO[bytes]) -> tuple[subprocess.Pop
             start_new_session=True,  # Ctrl-C is for the program, which closes us
         )
     return process, ours
+
+
+def package_folders() -> list[str]:
+    """Where the packages for snippets are installed, with the shared libraries that came with them."""
+    found = []
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            folder = os.path.dirname(spec.origin)
+            found += [path for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    return found
 
 
 def _bubblewrap(packages: list[str]) -> list[str]:

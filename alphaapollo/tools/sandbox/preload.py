@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-# Folders of site-packages that a snippet may read
-PACKAGES = ["numpy", "numpy.libs", "scipy", "scipy.libs", "sympy", "mpmath"]
+PACKAGES = ["numpy", "scipy", "sympy", "mpmath"]  # of those that are installed, all that a snippet has
 
 _STANDARD = """
 abc argparse array ast asyncio base64 binascii bisect builtins calendar cmath codecs collections collections.abc

@@ -36,18 +36,20 @@ class _Child:
     id: int
     folder: str
     start: float
+    alone: bool  # seccomp lets it start no processes
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    site: str = settings["site"]
-    sys.path.append(site)
+    sys.path += settings["sites"]
     supervisor = socket.socket(fileno=os.dup(0))
     soft = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a killed snippet printed is not lost
-    missing = _preload()
-    sys.path.remove(site)  # what is not loaded is not there; packages that are find their own modules
+    _preload()
+    # What is not loaded is not there; packages that are find their own modules.
+    hidden = {*settings["sites"], sys.argv[2]}
+    sys.path = [path for path in sys.path if path not in hidden]
     for name in [name for name in sys.modules if name.startswith("alphaapollo")]:
         del sys.modules[name]
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -60,19 +62,15 @@ def main() -> None:
             seccomp.packed(machine(), files)
     gc.collect()
     gc.freeze()
-    supervisor.send(json.dumps({"ready": True, "missing": missing, **facts}).encode())
+    supervisor.send(json.dumps(facts).encode())
     zygote.serve()
 
 
-def _preload() -> list[str]:
-    missing = []
+def _preload() -> None:
     for name in MODULES:
-        try:
+        with contextlib.suppress(ImportError):  # not every Python has all of them
             importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
     warm_up()
-    return missing
 
 
 def _ground(packages: list[str]) -> child.Ground:
@@ -143,7 +141,7 @@ class Zygote:
         pid = os.fork()
         if pid == 0:
             child.run(launch, self.ground, folder, descriptors)
-        self._children[pid] = _Child(launch.id, folder, start)
+        self._children[pid] = _Child(launch.id, folder, start, launch.seccomp)
 
     def _reap(self) -> None:
         while self._children or self._cleaners:
@@ -154,7 +152,8 @@ class Zygote:
                 self._cleaners.remove(pid)
                 continue
             one = self._children.pop(pid)
-            _kill_group(pid)
+            if not one.alone:
+                _kill_group(pid)
             self._clean(one.folder)
             seconds = time.monotonic() - one.start
             notice = {"exit": one.id, "status": status, "seconds": seconds, "cpu": usage.ru_utime + usage.ru_stime}

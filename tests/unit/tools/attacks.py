@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from alphaapollo.tools.sandbox import Sandbox
 
-TIMEOUT = 6.0
+TIMEOUT = 15.0
 SECRET = "hunter2-secret"
 PRELUDE = """
 import ctypes, os, platform, signal, sys
@@ -179,7 +179,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "open_files": Attack("attempt(lambda: [os.dup(0) for _ in range(1000)])"),
     "deep_folders": Attack(
-        "try:\n    for _ in range(3000): os.mkdir('d'); os.chdir('d')\nexcept OSError: pass\nprint('stopped')"
+        "try:\n    for _ in range(1500): os.mkdir('d'); os.chdir('d')\nexcept OSError: pass\nprint('stopped')"
     ),
     "overflow_the_stack": Attack(
         "sys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",

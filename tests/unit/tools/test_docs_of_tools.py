@@ -1,0 +1,48 @@
+"""The Python and the schema in docs/tools.md and docs/sandbox.md hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.tools.base import make_tools
+from alphaapollo.tools.sandbox import Status
+from alphaapollo.tools.sandbox.supervisor import Layers
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from tests.unit.tools.attacks import ATTACKS
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_code_of_the_pages_runs(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    for page in ("tools.md", "sandbox.md"):
+        code = blocks(page, "python")
+        assert code
+        program = tmp_path / f"{page}.py"  # a file: annotations are looked up in its module
+        program.write_text("\n".join(code))
+        exec(compile(program.read_text(), str(program), "exec"), {"__name__": page})
+    (made,) = make_tools(["convert"], {})
+    (shown,) = blocks("tools.md", "json")
+    schema: dict[str, Any] = json.loads(shown)
+    assert ToolBox([made], ToolLimits()).schemas()[0]["function"] == schema
+    assert len([line for line in blocks("tools.md", "python")[0].splitlines() if line.strip()]) <= 11
+
+
+def test_the_page_names_every_status_and_layer() -> None:
+    page = (DOCS / "sandbox.md").read_text(encoding="utf-8")
+    for status in Status:
+        assert f"| `{status}` |" in page
+    for layer in Layers(True, True, True, True).mode.split("+"):
+        assert f"| `{layer}` |" in page
+    for attack in ATTACKS.values():
+        assert not attack.layer or f"| {attack.layer} |" in page
