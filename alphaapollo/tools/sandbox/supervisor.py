@@ -144,7 +144,8 @@ class Supervisor:
         try:
             while not self._closing:
                 for key, _ in self._selector.select(self._seconds_to_deadline()):
-                    key.data()
+                    if self._selector.get_map().get(key.fd) is key:  # not closed by what came before it in this list
+                        key.data()
                 self._stop_late()
                 self._begin_waiting()
             reason = "the sandbox is closed"
@@ -260,7 +261,7 @@ class Supervisor:
             if message == READY and not child.ready and run:
                 child.ready, run.start = True, time.monotonic()
                 run.deadline = run.start + run.order.timeout
-            elif message[:1] == DONE and len(message) == 2 and child.session and run:
+            elif message[:1] == DONE and len(message) == 2 and child.session and run and not run.stopped:
                 self._drain(child)
                 child.run = None
                 self._answer(run, *exit_status(message[1]), time.monotonic() - run.start)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,31 @@ def test_many_at_once(sandbox: Sandbox) -> None:
         return [result.stdout.strip() for result in results]
 
     assert asyncio.run(main()) == [str(n * n) for n in range(40)]
+
+
+def test_a_crowd_of_all_kinds_leaves_nothing_open() -> None:
+    """Many ends, time-outs and sessions in one turn of the supervisor's loop."""
+
+    def run(number: int) -> bool:
+        if number % 5 == 0:
+            return sandbox.run("x = 1\nx", session=f"s{number % 7}", echo=True).stdout == "1\n"
+        if number % 11 == 0:
+            return sandbox.run("while True: pass", timeout=0.05).status == "timeout"
+        return sandbox.run(f"print({number})").stdout == f"{number}\n"
+
+    with Sandbox(max_concurrent=8) as sandbox:
+        before = len(os.listdir("/proc/self/fd"))
+        with ThreadPoolExecutor(16) as threads:
+            assert all(threads.map(run, range(200)))
+        for number in range(7):
+            sandbox.end_session(f"s{number}")
+        supervisor = sandbox._supervisor
+        assert supervisor is not None
+        end = time.monotonic() + 20
+        while supervisor._children and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not supervisor._children and not supervisor._sessions and not supervisor._lost
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_slow_one_holds_up_nobody(sandbox: Sandbox) -> None:
