@@ -21,7 +21,9 @@ SIGNS = str.maketrans(
     }
 )  # fmt: skip
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-FONT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|emph|(?:math|bold)(?:rm|bf|it|sf|symbol)|bm|operatorname)"
+FONT = (
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|emph|underline|(?:math|bold)(?:rm|bf|it|sf|symbol)|bm|operatorname)"
+)
 
 # In this order. A command ends where no letter follows.
 REWRITES = [
@@ -64,6 +66,9 @@ REWRITES = [
         (r"\\begin\{cases\}(.*?)\\\\(.*?)\\end\{cases\}", r"\1, \2"),
         (r"^\s*\\\{\s*\w+(?:\s*\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),  # {x | x > 2}
         (r"(?<=[\])])\s*U\s*(?=[(\[])", r" \\cup "),
+        (r"\\log_\s*\{?e\}?", r"\\ln "),
+        (r"^\s*[a-zA-Z]\s*(?:\\approx|\\simeq)(?![a-zA-Z])", ""),
+        (r"^\s*[A-Z]\s*(?=\([^()]*,[^()]*\)\s*$)", ""),  # the name of a point
         (r"(?<=.)\s*(?:\\approx|\\simeq)(?![a-zA-Z]).*", ""),  # what it is about comes second
         (r"^\s*(?:\\approx|\\simeq)(?![a-zA-Z])", ""),
     )

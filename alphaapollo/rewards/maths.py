@@ -24,6 +24,7 @@ from alphaapollo.rewards.plain_answers import (
     same_based_number,
     same_clock_or_ratio,
     same_letter,
+    same_number,
     same_words,
     split_unit,
 )
@@ -39,10 +40,19 @@ BETWEEN_BOXES = r"(?:[\s,$}]|\\text\{|\band\b|\bor\b|\b[a-z]\s*=)*"
 SEVERAL_BOXES = re.compile(rf"\\boxed\{{[^{{}}]*\}}(?:{BETWEEN_BOXES}\\boxed\{{[^{{}}]*\}})+")
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|per cent)\s*\}|percent)")
+MODULUS = re.compile(
+    r"^\s*[a-zA-Z]\s*\\equiv|\\pmod\s*(?:\{\w+\}|\w)|\(?\s*(?:\\text\s*\{\s*\(?\s*mod\s*\}|\\b?mod)\s*\w+\s*\)?"
+)
 DESCENDING = re.compile(r"[^<]*(?:>|\\ge )[^<]*")
 RELATION = re.compile(r"(<|>|\\le |\\ge )")
 FLIPPED = {">": "<", "\\ge ": "\\le "}
+UNEQUAL = re.compile(r"^\s*[a-zA-Z]\s*\\ne(?![a-zA-Z])")
 OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|\bor\b")
+LIST_COMMA = re.compile(r",|\\text\s*\{\s*,?\s*and\s*\}|\band\b")
+NAMED_VALUE = re.compile(r"([a-zA-Z])\s*=\s*([^=<>,]+)")
+COLUMN = re.compile(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", re.DOTALL)
+ENCLOSED = re.compile(r"[()\[\]{}=]")
+TEX_BRACES = re.compile(r"(?<!\\)[{}]")
 NO_UNITS = LatexExtractionConfig(
     boxed_match_priority=0,
     normalization_config=dataclasses.replace(LatexExtractionConfig().normalization_config, units=False),
@@ -104,7 +114,7 @@ def same(truth: str, answer: str) -> bool:
     """Whether two tidy answers are equal."""
     if squeeze(truth) == squeeze(answer):
         return True
-    for judge in (same_letter, same_based_number, same_clock_or_ratio, same_words):
+    for judge in (same_number, same_letter, same_based_number, same_clock_or_ratio, same_words):
         if (verdict := judge(truth, answer)) is not None:
             return verdict
     truth, unit = split_unit(truth, answer)
@@ -113,12 +123,46 @@ def same(truth: str, answer: str) -> bool:
         return False
     if (_is_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_set(answer)):
         return False
-    if ("\\pm" in truth) != ("\\pm" in answer):
+    if bool(MODULUS.search(truth)) != bool(MODULUS.search(answer)):
+        truth, answer = (MODULUS.sub("", text) for text in (truth, answer))
+    if (pairs := _paired(truth, answer)) is not None:
+        return all(same(one, other) for one, other in pairs)
+    if "\\pm" in truth + answer:
         truth, answer = (_both_signs(text) for text in (truth, answer))
     if bool(PERCENT.search(truth)) == bool(PERCENT.search(answer)):
         return equal(_read_all(PERCENT.sub("", truth)), _read_all(PERCENT.sub("", answer)))
     golds, answers = (_percentages(text) for text in (truth, answer))
     return any(equal(_read_all(gold), _read_all(text)) for gold in golds for text in answers)
+
+
+def _paired(truth: str, answer: str) -> list[tuple[str, str]] | None:
+    """What belongs together in two lists of named values (x = 1, y = 2), or in one and a tuple, or in a tuple and a
+    column; None for others, and where they have not the same length or names."""
+    named = _named_values(truth), _named_values(answer)
+    if named[0] and named[1] and named[0].keys() == named[1].keys():
+        return [(value, named[1][name]) for name, value in named[0].items()]
+    entries = [
+        list(names.values()) if names else _entries(text) for names, text in zip(named, (truth, answer), strict=True)
+    ]
+    mixed = any(named) or sum("\\begin" in text for text in (truth, answer)) == 1
+    if not mixed or len(entries[0]) != len(entries[1]) or len(entries[0]) < 2:
+        return None
+    return list(zip(*entries, strict=True))
+
+
+def _named_values(text: str) -> dict[str, str]:
+    """`a = 1, b = 2` by name; empty for anything else, and for several values of one name (x_1 = 1, x_2 = 2)."""
+    parts = [NAMED_VALUE.fullmatch(part.strip()) for part in LIST_COMMA.split(text)]
+    values = {part[1]: part[2] for part in parts if part}
+    return values if len(values) == len(parts) > 1 else {}
+
+
+def _entries(text: str) -> list[str]:
+    """The entries of a tuple, a bare list or a column of numbers; empty for anything else."""
+    if column := COLUMN.fullmatch(text):
+        return [part for part in column[1].split("\\\\") if part.strip()]
+    inner = text[1:-1] if _is_tuple(text) else text
+    return [] if "\\begin" in inner or ENCLOSED.search(TEX_BRACES.sub("", inner)) else inner.split(",")
 
 
 def _both_signs(text: str) -> str:
@@ -138,7 +182,10 @@ def read(text: str) -> list[Any]:
 
 
 def _read_all(answer: str) -> list[Any]:
-    """The readings of a tidy answer, its inequalities ascending and `a or b` of inequalities as a union."""
+    """The readings of a tidy answer: inequalities ascending, `a or b` of them as a union, x != a, b as a set."""
+    if UNEQUAL.match(answer):
+        values = [read(f"\\boxed{{{UNEQUAL.sub('', part)}}}") for part in LIST_COMMA.split(answer)]
+        return [sympy.Complement(sympy.S.Reals, sympy.FiniteSet(*(value[0] for value in values if value)))]
     parts = [_ascending(part) for part in OR.split(answer)]
     if len(parts) > 1 and all(RELATION.search(part) for part in parts):
         relations = [reading for part in parts for reading in read(f"\\boxed{{{part}}}")[:1]]
@@ -166,7 +213,7 @@ def _with_imaginary(expression: Any) -> Any:
 
 def _exact(expression: Any) -> Any:
     """0.5 as 1/2 in formulas; numbers alone stay decimals, which may be rounded."""
-    if not isinstance(expression, sympy.Expr) or not expression.free_symbols:
+    if not isinstance(expression, sympy.Expr) or isinstance(expression, sympy.Float):
         return expression
     return expression.xreplace({number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)})
 

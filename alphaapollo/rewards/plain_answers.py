@@ -1,4 +1,4 @@
-r"""Answers that need no algebra: letters of multiple choice, numbers in a base, words, units, clock times and ratios.
+r"""Answers that need no algebra: numbers, letters of multiple choice, words, units, clock times and ratios.
 
 Each function gets two tidy answers (rewards.latex) and says True or False, or None where they are not of its kind.
 """
@@ -11,9 +11,11 @@ from fractions import Fraction
 from alphaapollo.rewards.latex import plain
 
 LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
+LETTER_IN_BRACKETS = re.compile(r"\(\s*([A-J])\s*\)\s")  # and the choice's text
 LETTER_FIRST = re.compile(r"(?:option|choice)?\s*(?:\(\s*([A-J])\s*\)|([A-J])(?=\s*[.):]|$))", re.IGNORECASE)
 LETTERS = re.compile(r"\(?[A-J](?:(?:\s*,|\s+and\b|\s*&)\s*(?:and\s+)?[A-J])+\)?")
 BASED = re.compile(r"(\w+)\s*_\s*\{?(\d+)\}?")
+PLAIN_NUMBER = re.compile(r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})", re.ASCII)
 CLOCK = re.compile(r"(\d{1,2}):(\d{2})\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
 RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+")
 WORD = re.compile(r"[^\W\d_]{3,}")
@@ -43,11 +45,18 @@ WORD_UNIT = re.compile(rf"({NUMBER})(\s*)((?!and\b|or\b)[a-zA-Z]{{2}}[a-zA-Z /.]
 LETTER_UNIT = re.compile(rf"({NUMBER})\s*([mglsh](?:{POWER})?)")
 
 
+def same_number(truth: str, answer: str) -> bool | None:
+    """Whether two plain numbers are equal; None where one is no such, or both differ and one is a decimal."""
+    if not PLAIN_NUMBER.fullmatch(truth) or not PLAIN_NUMBER.fullmatch(answer):
+        return None
+    return Fraction(truth) == Fraction(answer) or (None if "." in truth + answer else False)
+
+
 def same_letter(truth: str, answer: str) -> bool | None:
     """Whether a letter of multiple choice is meant; the answer may go on with the choice's text, `(C) 12`."""
     if LETTERS.fullmatch(plain(truth)) and LETTERS.fullmatch(plain(answer)):
         return set(re.findall(r"\b[A-J]\b", plain(truth))) == set(re.findall(r"\b[A-J]\b", plain(answer)))
-    wanted = LETTER.fullmatch(plain(truth))
+    wanted = LETTER.fullmatch(plain(truth)) or LETTER_IN_BRACKETS.match(plain(truth))
     got = LETTER_FIRST.match(plain(answer)) if wanted else None
     if not wanted or not got:
         return None
