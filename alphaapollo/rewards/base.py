@@ -57,7 +57,11 @@ GRADERS = (
         "alphaapollo.rewards.code",
         ("code", "code/*", "*humaneval*", "*mbpp*", "*livecodebench*", "*code_contests*", "*/apps", "*taco*"),
     ),
-    Grader("math", "alphaapollo.rewards.maths", ("*math*", "*aime*", "*amc*", "*olympiad*", "*minerva*")),
+    Grader(
+        "math",
+        "alphaapollo.rewards.maths",
+        ("*math*", "*aime*", "*amc*", "*hmmt*", "*olympiad*", "*minerva*", "*numina*", "*deepscaler*", "*dapo*"),
+    ),
 )
 
 

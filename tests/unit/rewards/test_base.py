@@ -18,6 +18,14 @@ from alphaapollo.types import Outcome, Prompt, Score
         ("HuggingFaceH4/aime_2024", "math"),
         ("math", "math"),
         ("exact", "exact"),
+        ("ChilleD/SVAMP", "gsm8k"),
+        ("BytedTsinghua-SIA/DAPO-Math-17k", "math"),
+        ("rajpurkar/squad_v2", "search"),
+        ("search_f1/mine", "search_f1"),
+        ("cais/mmlu", "multiple_choice"),
+        ("openai/openai_humaneval", "code"),
+        ("codeparrot/apps", "code"),
+        ("judge/essays", "judge"),
     ],
 )
 def test_data_sources_find_their_grader(data_source, grader):
