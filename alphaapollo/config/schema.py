@@ -414,6 +414,44 @@ class ReasoningGym(Section):
     """What is asked in place of the environment's own words; `{question}` is filled in."""
 
 
+class Verifiers(Section):
+    name: str = ""
+    """What `verifiers.load_environment` takes: the name of an installed environment."""
+    args: dict[str, Scalar | list[Scalar]] = {}
+    """Arguments that it is loaded with."""
+
+
+class OpenEnv(Section):
+    url: str = ""
+    """The environment server, e.g. http://localhost:8000."""
+    action_field: str = "message"
+    """The field of its action that takes the model's answer, unless that is a JSON object: then it is the action."""
+    observation_field: str = ""
+    """The field of its observation that the model sees; empty = all of it, as JSON."""
+    prompt: str = ""
+    """What is said first in place of the environment's own words; `{observation}` is filled in."""
+
+
+class InformalMath(Section):
+    enable_python_code: bool = True
+    """The model may run Python in the sandbox."""
+    enable_local_rag: bool = False
+    """The model may search the index of env.tool_settings.local_rag.index."""
+    python_code_timeout: PositiveFloat = 10.0
+    """Seconds for one piece of code."""
+    prompt: str = ""
+    """What is asked in place of the environment's own words; `{question}` is filled in."""
+
+
+class ToolLimits(Section):
+    timeout: PositiveFloat = 30.0
+    """Seconds a tool call may take."""
+    max_concurrent: PositiveInt = 32
+    """Calls of one tool at work at a time, on each rollout worker."""
+    max_output: PositiveInt = 8192
+    """Characters of a tool's answer; more are cut from its middle."""
+
+
 class Env(Section):
     env_name: str = "single_turn"
     """The environment, by name in the registry."""
@@ -434,9 +472,17 @@ class Env(Section):
     episode_timeout: PositiveFloat = 600.0
     """Seconds of wall time of one episode at most."""
     rollout: EnvRollout = EnvRollout()
+    tools: list[str] = []
+    """Tools by name, for environments that use them: python_code, local_rag, your own."""
+    tool_limits: ToolLimits = ToolLimits()
+    tool_settings: dict[str, dict[str, Scalar]] = {}
+    """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
+    informal_math: InformalMath = InformalMath()
     guessing_game: GuessingGame = GuessingGame()
     grid_world: GridWorld = GridWorld()
     reasoning_gym: ReasoningGym = ReasoningGym()
+    verifiers: Verifiers = Verifiers()
+    openenv: OpenEnv = OpenEnv()
 
 
 class CustomRewardFunction(Section):

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from alphaapollo.config.schema import Env
 from alphaapollo.registry import Registry
+from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
 
 ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
@@ -87,6 +88,7 @@ class Services:
 
     score: ScoreFn
     config: Env
+    tools: ToolBox | None = None  # those of env.tools, and what the environment itself enables
 
 
 EnvironmentFactory = Callable[[Services], Environment]
@@ -100,6 +102,7 @@ class Registered:
     factory: EnvironmentFactory
     graded: bool  # it scores by `Services.score`, so each row needs a reward function
     check: Callable[[Env], None] | None  # raises ValueError for settings with which it cannot work
+    tools: Callable[[Env], list[str]]  # names of the tools that it is given
 
 
 _ENVIRONMENTS: Registry[Registered] = Registry("environment")
@@ -107,12 +110,16 @@ FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 
 def register_environment(
-    name: str, *, graded: bool = False, check: Callable[[Env], None] | None = None
+    name: str,
+    *,
+    graded: bool = False,
+    check: Callable[[Env], None] | None = None,
+    tools: Callable[[Env], list[str]] = lambda config: config.tools,
 ) -> Callable[[FactoryT], FactoryT]:
     """Decorator: env.env_name=name. The options are the fields of `Registered`."""
 
     def add(factory: FactoryT) -> FactoryT:
-        _ENVIRONMENTS.register(name)(Registered(factory, graded, check))
+        _ENVIRONMENTS.register(name)(Registered(factory, graded, check, tools))
         return factory
 
     return add
@@ -121,6 +128,11 @@ def register_environment(
 def get_environment(name: str) -> EnvironmentFactory:
     """What makes the environment of that name (ValueError: lists the known and the nearest names)."""
     return _ENVIRONMENTS.get(name).factory
+
+
+def get_registered(name: str) -> Registered:
+    """All that is known of the environment of that name (ValueError as above)."""
+    return _ENVIRONMENTS.get(name)
 
 
 def check_environment(config: Env) -> Registered:

@@ -21,6 +21,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Re
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Environment, Services
+from alphaapollo.environments.toolbox import make_toolbox
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.engine import Engine
@@ -76,6 +77,7 @@ class RolloutWorker:
         if env.custom_module:
             load_custom_module(env.custom_module, "env.custom_module")
         self._environment = get_environment(env.env_name)
+        self._tools = make_toolbox(env)
         self._rewards = RewardClient(
             custom_reward.path,
             custom_reward.name,
@@ -117,7 +119,9 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        return await run_group(request, self._runner, self._environment, Services(self._rewards.score, self._env))
+        return await run_group(
+            request, self._runner, self._environment, Services(self._rewards.score, self._env, self._tools)
+        )
 
     @property
     def holds_weights(self) -> bool:
@@ -169,7 +173,9 @@ class RolloutWorker:
     async def close(self) -> None:
         """End the engine and the graders; a second call does nothing."""
         gc.unfreeze()
-        await asyncio.gather(self.engine.close(), self._rewards.close())
+        await asyncio.gather(
+            self.engine.close(), self._rewards.close(), *([self._tools.close()] if self._tools else [])
+        )
 
 
 def context_factory(env: Env, renderer: Renderer, data: Data) -> Callable[[Environment], Context]:

@@ -21,6 +21,7 @@ from alphaapollo.controller.placement import Layout, Machine, make_layout
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.environments import check_environment
+from alphaapollo.environments.toolbox import make_toolbox
 from alphaapollo.rewards.base import check_gradable, check_judge
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_reward_function
@@ -76,6 +77,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
     if config.env.custom_module:
         load_custom_module(config.env.custom_module, "env.custom_module")
     check_environment(config.env)
+    make_toolbox(config.env)  # a missing index, an unknown tool
     check_components(config.reward.components, config.reward.required)
     notices += check_combinations(config, estimator, policy_loss)
     critic = "values" in estimator.needs

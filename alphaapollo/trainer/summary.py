@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup
+from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup, Turn
 
 
 def summarize_rollouts(generated: Sequence[TrajectoryGroup], seconds: float) -> dict[str, float]:
@@ -30,11 +30,26 @@ def summarize_rollouts(generated: Sequence[TrajectoryGroup], seconds: float) -> 
     outcomes, ends = Counter(t.score.outcome for t in trajectories), Counter(t.end for t in trajectories)
     metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(trajectories) for outcome in Outcome}
     metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
+    metrics |= summarize_tools([turn for trajectory in trajectories for turn in trajectory.turns])
     baselines = [group.baseline for group in generated if group.baseline is not None]
     if baselines:
         metrics["baseline/failed"] = sum(one.score.outcome.failed for one in baselines) / len(baselines)
         metrics |= summarize_scores([one for one in baselines if not one.score.outcome.failed], "baseline")
     return metrics | summarize_scores(scored, "reward")
+
+
+def summarize_tools(turns: Sequence[Turn]) -> dict[str, float]:
+    """Tool calls a turn, and what came of them, as shares of the calls; {} without any. Turns whose action could not be
+    read are turn/invalid."""
+    metrics = {"turn/invalid": sum(not turn.valid for turn in turns) / len(turns)} if turns else {}
+    calls = [turn.info for turn in turns if "tool" in turn.info]
+    if not calls:
+        return metrics
+    metrics["tool/calls_a_turn"] = len(calls) / len(turns)
+    metrics["tool/seconds"] = float(np.mean([call["tool_seconds"] for call in calls]))
+    for status, count in Counter(call["tool_status"] for call in calls).items():
+        metrics[f"tool/{status}"] = count / len(calls)
+    return metrics
 
 
 def summarize_scores(scored: Sequence[Trajectory], name: str) -> dict[str, float]:

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import Env, InformalMath
+from alphaapollo.environments import check_environment, get_environment
+from alphaapollo.environments.base import Observation, Services, StepResult
+from alphaapollo.environments.informal_math import instruction, question_of
+from alphaapollo.environments.toolbox import make_toolbox
+from alphaapollo.tools.base import ToolFailedError
+from alphaapollo.tools.function_tool import function_tool
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.types import Message, Prompt, Score
+from examples.data_preprocess.protocol import TOOL_INSTRUCTION
+
+PROMPT = Prompt(
+    3,
+    "math",
+    [Message(role="user", content="What is 6 times 7?\n\nPut it into a box.")],
+    ground_truth="42",
+    env_kwargs={"question": "What is 6 times 7?"},
+)
+
+
+async def grade(prompt: Prompt, text: str) -> Score:
+    return Score(float(f"\\boxed{{{prompt.ground_truth}}}" in text))
+
+
+def broken(x: int) -> int:
+    """Always fails."""
+    raise ToolFailedError("the server is gone")
+
+
+def play(*actions: str, tools: ToolBox | None, prompt: Prompt = PROMPT, **settings: Any):
+    async def run() -> tuple[Observation, list[StepResult]]:
+        config = Env(env_name="informal_math", informal_math=InformalMath(**settings))
+        environment = get_environment("informal_math")(Services(grade, config, tools))
+        first = await environment.reset(prompt)
+        results = [await environment.step(action) for action in actions]
+        await environment.close()
+        return first, results
+
+    return asyncio.run(run())
+
+
+def python() -> ToolBox:
+    tools = make_toolbox(Env(env_name="informal_math"))
+    assert tools is not None
+    return tools
+
+
+def response(result: StepResult) -> dict[str, str]:
+    assert result.observation is not None
+    (message,) = result.observation.messages
+    assert message["role"] == "user"
+    return json.loads(message["content"].removeprefix("<tool_response>").removesuffix("</tool_response>"))
+
+
+def test_the_question_is_asked_in_the_words_of_the_supervised_data():
+    first, _ = play(tools=python())
+    assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{TOOL_INSTRUCTION}"
+    first, _ = play(tools=None)
+    assert "python_code" not in first.messages[0]["content"]
+    first, _ = play(tools=None, prompt=Prompt(0, "math", "1+1=?", ground_truth="2"))
+    assert first.messages[0]["content"].startswith("1+1=?\n\n")
+
+
+def test_own_words():
+    settings = InformalMath(prompt="{question} Go.")
+    config = Env(env_name="informal_math", informal_math=settings)
+    environment = get_environment("informal_math")(Services(grade, config, None))
+    first = asyncio.run(environment.reset(PROMPT))
+    assert first.messages == [Message(role="user", content="What is 6 times 7? Go.")]
+
+
+def test_python_then_the_answer():
+    call = "<think>multiply</think><python_code>6*7</python_code>"
+    _, (called, answered) = play(call + " and more", r"<answer>\boxed{42}</answer> I think", tools=python())
+    assert response(called) == {"status": "ok", "text": "42"}
+    assert called.kept_chars == len(call) and called.valid and not called.done
+    assert called.info["tool"] == "python_code" and called.info["tool_status"] == "ok"
+    assert answered.done and answered.score == Score(1.0)
+    assert answered.kept_chars == len(r"<answer>\boxed{42}</answer>")
+
+
+def test_only_the_kept_text_is_graded():
+    _, (answered,) = play(r"<answer>\boxed{41}</answer> or \boxed{42}", tools=None)
+    assert answered.score == Score(0.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("I do not know", "no action"),
+        (r"<python_code>1</python_code><answer>\boxed{1}</answer>", "several kinds of action at once"),
+        ("<search>x</search>", "no action"),
+    ],
+)
+def test_an_unreadable_turn_is_invalid_and_goes_on(action, says):
+    _, (result,) = play(action, tools=python())
+    assert not result.valid and not result.done and result.kept_chars is None
+    assert says in response(result)["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [('{"x": 1', "JSON"), ('{"y": 1}', "y"), ('{"x": "a"}', "x"), (f'{{"x": "{"a" * (1 << 20)}"}}', "bytes")],
+)
+def test_a_bad_call_is_refused_with_the_reason(body, says):
+    def double(x: int) -> int:
+        """Twice x."""
+        return 2 * x
+
+    box = ToolBox([function_tool(double)], ToolLimits())
+    _, (result,) = play(f"<double>{body}</double>", tools=box)
+    assert response(result)["status"] == "refused" and says in response(result)["text"]
+    _, (right,) = play('<double>{"x": 21}</double>', tools=box)
+    assert response(right) == {"status": "ok", "text": "42"}
+    assert '<double>{"x": "..."}</double> (Twice x.)' in instruction(box)
+
+
+def test_a_broken_tool_is_the_environments_failure():
+    with pytest.raises(ToolFailedError, match="the server is gone"):
+        play('<broken>{"x": 1}</broken>', tools=ToolBox([function_tool(broken)], ToolLimits()))
+
+
+def test_variables_live_as_long_as_the_episode_where_asked():
+    config = Env(env_name="informal_math", tool_settings={"python_code": {"keep_state": True}})
+    actions = ["<python_code>x = 20</python_code>", "<python_code>x + 1</python_code>"]
+    _, (_, second) = play(*actions, tools=make_toolbox(config))
+    assert response(second) == {"status": "ok", "text": "21"}
+    _, (fresh,) = play(actions[1], tools=make_toolbox(config))
+    assert response(fresh)["status"] == "error" and "NameError" in response(fresh)["text"]
+
+
+def test_what_is_missing_shows_before_the_start(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown tool 'pyhton_code'.*Did you mean 'python_code'"):
+        make_toolbox(Env(env_name="informal_math", tools=["pyhton_code"]))
+    missing = Env(
+        env_name="informal_math",
+        informal_math=InformalMath(enable_local_rag=True),
+        tool_settings={"local_rag": {"index": str(tmp_path / "none")}},
+    )
+    with pytest.raises(ValueError, match=r"alphaapollo\.tools\.retrieval build"):
+        make_toolbox(missing)
+    assert make_toolbox(Env(env_name="informal_math", informal_math=InformalMath(enable_python_code=False))) is None
+    assert check_environment(Env(env_name="informal_math")).graded
+
+
+def random_text(rng: random.Random) -> str:
+    pieces = ["<think>", "</think>", "<answer>", "</answer>", "<python_code>", "</python_code>", r"\boxed{42}", "1+1"]
+    return "".join(rng.choice([*pieces, " ", "é", "\n", "{"]) for _ in range(rng.randrange(12)))
+
+
+def test_a_random_agent_never_breaks_it():
+    rng = random.Random(0)
+    box = python()
+    for _ in range(60):
+        _, results = play(*(random_text(rng) for _ in range(4)), tools=box)
+        for result in results:
+            assert result.done == (result.score is not None) and (result.done or result.observation is not None)
+
+
+def test_the_question_of_a_row_without_one_is_its_prompt():
+    assert question_of(Prompt(0, "math", "2+2=?")) == "2+2=?"
+    assert question_of(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
