@@ -36,7 +36,7 @@ class GridWorld(TextGame):
 
     def begin(self, rng: Random) -> None:
         settings = self.config.grid_world
-        self.step_reward = -settings.step_penalty
+        self.step_reward = 0.0 - settings.step_penalty
         for draw in range(DRAWS + 1):
             share = settings.walls if draw < DRAWS else 0.0
             cells = [(row, column) for row in range(settings.size) for column in range(settings.size)]

@@ -1,0 +1,85 @@
+"""Environments behind a server that speaks OpenEnv's protocol (package openenv-core): one session an episode.
+
+What stands in <answer>...</answer> is the action: a JSON object as it is, any other text in env.openenv.action_field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
+from alphaapollo.environments.projection import Unreadable, project
+from alphaapollo.environments.text_game import fill, instance_seed
+from alphaapollo.types import Message, Prompt, Score
+
+PROMPT = "{observation}\n\nAct with <answer>...</answer>."
+
+
+def check(config: Env) -> None:
+    """The package is there, and a server is named (ValueError)."""
+    if find_spec("openenv") is None:
+        raise ValueError("env.env_name=openenv needs its package: pip install 'alphaapollo[openenv]'.")
+    if not config.openenv.url:
+        raise ValueError("env.openenv.url is empty: give the server's address, e.g. http://localhost:8000.")
+
+
+@register_environment("openenv", check=check)
+class OpenEnv:
+    """The reward that comes with the end is the episode's score; those before it are rewards of their turns."""
+
+    def __init__(self, services: Services):
+        self._config, self._settings = services.config, services.config.openenv
+        package = importlib.import_module("openenv.core.generic_client")
+        self._client = package.GenericEnvClient(base_url=self._settings.url)
+
+    async def reset(self, prompt: Prompt) -> Observation:
+        result = await _call(self._client.reset, seed=instance_seed(self._config, prompt) % 2**31)
+        text = fill(self._settings.prompt or PROMPT, observation=self._show(result.observation))
+        return Observation([Message(role="user", content=text)])
+
+    async def step(self, action: str) -> StepResult:
+        found = project(action)
+        if isinstance(found, Unreadable):
+            return StepResult(_say(f"invalid action: {found.problem}"), valid=False)
+        result = await _call(self._client.step, self._action(found.content))
+        reward = float(result.reward or 0.0)
+        if result.done:
+            return StepResult(done=True, score=Score(reward), kept_chars=found.kept_chars)
+        return StepResult(_say(self._show(result.observation)), reward=reward, kept_chars=found.kept_chars)
+
+    async def close(self) -> None:
+        await _call(self._client.close)
+
+    def _action(self, content: str) -> dict[str, Any]:
+        try:
+            action = json.loads(content)
+        except (ValueError, RecursionError):  # the model's text is no JSON
+            action = None
+        return action if isinstance(action, dict) else {self._settings.action_field: content}
+
+    def _show(self, observation: dict[str, Any]) -> str:
+        field = self._settings.observation_field
+        if not field:
+            return json.dumps(observation, ensure_ascii=False)
+        if field not in observation:
+            raise KeyError(f"env.openenv.observation_field={field}: the observation has {', '.join(observation)}")
+        value = observation[field]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _say(text: str) -> Observation:
+    return Observation([Message(role="user", content=text)])
+
+
+async def _call(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The client is sync until version 0.2, and async since 0.3."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*arguments, **named)
+    return await asyncio.to_thread(method, *arguments, **named)

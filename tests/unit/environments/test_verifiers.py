@@ -1,0 +1,235 @@
+"""Against the library where it is installed, else against a stand-in with the same surface."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments import check_environment
+from alphaapollo.environments import verifiers as adapter
+from alphaapollo.types import Message, Prompt, Score
+from tests.unit.environments.playing import check_results, make, play, random_agent
+
+REAL = importlib.util.find_spec("verifiers") is not None
+ENVIRONMENT = '''
+import verifiers as vf
+from datasets import Dataset
+
+class Countdown(vf.MultiTurnEnv):
+    """Ends when the model has said the answer; says how often it was wrong."""
+
+    async def env_response(self, messages, state, **kwargs):
+        said = messages[-1]["content"]
+        if said == "raise":
+            raise ValueError("broken")
+        if said == "error":
+            raise vf.Error("no sandbox")
+        if state["answer"] in said:
+            state["final_env_response"] = [{"role": "user", "content": "right"}]
+            return state["final_env_response"]
+        return [{"role": "user", "content": f"wrong {len(state['trajectory'])}"}]
+
+def right(completion, answer, **kwargs):
+    return float(any(answer in message["content"] for message in completion if message["role"] == "assistant"))
+
+def brief(completion, **kwargs):
+    return 1.0 / len(completion)
+
+def load_environment(rows=2, max_turns=4, tool=False):
+    data = Dataset.from_list([{"question": f"{i} and 1?", "answer": str(i + 1)} for i in range(rows)])
+    test = Dataset.from_list([{"question": "7 and 1?", "answer": "8"}])
+    rubric = vf.Rubric(funcs=[right, brief], weights=[1.0, 0.0])
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}] if tool else None
+    return Countdown(max_turns=max_turns, dataset=data, eval_dataset=test, rubric=rubric, oai_tools=tools)
+'''
+
+
+class Rows(list):
+    @classmethod
+    def from_list(cls, rows):
+        return cls({**row, "prompt": [{"role": "user", "content": row["question"]}]} for row in rows)
+
+
+class Error(Exception):
+    """As verifiers.Error."""
+
+
+class Rubric:
+    """As verifiers.Rubric."""
+
+    def __init__(self, funcs, weights):
+        self.funcs, self.weights = funcs, weights
+
+    async def score_rollout(self, state):
+        found = {one.__name__: one(completion=state["completion"], answer=state["answer"]) for one in self.funcs}
+        state["metrics"] = found
+        state["reward"] = sum(weight * value for weight, value in zip(self.weights, found.values(), strict=True))
+
+
+class MultiTurnEnv:
+    """As verifiers.MultiTurnEnv: asks the client, then `env_response`, until that ends it."""
+
+    message_type = "chat"
+
+    def __init__(self, max_turns, dataset, eval_dataset, rubric, oai_tools):
+        self.max_turns, self.rubric = max_turns, rubric
+        self.asked = {"tools": oai_tools} if oai_tools else {}
+        self.data, self.eval_data = dataset, eval_dataset
+
+    def get_dataset(self):
+        return self.data
+
+    def get_eval_dataset(self):
+        return self.eval_data
+
+    async def rollout(self, input, client, model, sampling_args):
+        state = {**input, "trajectory": [], "error": None, "final_env_response": None, "completion": []}
+        chat = list(input["prompt"])
+        try:
+            while len(state["trajectory"]) < self.max_turns:
+                if state["trajectory"]:
+                    chat = [*chat, *await self.env_response(chat, state)]
+                    if state["final_env_response"] is not None:
+                        break
+                chat = [*chat, await self.ask(client, model, chat)]
+                state["trajectory"].append(chat[-1])
+        except Error as error:
+            state["error"] = error
+        return state | {"completion": chat[len(input["prompt"]) :]}
+
+    async def ask(self, client, model, chat):
+        try:
+            response = await client.chat.completions.create(model=model, messages=chat, **self.asked)
+        except Exception as error:
+            raise Error() from error
+        return {"role": "assistant", "content": response.choices[0].message.content}
+
+
+def load_environment(name, **arguments):
+    return importlib.import_module(name).load_environment(**arguments)
+
+
+def stand_in() -> dict[str, ModuleType]:
+    """The part of verifiers 0.1 that the adapter and the environment above touch."""
+    package, datasets = ModuleType("verifiers"), ModuleType("datasets")
+    vars(package).update(Error=Error, Rubric=Rubric, MultiTurnEnv=MultiTurnEnv, load_environment=load_environment)
+    vars(package).update(__spec__=SimpleNamespace(name="verifiers"))
+    vars(datasets).update(Dataset=Rows)
+    return {"verifiers": package, "verifiers.envs.environment": ModuleType("environment"), "datasets": datasets}
+
+
+@pytest.fixture(autouse=True)
+def countdown(tmp_path, monkeypatch):
+    (tmp_path / "countdown_env.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    if not REAL:
+        for name, module in stand_in().items():
+            monkeypatch.setitem(sys.modules, name, module)
+    adapter._load_once.cache_clear()
+    yield
+    adapter._load_once.cache_clear()
+    sys.modules.pop("countdown_env", None)
+
+
+def env(max_steps: int = 9, **args) -> Env:
+    return Env(env_name="verifiers", max_steps=max_steps, verifiers={"name": "countdown_env", "args": args})
+
+
+def row(index: int = 0, split: str = "train") -> Prompt:
+    chat = [Message(role="user", content="The environment writes this prompt.")]
+    return Prompt(0, "text", chat, extra_info={"index": index, "split": split})
+
+
+def run(config: Env, prompt: Prompt, *texts: str):
+    async def go():
+        environment = make(config)
+        try:
+            first = await environment.reset(prompt)
+            return first, [await environment.step(text) for text in texts]
+        finally:
+            await environment.close()
+
+    return asyncio.run(go())
+
+
+def test_the_environments_own_loop_asks_and_its_rubric_scores():
+    first, (wrong, right) = run(env(), row(1), "1", "it is 2")
+    assert first.messages == [Message(role="user", content="1 and 1?")]
+    assert wrong.observation.messages == [Message(role="user", content="wrong 1")] and not wrong.done
+    assert right.done and right.score.reward == 1.0
+    parts = right.score.components
+    assert (parts["right"], parts["brief"]) == (1.0, pytest.approx(0.25))  # 2 answers, 2 of the environment
+
+
+def test_the_environments_own_end_without_a_right_answer():
+    _, results = run(env(max_turns=2), row(), "no", "no")
+    assert [result.done for result in results] == [False, True] and results[-1].score.reward == 0.0
+
+
+def test_rows_are_its_examples():
+    assert run(env(rows=2), row(3))[0].messages[0]["content"] == "1 and 1?"  # 3 counts around
+    assert run(env(), row(3, "test"))[0].messages[0]["content"] == "7 and 1?"
+
+
+@pytest.mark.parametrize(
+    ("args", "text", "said"),
+    [({}, "raise", "broken"), ({}, "error", "no sandbox"), ({"tool": True}, "", "native tool calls are not supported")],
+)
+def test_what_goes_wrong_there_is_raised_here(args, text, said):
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        run(env(**args), row(), text)
+
+
+def test_an_episode_that_is_broken_off_ends_its_rollout():
+    async def go() -> bool:
+        environment = make(env())
+        await environment.reset(row())
+        rollout = environment._rollout
+        await environment.close()
+        return rollout.cancelled()
+
+    assert asyncio.run(go())
+
+
+def test_an_empty_answer_is_the_models_and_no_failure():
+    _, (result,) = run(env(), row(), "")
+    assert result.observation.messages[0]["content"] == "wrong 1"
+
+
+def test_whatever_a_model_writes():
+    for seed in range(200):
+        check_results(play(env(max_turns=4), random_agent(seed), row(seed)), 4)
+
+
+def test_the_signals_stay_the_runs():
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    run(env(), row())
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_checked_at_the_start(monkeypatch):
+    check_environment(env())
+    with pytest.raises(ValueError, match=r"env\.verifiers\.name is empty"):
+        check_environment(Env(env_name="verifiers"))
+    monkeypatch.setattr(adapter, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'alphaapollo\[verifiers\]'"):
+        check_environment(env())
+
+
+def test_the_score_has_no_nan(monkeypatch):
+    environment = make(env())
+    environment._environment = SimpleNamespace(rubric=SimpleNamespace(score_rollout=_nothing))
+    with pytest.raises(ValueError, match="the reward nan"):
+        asyncio.run(environment._score({"error": None, "reward": float("nan"), "metrics": {}}))
+    assert asyncio.run(environment._score({"error": None, "reward": 1, "metrics": None})) == Score(1.0)
+    assert json.dumps(env().verifiers.args) == "{}"
+
+
+async def _nothing(state) -> None:
+    pass
