@@ -2,6 +2,7 @@
 
 from alphaapollo.environments import grid_world as grid_world
 from alphaapollo.environments import guessing_game as guessing_game
+from alphaapollo.environments import informal_math as informal_math
 from alphaapollo.environments import openenv as openenv
 from alphaapollo.environments import reasoning_gym as reasoning_gym
 from alphaapollo.environments import single_turn as single_turn
