@@ -1,0 +1,97 @@
+"""docs/environments.md says what the code does."""
+
+import asyncio
+import re
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from alphaapollo.algorithms.custom import load_custom_module
+from alphaapollo.config.keys import accepted_keys, sections
+from alphaapollo.config.load import convert
+from alphaapollo.config.schema import Config, Env
+from alphaapollo.environments import base
+from alphaapollo.environments.base import StepResult
+from alphaapollo.environments.memory import MemoryType
+from alphaapollo.rollout.context import AppendContext
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
+from alphaapollo.rollout.fake_engine import FakeEngine
+from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Trajectory
+
+PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
+if not PAGE.exists():
+    pytest.skip("an installed package has no docs folder", allow_module_level=True)
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def rows(first: str) -> list[list[str]]:
+    """The cells of the table whose header begins with `first`."""
+    table = re.search(rf"^\| {re.escape(first)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    assert table, first
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].strip().splitlines()]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def example(language: str) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)[0]
+
+
+def play(*answers: str) -> Trajectory:
+    """Tokens are characters."""
+    left = list(answers)
+    engine = FakeEngine(256, script=lambda token_ids, sampling: [ord(letter) for letter in left.pop(0)])
+    text = bytes
+    runner = EpisodeRunner(
+        engine,
+        decode=lambda ids: text(ids).decode(),
+        make_context=lambda _: AppendContext(
+            lambda content: list(content[0]["content"].encode()),
+            lambda messages, last: list(messages[0]["content"].encode()),
+        ),
+        limits=EpisodeLimits(max_turns=5, seconds=9.0),
+    )
+    factory = base.get_environment("doubling")
+    services = base.Services(score=None, config=Env())  # type: ignore[arg-type]
+    prompt = Prompt(0, "text", "...")
+    return asyncio.run(
+        runner.run(EpisodeTask(prompt, 0, lambda: factory(services), Sampling(200), lambda turn: 0, "t"))
+    )
+
+
+def test_the_environment_of_fifteen_lines_plays(tmp_path):
+    code = example("python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    (tmp_path / "doubling.py").write_text(code)
+    load_custom_module(str(tmp_path / "doubling.py"), "env.custom_module")
+    assert base.check_environment(Env(env_name="doubling")).graded is False
+    won, lost = play("4", "6", "8"), play("4", "7")
+    assert (won.end, won.score.reward) == (EpisodeEnd.DONE, 1.0)
+    assert [turn.reward for turn in won.turns] == [0.1, 0.1, 0.0]
+    assert lost.score.reward == pytest.approx(2 / 3)
+    base._ENVIRONMENTS._entries.pop("doubling")
+
+
+def test_the_tables_are_complete():
+    shipped = {row[0].strip("`"): names(row[2]) for row in rows("`env.env_name`")}
+    assert sorted(shipped) == base._ENVIRONMENTS.names()
+    own = {name: list(getattr(Env(), name).__class__.model_fields) if hasattr(Env(), name) else [] for name in shipped}
+    assert shipped == own
+    assert sorted(row[0].strip("`") for row in rows("end")) == sorted(EpisodeEnd)
+    assert [row[0].strip("`") for row in rows("`env.memory_type`")] == list(typing.get_args(MemoryType))
+    fields = [name for row in rows("field") for name in names(row[0])]
+    assert sorted(fields) == sorted(StepResult.__dataclass_fields__)
+
+
+def test_the_keys_exist():
+    known = {*accepted_keys(Config), *sections(Config)}
+    said = re.findall(r"`((?:env|data|actor_rollout_ref)\.[\w.]+)[`=]", TEXT)
+    assert len(said) > 10 and [key for key in said if key not in known] == []
+
+
+def test_the_configuration_works():
+    assert convert(Config, yaml.safe_load(example("yaml"))).env.reasoning_gym.level == 2
