@@ -1,0 +1,91 @@
+"""The games on the rollout worker, with a real tokenizer and a scripted engine that reads what it is shown."""
+
+import asyncio
+import re
+
+import pytest
+
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.environments.grid_world import shortest_paths
+from alphaapollo.rollout.fake_engine import FakeEngine
+from alphaapollo.rollout.worker import RolloutWorker
+from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
+from examples.quickstart.make_task import make_tokenizer
+
+CHATTER = " or <answer>0</answer> then?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make_tokenizer(path)
+    (path / "config.json").write_text('{"vocab_size": 272}')
+    return path
+
+
+def guess(shown: str) -> str:
+    low, high = 1, 100
+    for number, answer in re.findall(r"(\d+)\D+?(higher|lower)", shown):
+        low, high = (int(number) + 1, high) if answer == "higher" else (low, int(number) - 1)
+    return str((low + high) // 2)
+
+
+def walk(shown: str) -> str:
+    """The first step of a shortest way through the last grid that was shown."""
+    rows = re.findall(r"(?m)^[.#AG]{5}$", shown)[-5:]
+    cells = {(row, column): rows[row][column] for row in range(5) for column in range(5)}
+    here, goal = (next(cell for cell, mark in cells.items() if mark == sought) for sought in "AG")
+    return shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
+
+
+def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
+    renderer = Renderer(load_tokenizer(str(folder)))
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        text = f"<answer>{player(renderer.decode(token_ids))}</answer>{CHATTER}"
+        return [*renderer.encode([text])[0], *sampling.stop_token_ids]
+
+    worker = RolloutWorker(
+        model=Model(path=str(folder)),
+        rollout=Rollout(name="fake"),
+        env=env,
+        data=Data(max_prompt_length=400, max_response_length=1600),
+        reward=Reward(),
+        custom_reward=CustomRewardFunction(),
+        device="cpu",
+        run_dir=str(tmp_path),
+        engine=FakeEngine(272, script=script),
+    )
+    prompts = [Prompt(id, "text", [Message(role="user", content="...")]) for id in range(8)]
+
+    async def run() -> list[TrajectoryGroup]:
+        await worker.start()
+        try:
+            requests = [GroupRequest(prompt, 2, Sampling(1600), draw=0) for prompt in prompts]
+            return list(await asyncio.gather(*map(worker.generate, requests)))
+        finally:
+            await worker.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("context", ["append", "memory"])
+@pytest.mark.parametrize(("name", "player"), [("guessing_game", guess), ("grid_world", walk)])
+def test_who_reads_what_is_shown_wins(folder, tmp_path, name, player, context):
+    env = Env(env_name=name, max_steps=10, context=context, history_length=9)
+    for group in play(folder, tmp_path, env, player):
+        one, other = group.trajectories
+        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # one instance, one player
+        for trajectory in group.trajectories:
+            assert trajectory.end is EpisodeEnd.DONE and trajectory.score.reward == 1.0
+            assert len(trajectory.rows) == (1 if context == "append" else len(trajectory.turns))
+            for turn in trajectory.turns:
+                assert turn.valid and turn.text.endswith("</answer>") and CHATTER not in turn.text
+
+
+def test_who_hears_nothing_loses(folder, tmp_path):
+    env = Env(env_name="guessing_game", max_steps=5)
+    groups = play(folder, tmp_path, env, lambda shown: "101")
+    assert {trajectory.score.reward for group in groups for trajectory in group.trajectories} == {0.0}
+    assert all(len(trajectory.turns) == 5 for group in groups for trajectory in group.trajectories)

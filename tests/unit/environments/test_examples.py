@@ -1,0 +1,81 @@
+"""The warm-ups of the examples speak as their environments do, and their configurations work."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.environments import check_environment
+from alphaapollo.types import Prompt
+from examples.grid_world import teacher as grid_teacher
+from examples.guessing_game import teacher as guessing_teacher
+from examples.reasoning_gym import teacher as puzzle_teacher
+from tests.unit.environments.playing import make
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+MAIN = {"guessing_game": "grpo", "grid_world": "gigpo", "reasoning_gym": "grpo"}
+
+
+def config(name: str) -> Config:
+    return load_config(Config, "ppo", ["--config-dir", str(EXAMPLES / name), "--config-name", MAIN[name]])
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_the_configurations_work(name: str):
+    if name == "reasoning_gym":
+        pytest.importorskip("reasoning_gym")
+    assert not check_environment(config(name).env).graded
+    sft = load_config(SftConfig, "sft", ["--config-dir", str(EXAMPLES / name), "--config-name", "sft"])
+    assert sft.trainer.project_name == config(name).trainer.project_name == name
+
+
+def test_the_teacher_of_the_guessing_game_hears_what_the_game_says():
+    rng, env = random.Random(0), config("guessing_game").env
+    for _ in range(50):
+        game = make(env)
+        first = asyncio.run(game.reset(Prompt(0, "text", "")))
+        chat = guessing_teacher.play(game.target, rng)
+        assert chat[0] == first.messages[0]
+        for place in range(1, len(chat), 2):
+            result = asyncio.run(game.step(chat[place]["content"]))
+            assert result.valid and result.done == (place == len(chat) - 1)
+            assert result.done or result.observation.messages == [chat[place + 1]]
+
+
+def test_the_teacher_of_the_guessing_game_finds_what_nobody_can_beat_without_listening():
+    rng = random.Random(0)
+    games = [(target, guessing_teacher.play(target, rng)) for target in range(1, 32) for _ in range(100)]
+    found = sum(chat[-1]["content"] == f"<answer>{target}</answer>" for target, chat in games)
+    assert found / len(games) == pytest.approx(5 / 31, abs=0.02)
+
+
+def test_the_teacher_of_the_grid_world_sees_what_the_environment_shows():
+    env = config("grid_world").env
+    assert (env.grid_world.size, env.max_steps) == (grid_teacher.SIZE, grid_teacher.STEPS)
+    rng, taught = random.Random(0), set()
+    for _ in range(5000):
+        taught.add(grid_teacher.turn(rng)[0]["content"])
+    for id in range(40):
+        world = make(env)
+        shown = asyncio.run(world.reset(Prompt(id, "text", ""))).messages
+        while True:
+            assert shown[-1]["content"] in taught
+            result = asyncio.run(world.step(grid_teacher.turn(rng)[1]["content"]))
+            assert result.valid
+            if result.done:
+                break
+            shown = result.observation.messages
+
+
+def test_the_teacher_of_reasoning_gym_is_asked_what_the_environment_asks():
+    pytest.importorskip("reasoning_gym")
+    settings = config("reasoning_gym").env.reasoning_gym
+    assert settings.settings == puzzle_teacher.TASKS and settings.tasks == list(puzzle_teacher.TASKS)
+    puzzles = list(puzzle_teacher.puzzles(seed=0, count=50))
+    assert {puzzle["question"][:5] for puzzle in puzzles} == {"State", "Solve"}
+    assert puzzle_teacher.answer((4, 7), random.Random(0)) in [
+        f"<think>4{sign}7</think><answer>{value}</answer>" for sign, value in (("+", 11), ("-", -3), ("*", 28))
+    ]
