@@ -3,14 +3,17 @@ import asyncio
 from pathlib import Path
 from random import Random
 
+import pandas as pd
 import pytest
 
 from alphaapollo.config.schema import Env
+from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.reasoning_gym import task_names
 from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.types import Message, Outcome, Prompt, Score
+from examples.reasoning_gym.make_curriculum import rows
 from tests.unit.environments.playing import WORDS, make, play
 
 gym = pytest.importorskip("reasoning_gym")
@@ -118,6 +121,18 @@ def test_settings_levels_and_rows():
     assert at_level["entry"]["metadata"]["difficulty"]["num_terms"] == (2, 9)
     own = answered(env("chain_sum", level=4), row(task="leg_counting", level=1))[1]
     assert (own["task"], own["level"]) == ("leg_counting", 1)
+
+
+def test_a_curriculum_is_a_file_of_rows_that_get_harder(tmp_path):
+    made = list(rows(["chain_sum", "gcd"], [0, 4], rows_a_level=4))
+    path = tmp_path / "rows.parquet"
+    pd.DataFrame(made).to_parquet(path)
+    puzzles = [answered(env("all"), prompt)[1] for prompt in load_prompts(str(path), "prompt")]
+    assert [puzzle["task"] for puzzle in puzzles] == ["chain_sum", "gcd"] * 4
+    assert [puzzle["level"] for puzzle in puzzles] == [0] * 4 + [4] * 4
+    assert len({puzzle["entry"]["question"] for puzzle in puzzles}) == 8
+    with pytest.raises(ValueError, match="cannot be made at level 1"):
+        list(rows(["acre"], [1], 1))
 
 
 @pytest.mark.parametrize(
