@@ -76,9 +76,9 @@ class TextGame(ABC):
         state = self.state()
         found = project(action, bare_word=True)
         if isinstance(found, Unreadable):
-            move = Move(f"invalid action: {found.problem}", valid=False)
+            move, kept = Move(f"invalid action: {found.problem}", valid=False), None
         else:
-            move = self.play(found.content)
+            move, kept = self.play(found.content), found.kept_chars
         done = move.won or self._turns >= self.config.max_steps
         return StepResult(
             observation=None if done else Observation([Message(role="user", content=move.text)]),
@@ -86,7 +86,7 @@ class TextGame(ABC):
             reward=self.step_reward,
             valid=move.valid,
             score=Score(float(move.won)) if done else None,
-            kept_chars=found.kept_chars if move.valid and not isinstance(found, Unreadable) else None,
+            kept_chars=kept if move.valid else None,
             info={"state": state},
         )
 

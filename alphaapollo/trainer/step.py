@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns
+from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.algorithms.filtration import filtration_weights
 from alphaapollo.algorithms.groups import Groups
@@ -40,7 +40,7 @@ class Batch:
     trajectory_ids: torch.Tensor  # [B], 0 .. N-1
     components: dict[str, torch.Tensor]  # [B] each, the trajectory's named rewards
     greedy_rewards: torch.Tensor | None  # [B] what the prompt's greedy rollout was worth
-    turns: Turns
+    trajectories: list[Trajectory]  # N, whose rows these are, in order
     loss_weights: np.ndarray  # float32 [B], as in Columns
     sequence_weights: np.ndarray  # float32 [B]
     value_weights: np.ndarray  # float32 [B]
@@ -121,7 +121,7 @@ def build_batch(
         trajectory_ids=owners,
         components=_components(members, owners),
         greedy_rewards=None if greedy is None else greedy[group_of[owners]],
-        turns=number_turns([trajectory for _, trajectory in members], group_of.tolist(), mask),
+        trajectories=[trajectory for _, trajectory in members],
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
@@ -219,7 +219,7 @@ def assign_credit(
         values=None if computed.values is None else _double(computed.values),
         components=batch.components,
         greedy_rewards=batch.greedy_rewards,
-        turns=batch.turns,
+        turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if "turns" in estimator.needs else None,
     )
     result = estimator(inputs, algorithm)
     metrics |= {

@@ -10,24 +10,25 @@ from alphaapollo.algorithms.advantages import Turns
 from alphaapollo.types import Trajectory, Turn
 
 
-def number_turns(trajectories: Sequence[Trajectory], groups: Sequence[int], mask: torch.Tensor) -> Turns:
+def number_turns(trajectories: Sequence[Trajectory], group_ids: torch.Tensor, mask: torch.Tensor) -> Turns:
     """Which turn each action token belongs to, and which turns start from the same state.
 
     Args:
-        trajectories: N, whose rows are the B rows of `mask`, in order.
-        groups: the group of each trajectory.
+        trajectories: N, whose rows are the B rows of the others, in order; each has one at least.
+        group_ids: [B]
         mask: [B, L], column 0 is a row's first action token.
     """
+    groups = group_ids.tolist()
     index = torch.full(mask.shape, -1, dtype=torch.int64)
     owners: list[int] = []
     anchors: dict[Hashable, int] = {}
     ids: list[int] = []
     number = 0
-    for owner, (trajectory, group) in enumerate(zip(trajectories, groups, strict=True)):
+    for owner, trajectory in enumerate(trajectories):
         first = len(owners)
         for turn in trajectory.turns:
             owners.append(owner)
-            ids.append(anchors.setdefault((group, anchor(turn)), len(anchors)))
+            ids.append(anchors.setdefault((groups[number], anchor(turn)), len(anchors)))
         for row in trajectory.rows:
             begin = 0
             for place, end in enumerate(row.turn_ends):

@@ -20,7 +20,7 @@ def test_append_rows_with_anchors_from_what_was_shown():
     one = trajectory(turn([7, 7], 2), turn([8], 1), turn([8], 1))
     two = trajectory(turn([7, 7], 1), turn([9], 2))
     mask = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
-    turns = number_turns([one, two], [0, 0], mask)
+    turns = number_turns([one, two], torch.tensor([0, 0]), mask)
     assert turns.index.tolist() == [[0, 0, -1, 1, -1, 2], [3, -1, 4, 4, -1, -1]]
     assert turns.trajectory_ids.tolist() == [0, 0, 0, 1, 1]
     assert turns.anchors.tolist() == [0, 1, 1, 0, 2]
@@ -31,7 +31,7 @@ def test_memory_rows_with_anchors_from_the_environment():
     turns = [turn([7, 7], 2, state="0,0"), turn([7, 7, 5], 1, state="0,0")]
     played = [trajectory(*turns, rows=memory_context_rows) for _ in range(2)]
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
-    numbered = number_turns(played, [0, 1], mask)
+    numbered = number_turns(played, torch.tensor([0, 0, 1, 1]), mask)
     assert numbered.index.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
     assert numbered.anchors.tolist() == [0, 0, 1, 1]
 
