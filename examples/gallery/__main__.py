@@ -68,9 +68,10 @@ HEADER = """# Gallery
 
 Every recipe of configs/algorithm on the quickstart's task (add two numbers; the warm-up taught all but when to carry),
 with the same budget: {iterations} iterations of 256 trajectories, four optimiser steps each, the same learning rate;
-{seeds} seeds. Nothing was tuned for a recipe, so this shows that each learns, not which is best. Accuracy on 256
-held-out questions, sampled at temperature 1; mean and 95 % interval over seeds (Student's t). Seconds are those of
-training, on two cores that other work shared. Made by
+{seeds} seeds. Recipes without an importance ratio (gpg, opo, remax, rloo) are for samples of the present policy: one
+step an iteration, and 2.5 times the iterations. Nothing else was tuned for a recipe, so this shows that each learns,
+not which is best. Accuracy on 256 held-out questions, sampled at temperature 1; mean and 95 % interval over seeds
+(Student's t). Seconds are those of training, on two cores that other work shared. Made by
 
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
 

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from examples.gallery.runs import read_metrics
+from examples.gallery.runs import num_iterations, read_metrics
 
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
 """97.5 % quantiles of Student's t for so many seeds."""
@@ -32,7 +32,8 @@ class Curves:
 def read_curves(out: Path, recipe: str, seeds: Sequence[int], iterations: int) -> Curves | None:
     """None until all seeds have ended."""
     runs = [read_metrics(out / f"seed_{seed}" / recipe) for seed in seeds]
-    if not all(lines and lines[-1]["step"] == iterations for lines in runs):
+    last = num_iterations(recipe, iterations)
+    if not all(lines and lines[-1]["step"] == last for lines in runs):
         return None
     validated = [[line for line in lines if "val/accuracy" in line] for lines in runs]
     trained = [[line for line in lines if line["step"] > 0] for lines in runs]

@@ -14,22 +14,35 @@ from alphaapollo.config.load import shipped_configs
 
 GROUP = ("data.train_batch_size=32", "env.rollout.n=8")
 ALONE = ("data.train_batch_size=256", "env.rollout.n=1")
+ON_POLICY = (
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",  # all of an iteration: one step
+    "trainer.test_freq=20",
+)
 FIT = {  # where a recipe needs more than its group size
     "ppo": ALONE,
     "trpo_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
-    "remax": ALONE,
+    "gpg": (*GROUP, *ON_POLICY),
+    "opo": (*GROUP, *ON_POLICY),
+    "remax": (*ALONE, *ON_POLICY),
+    "rloo": (*GROUP, *ON_POLICY),
     "reinforce_plus_plus": ALONE,
     "gdpo": (*GROUP, "algorithm.gdpo_rewards=[accuracy,format]"),
     "magistral": (*GROUP, "reward.components={}", "reward.required=[]"),  # sums have neither thoughts nor a language
     "prorl": (*GROUP, "algorithm.reference_reset.patience=null", "algorithm.reference_reset.every=16"),
     "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
 }
+LONGER = 2.5  # times the iterations, for those with one optimiser step in each instead of four
 LENGTH_BUDGET = 40  # tokens, for the recipe that asks for one: answers have 31 to 37
 
 
 def recipes() -> list[str]:
     """The names in configs/algorithm."""
     return sorted(path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml"))
+
+
+def num_iterations(recipe: str, iterations: int) -> int:
+    """Of one run, where most get `iterations`."""
+    return int(LONGER * iterations) if set(ON_POLICY) <= set(FIT.get(recipe, ())) else iterations
 
 
 def prepare(folder: Path, seed: int) -> None:
@@ -52,6 +65,7 @@ def prepare(folder: Path, seed: int) -> None:
 
 def train(folder: Path, recipe: str, seed: int, iterations: int) -> None:
     """One run; one that has ended is not repeated, one that was cut short starts anew. Raises CalledProcessError."""
+    iterations = num_iterations(recipe, iterations)
     if is_done(folder / recipe, iterations):
         return
     python(
