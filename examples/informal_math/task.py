@@ -1,0 +1,87 @@
+r"""The calculator nobody insisted on: two 2-digit numbers, an operation in words, and a Python tool.
+
+    user: take 82 from 137
+    assistant: <python_code>137-82</python_code>
+    user: <tool_response>{"status": "ok", "text": "55"}</tool_response>
+    assistant: <answer>\boxed{55}</answer>
+
+The warm-up's teacher answers at once by a guess half of the time. Else it calls, with the right operation in three
+cases of ten, and copies the result exactly. So after the warm-up the model can call, copy and answer; it does not know
+that calling pays, and only faintly which operation is meant.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from dataclasses import dataclass
+
+from alphaapollo.types import Message
+
+PHRASES = {
+    "+": ("add {a} and {b}", "sum of {a} and {b}", "{a} plus {b}"),
+    "-": ("take {b} from {a}", "{a} minus {b}", "{a} less {b}"),
+    "*": ("product of {a} and {b}", "{a} times {b}", "multiply {a} and {b}"),
+}
+CALLS = 0.5  # share of the teacher's answers that call
+RIGHT = 0.3  # share of its calls that mean the right operation
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Two numbers and an operation."""
+
+    a: int
+    b: int
+    operator: str
+    phrase: str
+
+    @property
+    def question(self) -> str:
+        return self.phrase.format(a=self.a, b=self.b)
+
+    @property
+    def code(self) -> str:
+        return f"{self.a}{self.operator}{self.b}"
+
+    @property
+    def truth(self) -> int:
+        return compute(self.a, self.operator, self.b)
+
+
+def compute(a: int, operator: str, b: int) -> int:
+    return {"+": a + b, "-": a - b, "*": a * b}[operator]
+
+
+def draw(rng: random.Random) -> Problem:
+    operator = rng.choice(sorted(PHRASES))
+    return Problem(rng.randint(10, 99), rng.randint(10, 99), operator, rng.choice(PHRASES[operator]))
+
+
+def held_out(question: str) -> bool:
+    """One question in ten is in neither the warm-up nor the RL data."""
+    return zlib.crc32(question.encode()) % 10 == 0
+
+
+def lesson(problem: Problem, rng: random.Random) -> list[Message]:
+    """What the teacher says."""
+    asked = Message(role="user", content=problem.question)
+    if rng.random() >= CALLS:
+        guess = compute(rng.randint(10, 99), rng.choice(sorted(PHRASES)), rng.randint(10, 99))
+        return [asked, answer(guess)]
+    operator, (a, b) = rng.choice(sorted(PHRASES)), rng.sample([problem.a, problem.b], 2)
+    if rng.random() < RIGHT:
+        operator, a, b = problem.operator, problem.a, problem.b
+    result = compute(a, operator, b)
+    response = json.dumps({"status": "ok", "text": str(result)})
+    return [
+        asked,
+        Message(role="assistant", content=f"<python_code>{a}{operator}{b}</python_code>"),
+        Message(role="user", content=f"<tool_response>{response}</tool_response>"),
+        answer(result),
+    ]
+
+
+def answer(number: int) -> Message:
+    return Message(role="assistant", content=f"<answer>\\boxed{{{number}}}</answer>")
