@@ -90,9 +90,10 @@ Three things to know when reading it:
   learning rate their first iterations threw seeds 0 and 1 back to .05 to .20, from where they climb again; seed 1 of
   cispo did not come back in 40 iterations. With CISPO's own unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`,
   Eq. 6-7) seed 1 does not fall and ends at .359. gpg with four steps an iteration ended at .332, .227 and .945; with
-  one step on fresh samples (below) it rises on every seed, and with 160 such iterations seed 1 ends at .984.
-* *grpo_passk* pays only a sample that is its group's unique best: where several of eight are right there is no gradient,
-  so it is not to be judged by the accuracy of one sample. The closed form, grpo_passk_analytic, spreads the gain.
+  one step on fresh samples (as above) it rises on every seed, and with 160 such iterations seed 1 ends at .984.
+* *grpo_passk* pays only a sample that is its group's unique best: where several of eight are right there is no
+  gradient, so it is not to be judged by the accuracy of one sample. The closed form, grpo_passk_analytic, spreads the
+  gain.
 """
 
 
