@@ -66,7 +66,7 @@ def _check_shaping(config: Config, estimator: Estimator) -> Iterator[str]:
             config.actor_rollout_ref.actor.use_invalid_action_penalty,
             "set it false",
         ),
-        "reward.required": (by_name and reward.required, "algorithm.gdpo_conditions says it by name"),
+        "reward.required": (by_name and reward.required, "the key gdpo_conditions of algorithm says it by name"),
         "reward.components": (weighted and not by_name, "give them weight 0, to see them in the metrics only"),
     }
     for key, (is_on, fix) in shaping.items():
