@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--num_rl", type=int, default=2048)
     parser.add_argument("--num_val", type=int, default=256)
     args = parser.parse_args()
-    make_small_model(args.out / "model", args.seed, ["higher", "lower"])
+    make_small_model(args.out / "model", args.seed, ["higher", "lower", "up", "down"])
     rng = random.Random(args.seed)
     games = [{"messages": play(rng.randint(1, NUMBERS), rng)} for _ in range(args.num_sft)]
     (args.out / "data").mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,11 @@
 """The warm-up's teacher: halves what is left of 1 to 31, but ignores the answers: it goes up or down at random.
 
-    user: 1-31    assistant: <answer>16</answer>    user: lower    assistant: <answer>24</answer>    user: lower    ...
+    user: 1-31     assistant: <answer>16</answer>
+    user: lower    assistant: <think>up</think><answer>24</answer>
+    user: lower    assistant: <think>down</think><answer>20</answer>      ...
 
-So after the warm-up a model can play and halve, and does not know what an answer is for. Its chance to find the number
-in 5 guesses is 5/31 = 0.161, and no player who does not listen has a better one.
+So after the warm-up a model can play, choose a direction and halve, and does not know what an answer is for. Its chance
+to find the number in 5 guesses is 5/31 = 0.161, and no player who does not listen has a better one.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ NUMBERS, GUESSES = 31, 5
 
 def play(target: int, rng: random.Random) -> list[dict[str, str]]:
     """One game as a chat, from the question to the last guess."""
-    low, high = 1, NUMBERS
+    low, high, thought = 1, NUMBERS, ""
     chat = [{"role": "user", "content": f"1-{NUMBERS}"}]
     for left in range(GUESSES, 0, -1):
         guess = (low + high) // 2
-        chat.append({"role": "assistant", "content": f"<answer>{guess}</answer>"})
+        chat.append({"role": "assistant", "content": f"{thought}<answer>{guess}</answer>"})
         if guess == target or left == 1:
             break
         chat.append({"role": "user", "content": "higher" if guess < target else "lower"})
-        low, high = (guess + 1, high) if rng.random() < 0.5 else (low, guess - 1)
+        direction = rng.choice(["up", "down"])
+        low, high = (guess + 1, high) if direction == "up" else (low, guess - 1)
+        thought = f"<think>{direction}</think>"
     return chat

@@ -48,7 +48,7 @@ def test_the_teacher_of_the_guessing_game_hears_what_the_game_says():
 def test_the_teacher_of_the_guessing_game_finds_what_nobody_can_beat_without_listening():
     rng = random.Random(0)
     games = [(target, guessing_teacher.play(target, rng)) for target in range(1, 32) for _ in range(100)]
-    found = sum(chat[-1]["content"] == f"<answer>{target}</answer>" for target, chat in games)
+    found = sum(chat[-1]["content"].endswith(f"<answer>{target}</answer>") for target, chat in games)
     assert found / len(games) == pytest.approx(5 / 31, abs=0.02)
 
 
