@@ -40,6 +40,7 @@ class Grader:
 GRADERS = (
     Grader("gsm8k", "alphaapollo.rewards.gsm8k", ("*gsm8k*", "*svamp*")),
     Grader("exact", "alphaapollo.rewards.exact", ("exact", "exact/*")),
+    Grader("reasoning_gym", "alphaapollo.rewards.reasoning_gym", ("reasoning_gym", "reasoning_gym/*")),
     Grader("judge", "alphaapollo.rewards.judge", ("judge", "judge/*"), "make", judges=True),
     Grader("search_f1", "alphaapollo.rewards.search", ("search_f1", "search_f1/*"), "grade_f1"),
     Grader(

@@ -47,13 +47,13 @@ def run_all(args: argparse.Namespace) -> list[str]:
 
 
 def report(args: argparse.Namespace, folder: Path) -> None:
-    """gallery.md, curves/all.svg and curves/RECIPE.svg of the recipes whose runs have all ended."""
+    """gallery.md, curves/all.svg and curves/RECIPE.svg of the recipes of which two seeds have ended."""
     from examples.gallery.report import BESIDE, draw, draw_all, read_curves, table  # matplotlib from here on
 
     found = [read_curves(args.out, recipe, args.seeds, args.iterations) for recipe in args.recipes]
     done = [curves for curves in found if curves is not None]
     if not done:
-        print("no recipe has ended with all seeds yet")
+        print("no recipe has ended with two seeds yet")
         return
     beside = next((curves for curves in done if curves.recipe == BESIDE), None)
     for curves in done:
@@ -82,7 +82,7 @@ not which is best. Accuracy on 256 held-out questions, sampled at temperature 1;
 
 NOTES = """
 
-Three things to know when reading it:
+Four things to know when reading it:
 
 * The seeds differ in their warm-up: seed 2 is easy, seeds 0 and 1 begin to rise after some 16 iterations. Half of each
   interval is that.
@@ -94,6 +94,9 @@ Three things to know when reading it:
 * *grpo_passk* pays only a sample that is its group's unique best: where several of eight are right there is no
   gradient, so it is not to be judged by the accuracy of one sample. The closed form, grpo_passk_analytic, spreads the
   gain.
+* *length_budget* learns the length, not the sums, on two seeds: where all of a group are equally right or wrong, GRPO's
+  division by the group's deviation makes a difference of one token as large as a right answer. With an estimator that
+  does not divide (`algorithm.adv_estimator=dr_grpo`) the paper's 3e-4 a token stays what it is.
 """
 
 

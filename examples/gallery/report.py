@@ -25,16 +25,17 @@ class Curves:
 
     recipe: str
     steps: np.ndarray  # [V]
-    accuracy: np.ndarray  # [S, V]
+    accuracy: np.ndarray  # [S, V], of the S seeds that have ended
     seconds: np.ndarray  # [S] of training, validation left out
     trajectories: np.ndarray  # [S] generated
 
 
 def read_curves(out: Path, recipe: str, seeds: Sequence[int], iterations: int) -> Curves | None:
-    """None until all seeds have ended."""
-    runs = [read_metrics(out / f"seed_{seed}" / recipe) for seed in seeds]
+    """Of the seeds that have ended; None for fewer than two."""
     last = num_iterations(recipe, iterations)
-    if not all(lines and lines[-1]["step"] == last for lines in runs):
+    runs = [read_metrics(out / f"seed_{seed}" / recipe) for seed in seeds]
+    runs = [lines for lines in runs if lines and lines[-1]["step"] == last]
+    if len(runs) < 2:
         return None
     validated = [[line for line in lines if "val/accuracy" in line] for lines in runs]
     trained = [[line for line in lines if line["step"] > 0] for lines in runs]

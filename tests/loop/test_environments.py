@@ -1,0 +1,61 @@
+"""Episodes of several turns on the real stack: contexts, tools, step rewards."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.loop.conftest import Runner
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+
+GAME = (
+    "env.env_name=guessing_game",
+    "env.max_steps=3",
+    "env.max_tokens_per_turn=8",
+    "data.max_prompt_length=96",
+    "data.max_response_length=64",
+    'env.guessing_game.prompt="1-{numbers}"',
+    "env.guessing_game.numbers=9",
+    "data.val_files=",
+)
+
+
+def test_append_context_trains_on_one_row_of_several_turns(ppo: Runner) -> None:
+    done = ppo.run(*GAME, "algorithm.adv_estimator=reinforce_plus_plus", "algorithm.overlong_filter=False")
+    last = done.metrics[-1]
+    assert last["rollout/turns_mean"] > 1 and last["turn/invalid"] > 0
+    assert all(math.isfinite(value) for value in last.values())
+    for record in done.rollouts(2):
+        (row,) = record["rows"]
+        assert sum(row["mask"]) == sum(turn["num_tokens"] for turn in record["turns"])
+
+
+def test_memory_context_trains_on_a_row_a_turn(ppo: Runner) -> None:
+    done = ppo.run(
+        *GAME,
+        "env.context=memory",
+        "algorithm.adv_estimator=gigpo",
+        "actor_rollout_ref.actor.use_invalid_action_penalty=True",
+    )
+    assert done.metrics[-1]["actor/grad_norm"] > 0
+    records = done.rollouts(2)
+    assert any(len(record["rows"]) > 1 for record in records)
+    for record in records:
+        assert [row["first_turn"] for row in record["rows"]] == list(range(len(record["turns"])))
+
+
+def test_maths_with_a_tool_goes_on_after_unreadable_turns(ppo: Runner) -> None:
+    """An untrained model calls nothing: each turn is told so, and the episode goes on."""
+    done = ppo.run(
+        "env.env_name=informal_math",
+        "env.max_steps=2",
+        "env.max_tokens_per_turn=12",
+        'env.informal_math.prompt="{question}"',
+        "data.max_response_length=64",
+    )
+    last = done.metrics[-1]
+    assert last["turn/invalid"] > 0.5
+    answers = [record["turns"] for record in done.rollouts(2)]
+    assert any(turn["info"].get("tool_status") == "unreadable" for turns in answers for turn in turns)
