@@ -84,8 +84,8 @@ NOTES = """
 
 Four things to know when reading it:
 
-* The seeds differ in their warm-up: seed 2 is easy, seeds 0 and 1 begin to rise after some 16 iterations. Half of each
-  interval is that.
+* The seeds differ in their warm-up: seed 2 is easy, seeds 0 and 1 begin to rise after some 16 iterations. With three of
+  them the intervals are wide.
 * *Bounds matter where samples are a few steps old.* cispo has no lower bound and sapo's gate is soft: at the full
   learning rate their first iterations threw seeds 0 and 1 back to .05 to .20, from where they climb again; seed 1 of
   cispo did not come back in 40 iterations. With CISPO's own unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`,
@@ -96,7 +96,10 @@ Four things to know when reading it:
   gain.
 * *length_budget* learns the length, not the sums, on two seeds: where all of a group are equally right or wrong, GRPO's
   division by the group's deviation makes a difference of one token as large as a right answer. With an estimator that
-  does not divide (`algorithm.adv_estimator=dr_grpo`) the paper's 3e-4 a token stays what it is.
+  does not divide (`algorithm.adv_estimator=dr_grpo`) the paper's 3e-4 a token stays what it is (not run yet).
+
+Not run: trpo_dual; tis, icepop and mis, whose weights are 1 to rounding on a CPU in float32; gigpo, which is for several
+turns.
 """
 
 
