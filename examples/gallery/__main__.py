@@ -98,8 +98,7 @@ Four things to know when reading it:
   division by the group's deviation makes a difference of one token as large as a right answer. With an estimator that
   does not divide (`algorithm.adv_estimator=dr_grpo`) the paper's 3e-4 a token stays what it is (not run yet).
 
-Not run: trpo_dual; tis, icepop and mis, whose weights are 1 to rounding on a CPU in float32; gigpo, which is for
-several turns.
+Not run: tis, icepop and mis, whose weights are 1 to rounding on a CPU in float32; gigpo, which is for several turns.
 """
 
 
