@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,21 @@ RUN = "ALPHAAPOLLO_RUN"  # environment variable of all processes that a run star
 _POLL_SECONDS = 0.2  # only where the kernel has no pidfd
 _GRACE_SECONDS = 2.0  # who ends by itself may
 _REAP_SECONDS = 10.0
+
+
+def name_run() -> str:
+    """A new run's id. Every process that it starts inherits it, or it is a process of another run."""
+    run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    os.environ[RUN] = run_id
+    os.environ["SPT_NOENV"] = "1"  # Ray renames its processes, over their environment if it may: the reaper reads that
+    return run_id
+
+
+def end_when_told() -> None:
+    """SIGTERM ends this process as Ctrl-C does, and both reach it: a shell script's background jobs start deaf to
+    SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def die_with(pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False) -> threading.Thread:

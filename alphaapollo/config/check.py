@@ -179,7 +179,7 @@ def _check_batch(config: Config) -> Iterator[str]:
     if ours > 1 and theirs > 1 and ours != theirs:
         yield f"env.rollout.n={ours}, actor_rollout_ref.rollout.n={theirs}: two group sizes. Set only env.rollout.n."
         return
-    trajectories = config.data.train_batch_size * config.group_size
+    trajectories = config.trajectories
     key = "actor_rollout_ref.actor.ppo_mini_batch_size"
     size = config.actor_rollout_ref.actor.ppo_mini_batch_size
     if size < trajectories and trajectories % size:

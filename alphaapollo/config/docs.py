@@ -17,7 +17,8 @@ INTRO = """# Configuration
 
 * `KEY=VALUE` sets a key; lists are `[a,b]`, nothing is `null`. A value with special characters is quoted twice:
   `'KEY="a=b"'`.
-* `GROUP=PRESET` takes a preset of `configs/`: `algorithm=ppo|grpo|dr_grpo|rloo|dapo`, and `model=`, `env=`, `cluster=`.
+* `GROUP=PRESET` takes a preset of `configs/`: `algorithm=` (the recipes of docs/algorithms), `model=`,
+  `env=`, `cluster=`.
 * `--config-dir DIR --config-name NAME` starts from your own `DIR/NAME.yaml`. Put only what you change there; begin it
   with `defaults: [ppo, _self_]` to build on the shipped one. Your folder may hold presets too
   (`DIR/algorithm/mine.yaml`, with `# @package _global_` as its first line).
@@ -58,7 +59,12 @@ def _tables(schema: type[BaseModel]) -> Iterable[str]:
 
 
 def _row(key: Key) -> str:
-    return f"| `{key.name}` | {_cell(key.type)} | `{plain(key.default)}` | {_cell(key.meaning)} |"
+    return f"| `{key.name}` | {_cell(key.type)} | `{_code(plain(key.default))}` | {_cell(key.meaning)} |"
+
+
+def _code(text: str) -> str:
+    """In backticks, in a cell: of several lines one."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _cell(text: str) -> str:

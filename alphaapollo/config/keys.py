@@ -145,6 +145,14 @@ def verl_verdict(name: str, schema: type[BaseModel]) -> str | None:
     return None
 
 
+def value_of(config: BaseModel, key: str) -> object:
+    """What a configuration says under a dotted key."""
+    value: object = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
 def plain(value: Any) -> str:
     """A value as one writes it on the command line: null, true, [console], ''."""
     if isinstance(value, list | tuple):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import accepted_keys, plain
+from alphaapollo.config.keys import accepted_keys, plain, value_of
 from alphaapollo.config.schema import Algorithm, Config, GenerationConfig, Optimizer, SftConfig
 
 Device = Literal["cpu", "cuda"]
@@ -75,9 +75,7 @@ def void_lines(config: BaseModel, void: Iterable[tuple[str, str]]) -> list[str]:
     keys = accepted_keys(type(config))
     lines = []
     for key, because in void:
-        value: object = config
-        for part in key.split("."):
-            value = getattr(value, part)
+        value = value_of(config, key)
         if value != keys[key].default:
             lines.append(f"{key}={plain(value)} has no effect: {because}.")
     return lines

@@ -6,6 +6,8 @@ follow verl where the meaning is the same. Unknown keys are errors. No torch, no
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -530,13 +532,23 @@ class Reward(Section):
     """A language model that grades."""
 
 
-class Trainer(Section):
+class RunFolder(Section):
+    """What the `trainer` section of every command has."""
+
     project_name: str = "alphaapollo"
     """First folder of the run under output_dir."""
     experiment_name: str = "default"
     """Second folder of the run under output_dir."""
     output_dir: str = "outputs"
     """Where runs go: <output_dir>/<project_name>/<experiment_name>."""
+
+    @property
+    def folder(self) -> Path:
+        """Where this run goes."""
+        return Path(self.output_dir) / self.project_name / self.experiment_name
+
+
+class Trainer(RunFolder):
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
     """Trackers besides metrics.jsonl, which is always written."""
     total_epochs: PositiveInt = 1
@@ -594,6 +606,21 @@ class Config(Section):
         """Trajectories a prompt: env.rollout.n, or actor_rollout_ref.rollout.n where only that is set."""
         return max(self.env.rollout.n, self.actor_rollout_ref.rollout.n)
 
+    @property
+    def trajectories(self) -> int:
+        """An iteration's, where its batch is full."""
+        return self.data.train_batch_size * self.group_size
+
+    @property
+    def mini_batches(self) -> int:
+        """Of a full batch."""
+        return math.ceil(self.trajectories / self.actor_rollout_ref.actor.ppo_mini_batch_size)
+
+    @property
+    def optimiser_steps(self) -> int:
+        """An iteration's, where its batch is full."""
+        return self.mini_batches * self.actor_rollout_ref.actor.ppo_epochs
+
 
 class SftData(Section):
     train_files: str | list[str] = ""
@@ -620,13 +647,9 @@ class SftData(Section):
     """Seed of the shuffle."""
 
 
-class SftTrainer(Section):
-    project_name: str = "alphaapollo"
-    """First folder of the run under output_dir."""
+class SftTrainer(RunFolder):
     experiment_name: str = "sft"
     """Second folder of the run under output_dir."""
-    output_dir: str = "outputs"
-    """Where runs go."""
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
     """Trackers besides metrics.jsonl."""
     total_epochs: PositiveInt = 1
@@ -695,13 +718,9 @@ class GenerationRollout(Rollout):
     """Arithmetic of the engine; auto = model.dtype."""
 
 
-class GenerationTrainer(Section):
-    project_name: str = "alphaapollo"
-    """First folder of the run under output_dir."""
+class GenerationTrainer(RunFolder):
     experiment_name: str = "generation"
     """Second folder of the run under output_dir."""
-    output_dir: str = "outputs"
-    """Where runs go: <output_dir>/<project_name>/<experiment_name>."""
     resume_mode: Literal["auto", "disable"] = "auto"
     """auto = prompts with all samples in the run's results.jsonl are not repeated; disable = start anew."""
     n_gpus_per_node: PositiveInt = 1
@@ -741,13 +760,9 @@ class EvalData(Section):
     """Column with a response, or with a list of them; empty = `responses`, else `response`."""
 
 
-class EvalTrainer(Section):
-    project_name: str = "alphaapollo"
-    """First folder of the run under output_dir."""
+class EvalTrainer(RunFolder):
     experiment_name: str = "eval"
     """Second folder of the run under output_dir."""
-    output_dir: str = "outputs"
-    """Where scores.jsonl and the summary go: <output_dir>/<project_name>/<experiment_name>."""
 
 
 class EvalConfig(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,7 @@ class RayCrew:
         starts = {
             "policy": self._policy.start([partial(roles.policy, one, client) for one in policy_at], cleanup),
             "rollout": self._engines.start(
-                [_engine_factory(roles.engine, index) for index in range(layout.num_engines)], cleanup, engine_env
+                [engine_factory(roles.engine, index) for index in range(layout.num_engines)], cleanup, engine_env
             ),
         }
         if self._critic and roles.critic:
@@ -164,20 +164,29 @@ class RayCrew:
         return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]
 
     async def close(self) -> None:
-        """Engines first, for their cores are processes of their own; what does not end by itself is killed."""
-        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
-            await asyncio.wait_for(self.engines.close(), timeout=5)
-        for ranks in (self._policy, self._critic, self._engines):
-            if ranks:
-                await ranks.close()
-        for group in self.groups:
-            remove_placement_group(group)
-        ray.shutdown()
-        for folder in self.roles.cleanup:
-            shutil.rmtree(folder, ignore_errors=True)
+        every = [ranks for ranks in (self._policy, self._critic, self._engines) if ranks]
+        await end_actors(self.engines, every, self.groups, self.roles.cleanup)
 
 
-def _engine_factory(build: Callable[[int], RolloutWorker], index: int) -> Callable[[], Any]:
+async def end_actors(
+    engines: EngineGroup, every: Sequence[RayRanks[Any]], groups: Sequence[PlacementGroup], cleanup: Sequence[str]
+) -> None:
+    """Engines first, for their cores are processes of their own; what does not end by itself is killed. Then Ray, if it
+    is ours."""
+    with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
+        await asyncio.wait_for(engines.close(), timeout=5)
+    for ranks in every:
+        await ranks.close()
+    for group in groups:
+        remove_placement_group(group)
+    ray.shutdown()
+    for folder in cleanup:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def engine_factory(build: Callable[[int], RolloutWorker], index: int) -> Callable[[], Any]:
+    """Builds and starts the rollout worker in its own process."""
+
     async def make() -> RolloutWorker:
         return await started(build(index))
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
-import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.engine_crew import EnginePlan
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.controller.launch import started
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.ray_crew import CPU_SHARE, wait_until_placed
+from alphaapollo.controller.ray_crew import CPU_SHARE, end_actors, engine_factory, wait_until_placed
 from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat
 
 if TYPE_CHECKING:
@@ -35,18 +29,11 @@ class RayEngines:
 
     async def start(self) -> None:
         """All engines side by side."""
-        factories = [partial(_start_engine, self._plan, index) for index in range(self._plan.num_engines)]
+        factories = [engine_factory(self._plan.build, index) for index in range(self._plan.num_engines)]
         await self._ranks.start(factories, self._plan.cleanup)
 
     async def close(self) -> None:
-        """What does not end by itself is killed."""
-        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
-            await asyncio.wait_for(self.engines.close(), timeout=5)
-        await self._ranks.close()
-        remove_placement_group(self._bundles)
-        ray.shutdown()
-        for folder in self._plan.cleanup:
-            shutil.rmtree(folder, ignore_errors=True)
+        await end_actors(self.engines, [self._ranks], [self._bundles], self._plan.cleanup)
 
 
 async def launch_ray_engines(plan: EnginePlan, timeout: float) -> RayEngines:
@@ -69,7 +56,3 @@ async def launch_ray_engines(plan: EnginePlan, timeout: float) -> RayEngines:
         await crew.close()
         raise
     return crew
-
-
-async def _start_engine(plan: EnginePlan, index: int) -> RolloutWorker:
-    return await started(plan.build(index))

@@ -5,7 +5,6 @@ config/check.py knows the keys alone; here the registered names are at hand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
@@ -139,16 +138,13 @@ def _void_without_critic(estimator: Estimator) -> Iterator[tuple[str, str]]:
 
 def _stale_samples(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     actor = config.actor_rollout_ref.actor
-    trajectories = config.data.train_batch_size * config.group_size
-    mini_batches = math.ceil(trajectories / actor.ppo_mini_batch_size)
-    steps = mini_batches * actor.ppo_epochs
-    if steps == 1:
+    if config.optimiser_steps == 1:
         return
     what = (
-        f"an iteration has {steps} optimiser steps ({mini_batches} mini-batches x {actor.ppo_epochs} epochs), all but "
-        f"the first on samples of an older policy"
+        f"an iteration has {config.optimiser_steps} optimiser steps ({config.mini_batches} mini-batches x "
+        f"{actor.ppo_epochs} epochs), all but the first on samples of an older policy"
     )
-    fix = f"For one step set {ACTOR}.ppo_mini_batch_size={trajectories} and {ACTOR}.ppo_epochs=1"
+    fix = f"For one step set {ACTOR}.ppo_mini_batch_size={config.trajectories} and {ACTOR}.ppo_epochs=1"
     if policy_loss.on_policy:
         yield f"{LOSS}={policy_loss.name} has no importance ratio to correct for that: {what}. {fix}."
     if estimator.on_policy:

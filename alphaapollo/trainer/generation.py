@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,30 +15,23 @@ from pathlib import Path
 
 from rich.console import Console as Terminal
 
-from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.check import check_generation, resolve_device
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, plain
+from alphaapollo.config.keys import accepted_keys, plain, value_of
 from alphaapollo.config.load import load_saved, save_config
 from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import ActorRolloutRef, Config, Data, GenerationConfig
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
-from alphaapollo.controller.placement import Machine, detect_machine
-from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
-from alphaapollo.environments import check_environment
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.observability.counter import Counter
-from alphaapollo.rewards.base import check_gradable, check_judge
-from alphaapollo.rewards.components import check_components
-from alphaapollo.rewards.custom import check_reward_function
 from alphaapollo.trainer.evaluate import Result, result_of
 from alphaapollo.trainer.factories import build_engine
-from alphaapollo.trainer.plan import check_template
+from alphaapollo.trainer.inputs import check_rewards, check_template, find_environment, find_machine, read_prompts
 from alphaapollo.trainer.progress import move_aside
 from alphaapollo.trainer.report import report
 from alphaapollo.trainer.results import Finished, ResultsFile, read_finished
 from alphaapollo.types import GroupRequest, Prompt, Sampling
-from alphaapollo.watchdog import RUN, start_reaper
+from alphaapollo.watchdog import name_run, start_reaper
 
 DECISIVE = {  # what a resume must not change: of these sections only so much, ...
     "rollout": {"name", "temperature", "top_p", "top_k", "dtype"},
@@ -86,13 +78,14 @@ class Generation:
 
 def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     """Check everything that can be checked without an engine, read what an earlier process has left, and print both."""
-    machine = _find_machine(config.trainer.controller)
+    machine = find_machine(config.trainer.controller)
     notices = check_generation(config, machine.num_gpus, machine.num_cores)
-    if config.env.custom_module:
-        load_custom_module(config.env.custom_module, "env.custom_module")
-    environment = check_environment(config.env)
-    check_components(config.reward.components, config.reward.required)
-    prompts, more = _read_prompts(config, graded=environment.graded)
+    environment = find_environment(config.env)
+    model = config.model
+    renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
+    check_template(config.env, renderer)
+    prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
+    check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
     device = resolve_device(config.trainer.device, machine.num_gpus)
     on_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes // config.rollout.tensor_model_parallel_size
     generation = Generation(
@@ -101,7 +94,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
         num_engines=config.rollout.num_engines or (1 if device == "cpu" else on_gpus),
         prompts=prompts,
         finished=_find_finished(config, prompts),
-        folder=_folder(config),
+        folder=config.trainer.folder,
     )
     _print_plan(generation, [*notices, *more], terminal)
     return generation
@@ -126,8 +119,7 @@ async def run(generation: Generation, terminal: Terminal) -> None:
 async def launch(generation: Generation) -> EngineCrew:
     """Start the engines where trainer.controller says."""
     config = generation.config
-    run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    os.environ[RUN] = run_id  # every process of the run inherits it, or it is a process of another run
+    run_id = name_run()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     worker_config, run_dir = as_training_config(config), str(generation.folder.resolve())
     plan = EnginePlan(
@@ -202,39 +194,9 @@ class _Speed:
         return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
 
 
-def _find_machine(controller: str) -> Machine:
-    if controller == "ray" and os.environ.get("RAY_ADDRESS"):
-        from alphaapollo.controller.ray_crew import connect
-
-        return connect()
-    return detect_machine()
-
-
-def _read_prompts(config: GenerationConfig, graded: bool) -> tuple[list[Prompt], list[str]]:
-    """The prompts within the length limit, and what to tell about the others. `graded`: they need a reward function."""
-    data, model, custom = config.data, config.model, config.custom_reward_function
-    renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
-    check_template(config.env, renderer)
-    everything = load_prompts(data.path, data.prompt_key)
-    prompts, lengths = fit_prompts(everything, renderer, data.max_prompt_length, data.truncation)
-    if custom.path:
-        check_reward_function(custom.path, custom.name)
-    elif graded:
-        check_gradable(prompts)
-        check_judge({prompt.data_source for prompt in prompts}, config.reward)
-    if not lengths.too_long:
-        return prompts, []
-    done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
-    return prompts, [f"{lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}."]
-
-
-def _folder(config: GenerationConfig) -> Path:
-    return Path(config.trainer.output_dir) / config.trainer.project_name / config.trainer.experiment_name
-
-
 def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> Finished:
     """ValueError: the results in the folder are of another configuration or of other data."""
-    folder = _folder(config)
+    folder = config.trainer.folder
     if config.trainer.resume_mode == "disable" or not (folder / "results.jsonl").exists():
         return Finished()
     try:
@@ -258,18 +220,11 @@ def _differences(before: GenerationConfig, now: GenerationConfig) -> list[str]:
     """`rollout.temperature=1.0 (now 0.7)` for every key that decides what is sampled."""
     found = []
     for key in accepted_keys(GenerationConfig):
-        old, new = _value(before, key), _value(now, key)
+        old, new = value_of(before, key), value_of(now, key)
         section, _, name = key.partition(".")
         if old != new and key not in FREE and name in DECISIVE.get(section, {name}):
             found.append(f"{key}={plain(old)} (now {plain(new)})")
     return found
-
-
-def _value(config: GenerationConfig, key: str) -> object:
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _print_plan(generation: Generation, notices: Sequence[str], terminal: Terminal) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from rich.console import Console as Terminal
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.watchdog import end_when_told
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.trainer.dry_run:
         print("dry run: the configuration is sound, nothing was started.")
         return 0
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell script's background jobs start deaf to it
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    end_when_told()
     try:
         asyncio.run(run(generation, terminal))
     except KeyboardInterrupt:

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console as Terminal
@@ -21,11 +20,9 @@ from alphaapollo.data.prompts import load_prompts, raise_problems
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.metrics import finite
-from alphaapollo.rewards.base import check_gradable, check_judge
 from alphaapollo.rewards.client import RewardClient
-from alphaapollo.rewards.components import check_components
-from alphaapollo.rewards.custom import check_reward_function
 from alphaapollo.trainer.evaluate import Result, graded
+from alphaapollo.trainer.inputs import check_rewards
 from alphaapollo.trainer.report import report
 from alphaapollo.types import Prompt, Score
 
@@ -52,16 +49,12 @@ class Graded:
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     """Check everything, read the files, and say what will be done."""
     check_eval(config)
-    check_components(config.reward.components, config.reward.required)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
-    custom = config.custom_reward_function
-    if custom.path:
-        check_reward_function(custom.path, custom.name)
-    else:
-        check_gradable([problem.prompt for problem in problems])
-        check_judge({problem.prompt.data_source for problem in problems}, config.reward)
+    check_rewards([problem.prompt for problem in problems], config.reward, config.custom_reward_function)
     count = sum(len(problem.responses) for problem in problems)
-    terminal.print(f"{_folder(config)}: {count} responses to {len(problems)} problems", markup=False, soft_wrap=True)
+    terminal.print(
+        f"{config.trainer.folder}: {count} responses to {len(problems)} problems", markup=False, soft_wrap=True
+    )
     return problems
 
 
@@ -102,7 +95,7 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
 
 async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
     """Grade every response, write scores.jsonl and the summary. ValueError at the end, if none could be scored."""
-    folder = _folder(config)
+    folder = config.trainer.folder
     everything = await _grade(config, problems, terminal)
     with writing("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,10 +153,6 @@ def _record(problems: Sequence[Problem], one: Graded) -> dict[str, Any]:
         "outcome": score.outcome,
         "reason": score.reason,
     }
-
-
-def _folder(config: EvalConfig) -> Path:
-    return Path(config.trainer.output_dir) / config.trainer.project_name / config.trainer.experiment_name
 
 
 def _text(value: object) -> str | None:

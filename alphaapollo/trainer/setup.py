@@ -6,7 +6,6 @@ prepare: read, check, print the plan (nothing is started)  ->  run: start the wo
 from __future__ import annotations
 
 import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.launch import Crew
 from alphaapollo.controller.local import launch_local
-from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.weights import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher, WeightSyncError
 from alphaapollo.data.stream import PromptStream
@@ -28,10 +26,11 @@ from alphaapollo.observability.trackers import Tracker, check_trackers, make_tra
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.engines import engine_dtype
 from alphaapollo.trainer.factories import make_roles
+from alphaapollo.trainer.inputs import find_machine
 from alphaapollo.trainer.loop import Run, train, validate_now
 from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
 from alphaapollo.trainer.progress import CheckpointFolder, Progress, move_aside
-from alphaapollo.watchdog import RUN, start_reaper
+from alphaapollo.watchdog import name_run, start_reaper
 
 FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
 """What a run may end with besides bugs: each says what happened and to whom."""
@@ -48,12 +47,7 @@ class Prepared:
 
 def prepare(config: Config) -> Prepared:
     """Check everything that can be checked without a worker, and print the plan."""
-    machine = None
-    if config.trainer.controller == "ray" and os.environ.get("RAY_ADDRESS"):
-        from alphaapollo.controller.ray_crew import connect
-
-        machine = connect()
-    plan = make_plan(config, machine or detect_machine())
+    plan = make_plan(config, find_machine(config.trainer.controller))
     check_trackers(config.trainer.logger)
     inputs = read_inputs(config)
     prepared = Prepared(config, plan, inputs)
@@ -149,9 +143,8 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
 async def launch(prepared: Prepared) -> Crew:
     """Start the workers where trainer.controller says."""
     config, plan = prepared.config, prepared.plan
-    run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    os.environ[RUN] = run_id  # every process of the run inherits it, or it is a process of another run
-    roles = make_roles(config, plan, run_id, prepared.inputs.total_steps * plan.optimiser_steps)
+    run_id = name_run()
+    roles = make_roles(config, plan, run_id, prepared.inputs.total_steps * config.optimiser_steps)
     start_reaper(run_id, roles.cleanup)
     if config.trainer.controller == "local":
         return await launch_local(plan.layout, roles)

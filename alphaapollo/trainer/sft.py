@@ -69,7 +69,7 @@ def prepare(config: SftConfig) -> SftRun:
         examples=examples,
         val_examples=val_examples,
         total_steps=trainer.total_training_steps or max(1, len(examples) * trainer.total_epochs // size),
-        folder=Path(trainer.output_dir) / trainer.project_name / trainer.experiment_name,
+        folder=trainer.folder,
         notices=notices,
     )
 

@@ -15,7 +15,7 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.algorithms.filtration import filtration_weights
 from alphaapollo.algorithms.groups import Groups
-from alphaapollo.algorithms.kl import kl_penalty
+from alphaapollo.algorithms.reward_shaping import kl_in_reward, overlong_filter
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
@@ -170,7 +170,7 @@ def _loss_lengths(
     """Tokens of each row that the loss sees: its action tokens, or none where DAPO's overlong filter is on and its
     trajectory was cut. [B]"""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for _, trajectory in members])
-    return torch.where(cut[owners], 0.0, mask.sum(-1))
+    return overlong_filter(mask, cut[owners]).sum(-1)
 
 
 def _weights(
@@ -202,12 +202,12 @@ def assign_credit(
     if algorithm.use_kl_in_reward:
         assert computed.old_logprobs is not None and computed.ref_logprobs is not None
         old, ref = _double(computed.old_logprobs), _double(computed.ref_logprobs)
-        kl = kl_penalty(old, ref, algorithm.kl_penalty) * batch.mask
-        rewards = rewards - kl_coef * kl
+        shaped = kl_in_reward(rewards, old, ref, batch.mask, kl_coef, algorithm.kl_penalty)
+        rewards, total = shaped.token_rewards, float(shaped.kl.sum())
         metrics = {
             "kl/reward_coef": kl_coef,
-            "kl/per_sequence": float(kl.sum()) / num_trajectories,
-            "kl/per_token": float(kl.sum() / batch.mask.sum().clamp(min=1)),
+            "kl/per_sequence": total / num_trajectories,  # a trajectory may have several rows
+            "kl/per_token": total / max(1.0, float(batch.mask.sum())),
         }
     returns = torch.zeros(num_trajectories, dtype=rewards.dtype).index_add_(0, batch.trajectory_ids, rewards.sum(-1))
     inputs = AdvantageInputs(

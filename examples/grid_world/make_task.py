@@ -13,7 +13,7 @@ import pandas as pd
 
 from examples.data_preprocess.prepare import prepare
 from examples.grid_world.teacher import turn
-from examples.guessing_game.make_task import make_small_model
+from examples.quickstart.make_task import make_model, make_tokenizer
 
 WORDS = ["at ", " goal ", "there is a wall", "up", "down", "left", "right"]
 
@@ -26,7 +26,8 @@ def main() -> None:
     parser.add_argument("--num_rl", type=int, default=2048)
     parser.add_argument("--num_val", type=int, default=256)
     args = parser.parse_args()
-    make_small_model(args.out / "model", args.seed, WORDS)
+    make_tokenizer(args.out / "model", WORDS)
+    make_model(args.out / "model", args.seed)
     rng = random.Random(args.seed)
     turns = [{"messages": turn(rng)} for _ in range(args.num_sft)]
     (args.out / "data").mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,18 +14,6 @@ import pandas as pd
 from examples.data_preprocess.prepare import prepare
 from examples.guessing_game.teacher import NUMBERS, play
 from examples.quickstart.make_task import make_model, make_tokenizer
-
-
-def make_small_model(folder: Path, seed: int, words: Sequence[str]) -> None:
-    """The quickstart's model, with some words more that are one token each."""
-    from tokenizers import AddedToken
-    from transformers import PreTrainedTokenizerFast
-
-    make_tokenizer(folder)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
-    tokenizer.save_pretrained(folder)
-    make_model(folder, seed)
 
 
 def main() -> None:
@@ -37,7 +24,8 @@ def main() -> None:
     parser.add_argument("--num_rl", type=int, default=2048)
     parser.add_argument("--num_val", type=int, default=256)
     args = parser.parse_args()
-    make_small_model(args.out / "model", args.seed, ["higher", "lower", "up", "down"])
+    make_tokenizer(args.out / "model", ["higher", "lower", "up", "down"])
+    make_model(args.out / "model", args.seed)
     rng = random.Random(args.seed)
     games = [{"messages": play(rng.randint(1, NUMBERS), rng)} for _ in range(args.num_sft)]
     (args.out / "data").mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from examples.guessing_game.make_task import make_small_model
 from examples.informal_math.task import Problem, draw, held_out, lesson
+from examples.quickstart.make_task import make_model, make_tokenizer
 
 WORDS = ['{"status": "ok", "text": "', '"}', "\\boxed{"]  # one token each: they only have to be copied
 
@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--num_rl", type=int, default=4096)
     parser.add_argument("--num_val", type=int, default=200)
     args = parser.parse_args()
-    make_small_model(args.out / "model", args.seed, WORDS)
+    make_tokenizer(args.out / "model", WORDS)
+    make_model(args.out / "model", args.seed)
     rng, data = random.Random(args.seed), args.out / "data"
     data.mkdir(parents=True, exist_ok=True)
     taught = itertools.islice(problems(rng, want_held_out=False), args.num_sft)

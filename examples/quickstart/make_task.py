@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,8 +20,9 @@ WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>
 WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
 
 
-def make_tokenizer(folder: Path) -> None:
-    """Byte-level BPE without merges: 256 bytes, 3 special tokens and 13 words. Chats are ChatML."""
+def make_tokenizer(folder: Path, more_words: Sequence[str] = ()) -> None:
+    """Byte-level BPE without merges: 256 bytes, 3 special tokens, 13 words, and more of them where a task has words
+    that are one token each. Chats are ChatML."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -30,7 +32,7 @@ def make_tokenizer(folder: Path) -> None:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(SPECIAL_TOKENS)
-    core.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
+    core.add_tokens([AddedToken(word, normalized=False) for word in (*WORDS, *more_words)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=SPECIAL_TOKENS[0],

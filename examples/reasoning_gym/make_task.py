@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from examples.data_preprocess.prepare import prepare
-from examples.guessing_game.make_task import make_small_model
+from examples.quickstart.make_task import make_model, make_tokenizer
 from examples.reasoning_gym.teacher import answer, puzzles
 
 
@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--num_rl", type=int, default=2048)
     parser.add_argument("--num_val", type=int, default=256)
     args = parser.parse_args()
-    make_small_model(args.out / "model", args.seed, [])
+    make_tokenizer(args.out / "model")
+    make_model(args.out / "model", args.seed)
     rng = random.Random(args.seed)
     chats = [
         [

@@ -7,18 +7,6 @@ seed=${1:-0}
 out=${2:-outputs/reasoning_gym}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
-export OMP_WAIT_POLICY=PASSIVE
 
-rm -rf "$out"
-echo "1/3 a tokenizer, a 0.43M-parameter model, and puzzles, made from nothing"
-"$python" -m examples.reasoning_gym.make_task --out "$out" --seed "$seed"
-echo "2/3 warm-up: SFT on a teacher who calculates with any operator"
-"$python" -m alphaapollo.trainer.main_sft --config-dir examples/reasoning_gym --config-name sft \
-    data.train_files="$out/data/sft.parquet" model.path="$out/model" \
-    trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")" trainer.seed="$seed"
-echo "3/3 GRPO: the score of reasoning-gym, nothing else"
-"$python" -m alphaapollo.trainer.main_ppo --config-dir examples/reasoning_gym --config-name grpo \
-    data.train_files="$out/data/train.parquet" data.val_files="$out/data/test.parquet" \
-    actor_rollout_ref.model.path="$out/sft/model" \
-    trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")" trainer.seed="$seed"
+examples/small_run.sh reasoning_gym grpo test "$seed" "$out"
 "$python" -m alphaapollo.observability.curve "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy

@@ -49,6 +49,8 @@ def test_interrupt_stops_within_seconds(ppo: Runner, leaves_nothing: Callable[[]
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     process = started(ppo)
+    lines = " ".join(processes_of(ppo).values())
+    assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some: they must still be told as the run's
     process.kill()
     process.communicate()
     leaves_nothing()

@@ -1,0 +1,72 @@
+"""What every command finds, reads and checks before it starts anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from alphaapollo.algorithms.custom import load_custom_module
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Reward
+from alphaapollo.controller.placement import Machine, detect_machine
+from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.rendering import Renderer, fit_prompts
+from alphaapollo.environments import check_environment
+from alphaapollo.environments.base import Registered
+from alphaapollo.environments.toolbox import make_toolbox
+from alphaapollo.rewards.base import check_gradable, check_judge
+from alphaapollo.rewards.components import check_components
+from alphaapollo.rewards.custom import check_reward_function
+from alphaapollo.types import Prompt
+
+
+def find_machine(controller: str) -> Machine:
+    """What there is to run on: this machine, or the cluster that RAY_ADDRESS names, which is joined."""
+    if controller == "ray" and os.environ.get("RAY_ADDRESS"):
+        from alphaapollo.controller.ray_crew import connect
+
+        return connect()
+    return detect_machine()
+
+
+def find_environment(env: Env) -> Registered:
+    """The environment, the user's own among them. ValueError: an unknown one, or settings, tools or an index with
+    which it cannot work."""
+    if env.custom_module:
+        load_custom_module(env.custom_module, "env.custom_module")
+    environment = check_environment(env)
+    make_toolbox(env)
+    return environment
+
+
+def check_template(env: Env, renderer: Renderer) -> None:
+    """ValueError: several turns in one growing sequence, with a chat template that rewrites the earlier ones."""
+    if env.max_steps > 1 and env.context == "append" and renderer.tokenizer.chat_template and renderer.rewrites_history:
+        raise ValueError(
+            "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "
+            "the model would be trained on chats that it never meets. Set env.context=memory (a fresh prompt every "
+            "turn), or give the tokenizer a chat_template that leaves earlier turns alone."
+        )
+
+
+def read_prompts(
+    files: str | list[str], what: str, renderer: Renderer, data: Data | GenerationData
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts of `files` within the length limit, and what to tell about the others. `what`: the files' key."""
+    prompts, lengths = fit_prompts(
+        load_prompts(files, data.prompt_key), renderer, data.max_prompt_length, data.truncation
+    )
+    if not lengths.too_long:
+        return prompts, []
+    done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
+    return prompts, [f"{what}: {lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}."]
+
+
+def check_rewards(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True) -> None:
+    """ValueError: a reward function or component that is not there, or prompts that the graders cannot grade.
+    `graded`: the environment asks for a reward function at all."""
+    check_components(reward.components, reward.required)
+    if custom.path:
+        check_reward_function(custom.path, custom.name)
+    elif graded:
+        check_gradable(prompts)
+        check_judge({prompt.data_source for prompt in prompts}, reward)

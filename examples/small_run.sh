@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# What the small examples share: make a task and a tiny model, warm the model up with SFT, train it with RL.
+#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT      everything is written to OUT, anew
+# EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+example=$1 config=$2 val=$3 seed=$4 out=$5
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+export OMP_WAIT_POLICY=PASSIVE
+run=(trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")" trainer.seed="$seed")
+
+rm -rf "$out"
+echo "== a task, a tokenizer and a 0.43M-parameter model, made from nothing"
+"$python" -m "examples.$example.make_task" --out "$out" --seed "$seed"
+echo "== warm-up: SFT on a teacher that leaves one choice open (examples/$example/sft.yaml)"
+"$python" -m alphaapollo.trainer.main_sft --config-dir "examples/$example" --config-name sft \
+    data.train_files="$out/data/sft.parquet" model.path="$out/model" "${run[@]}"
+echo "== RL: Ray, FSDP2 and vLLM; only the reward says what is right (examples/$example/$config.yaml)"
+"$python" -m alphaapollo.trainer.main_ppo --config-dir "examples/$example" --config-name "$config" \
+    data.train_files="$out/data/train.parquet" data.val_files="$out/data/$val.parquet" \
+    actor_rollout_ref.model.path="$out/sft/model" "${run[@]}"
