@@ -295,7 +295,7 @@ def test_episodes_of_several_turns_without_a_reward_function(command: Command) -
 def test_long_prompts_are_left_out_and_told(command: Command) -> None:
     write_rows(command.folder / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
     printed = command.run("data.max_prompt_length=8", "data.truncation=drop")
-    assert "note: 1 of 6 prompts are over data.max_prompt_length: left out." in printed
+    assert "note: data.path: 1 of 6 prompts are over data.max_prompt_length: left out." in printed
     assert {record["prompt_id"] for record in command.records()} == {1, 2, 3, 4, 5}
 
 
