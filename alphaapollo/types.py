@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Message(TypedDict):
@@ -18,6 +18,7 @@ class Message(TypedDict):
 
     role: str
     content: str
+    name: NotRequired[str]  # role tool: the tool that answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class EpisodeEnd(StrEnum):
     TOKEN_LIMIT = "token_limit"  # the response budget is spent
     TURN_LIMIT = "turn_limit"
     TIME_LIMIT = "time_limit"
+    PROMPT_LIMIT = "prompt_limit"  # the environment asks more than a prompt may hold
     ENVIRONMENT_FAILED = "environment_failed"
 
 
@@ -146,6 +148,7 @@ class Trajectory:
     score: Score
     end: EpisodeEnd
     seconds: float = 0.0
+    asked: list[Message] | str | None = None  # the environment's first observation; None: there was none
 
     @property
     def num_tokens(self) -> int:

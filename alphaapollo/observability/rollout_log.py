@@ -9,6 +9,9 @@ One line, e.g. (shortened):
      "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
      "turns": [{"text": "7 + 7 = 14", "stop_reason": "stop", "weight_version": 11, "reward": 0.0, "valid": true, ...}],
      "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0}]}
+
+`prompt` is what the model was asked first; where an environment asks something else than its row, `row_prompt` is the
+row's (else null).
 """
 
 from __future__ import annotations
@@ -75,18 +78,21 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
                 line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=_plain)
             except ValueError:  # nan or inf somewhere, which JSON does not have
                 line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=_plain)
-            yield line + "\n"
+            # half a surrogate pair, from an environment, say, has no UTF-8 but a JSON escape: \ud800
+            yield line.encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
     """One trajectory as plain data."""
     score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
+    asked = prompt.content if trajectory.asked is None else trajectory.asked
     return {
         "step": step,
         "prompt_id": prompt.id,
         "sample": trajectory.sample,
         "data_source": prompt.data_source,
-        "prompt": prompt.content,
+        "prompt": asked,
+        "row_prompt": None if asked == prompt.content else prompt.content,
         "ground_truth": prompt.ground_truth,
         "text": "\n\n".join(turn.text for turn in trajectory.turns),
         "reward": finite(score.reward),

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from alphaapollo.environments.base import Environment, blaming
 from alphaapollo.environments.memory import MemoryType, Step, select
+from alphaapollo.rollout.replies import check_messages
 from alphaapollo.types import Message, Row, Turn
 
 RenderPrompt = Callable[[list[Message] | str], list[int]]
@@ -54,7 +55,8 @@ class AppendContext:
         return self.seen
 
     def go_on(self, action_ids: list[int], step: Step) -> list[int]:
-        delta = self._render_delta(step.observation, action_ids[-1])
+        with blaming("rendering its observation"):
+            delta = self._render_delta(step.observation, action_ids[-1])
         self.seen = [*self.seen, *action_ids, *delta]
         return delta
 
@@ -92,11 +94,10 @@ class MemoryContext:
     def go_on(self, action_ids: list[int], step: Step) -> list[int]:
         self._steps.append(step)
         chosen = select(self._steps, self._history_length, self._kind)
-        with blaming("recall"):
-            messages = self._recall(chosen)
-            while len(chosen) > 1 and not self._fits(messages):
-                chosen = chosen[1:]
-                messages = self._recall(chosen)
+        messages = self._remember(chosen)
+        while len(chosen) > 1 and not self._fits(messages):
+            chosen = chosen[1:]
+            messages = self._remember(chosen)
         self.seen = self._render_prompt(messages)
         return self.seen
 
@@ -105,6 +106,11 @@ class MemoryContext:
 
     def rows(self, turns: Sequence[Turn]) -> list[Row]:
         return memory_context_rows(turns)
+
+    def _remember(self, steps: Sequence[Step]) -> list[Message]:
+        with blaming("recall"):
+            messages = self._recall(steps)
+        return check_messages(messages, "recall")
 
     def _as_messages(self, steps: Sequence[Step]) -> list[Message]:
         past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]

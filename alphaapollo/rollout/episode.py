@@ -18,10 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from alphaapollo.environments.base import Environment, EnvironmentFailure, Observation, StepResult, blaming
+from alphaapollo.environments.base import Environment, EnvironmentFailure, ScoreFn, blaming
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout.context import Context, append_context_rows, check_rows
 from alphaapollo.rollout.engine import Engine
+from alphaapollo.rollout.prompts import PromptTooLong
+from alphaapollo.rollout.replies import check_first, check_step
 from alphaapollo.types import (
     EpisodeEnd,
     Message,
@@ -69,25 +71,31 @@ class _Attempt:
     turns: list[Turn] = field(default_factory=list)
     seen: list[list[int]] = field(default_factory=list)  # what the engine was shown, a turn
     score: Score | None = None
+    asked: list[Message] | str | None = None
     rows: Callable[[Sequence[Turn]], list[Row]] = append_context_rows
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """Plays episodes. `make_context` says how an episode's past is shown (see rollout.context)."""
+    """Plays episodes.
+
+    `make_context` says how an episode's past is shown (see rollout.context). `grade` is the reward function of a graded
+    environment: an episode that a limit ends before its answer gets what that says of an empty one.
+    """
 
     engine: Engine
     decode: Callable[[Sequence[int]], str]
     make_context: Callable[[Environment], Context]
     limits: EpisodeLimits
+    grade: ScoreFn | None = None
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Play one episode.
 
         A failing environment is replaced and the episode played once more from its start, then given up as
         ENVIRONMENT_FAILED: masked, never scored 0. Passing the time limit is such a failure without a second try, for
-        who was slow is not known. An engine's error and a prompt that is too long are not the environment's: they
-        leave here.
+        who was slow is not known, and so is a prompt that is too long: it would be so again. An engine's error is not
+        the environment's: it leaves here.
         """
         started = time.perf_counter()
         for number in range(1, ATTEMPTS + 1):
@@ -95,18 +103,21 @@ class EpisodeRunner:
             try:
                 async with asyncio.timeout(self.limits.seconds - (time.perf_counter() - started)):
                     end = await self._play(task, attempt)
-                score = attempt.score or Score(0.0, reason=f"no score before the {end.replace('_', ' ')}")
+                    score = attempt.score or await self._unscored(task.prompt, end)
                 break
             except TimeoutError:
                 end = EpisodeEnd.TIME_LIMIT
                 score = _failed(f"env.episode_timeout: {self.limits.seconds:g} s passed in turn {len(attempt.turns)}")
+                break
+            except PromptTooLong as failure:
+                end, score = EpisodeEnd.PROMPT_LIMIT, _failed(str(failure))
                 break
             except EnvironmentFailure as failure:
                 end, score = EpisodeEnd.ENVIRONMENT_FAILED, _failed(f"{failure} (attempt {number} of {ATTEMPTS})")
         rows = attempt.rows(attempt.turns)
         check_rows(rows, attempt.turns, attempt.seen)
         seconds = time.perf_counter() - started
-        return Trajectory(task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds)
+        return Trajectory(task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.asked)
 
     async def _play(self, task: EpisodeTask, attempt: _Attempt) -> EpisodeEnd:
         with blaming("making the environment"):
@@ -114,8 +125,9 @@ class EpisodeRunner:
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            observation = await _call(environment.reset, task.prompt)
-            first = context.begin(_content(observation))
+            content = check_first(await _call(environment.reset, task.prompt))
+            first = context.begin(content)
+            attempt.asked = content
             return await self._take_turns(task, attempt, environment, context, first)
         finally:
             await _close(environment)
@@ -133,7 +145,7 @@ class EpisodeRunner:
             attempt.turns.append(turn)
             attempt.seen.append(context.seen)
 
-            result = _checked(await _call(environment.step, turn.text))
+            result = check_step(await _call(environment.step, turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             if result.kept_chars is not None:
                 self._cut(turn, result.kept_chars)
@@ -152,6 +164,15 @@ class EpisodeRunner:
                 return EpisodeEnd.TOKEN_LIMIT
             budget -= context.cost(context_ids)
 
+    async def _unscored(self, prompt: Prompt, end: EpisodeEnd) -> Score:
+        """What an episode without a score is worth: 0, or what the reward function says of an empty answer, so that it
+        has all named parts of the others' scores."""
+        if end is EpisodeEnd.DONE:
+            return Score(0.0, reason="the environment gave no score")
+        score = Score(0.0) if self.grade is None else await self.grade(prompt, "")
+        reason = f"no score before the {end.replace('_', ' ')}"
+        return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
+
     def _cut(self, turn: Turn, kept_chars: int) -> None:
         """Leave the shortest run of sampled tokens whose text has the first `kept_chars` characters."""
         if kept_chars >= len(turn.text):
@@ -169,22 +190,6 @@ class EpisodeRunner:
 
 def _failed(reason: str) -> Score:
     return Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=reason)
-
-
-def _content(observation: object) -> list[Message] | str:
-    if isinstance(observation, Observation):
-        return observation.messages
-    if isinstance(observation, str):
-        return observation
-    raise EnvironmentFailure(f"reset returned {type(observation).__name__}; return an Observation or a str")
-
-
-def _checked(result: object) -> StepResult:
-    if not isinstance(result, StepResult):
-        raise EnvironmentFailure(f"step returned {type(result).__name__}; return a StepResult")
-    if not result.done and result.observation is None:
-        raise EnvironmentFailure("step returned neither done nor an observation; return one of them")
-    return result
 
 
 async def _call(method: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""First observations to tokens, within data.max_prompt_length."""
+"""First observations, and in memory context all of them, to tokens within data.max_prompt_length."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from alphaapollo.data.rendering import Truncation, cut_prompt
-from alphaapollo.environments.base import EnvironmentFailure
+from alphaapollo.environments.base import EnvironmentFailure, blaming
 from alphaapollo.types import Message
 
 
+class PromptTooLong(EnvironmentFailure):
+    """The environment asks more than a prompt may hold, and prompts are not cut."""
+
+
 class PromptRenderer:
-    """Renders a first observation, cut to at most `max_tokens` as `truncation` says.
+    """Renders a first observation, cut to at most `max_tokens` where `truncation` says so.
 
     The n samples of a prompt mostly begin alike, so the last `memory` renderings are kept: chat templates are slow.
     The data's own prompts were held against the limit before training (data.rendering.fit_prompts); what is still
-    over it here was made longer by an environment.
+    over it here was made longer by an environment: that costs its episode, never the run.
     """
 
     def __init__(
@@ -35,25 +39,26 @@ class PromptRenderer:
         """The tokens, a list of its own.
 
         Raises:
-            ValueError: too long, and truncation is `error`: the run stops.
-            EnvironmentFailure: too long, and truncation is `drop`: the episode is masked and counted.
+            PromptTooLong: too long, and truncation is neither left nor right.
+            EnvironmentFailure: the chat template or the tokenizer refuses it.
         """
+        token_ids = self._tokens(content)
+        if len(token_ids) <= self._max_tokens or self._truncation in ("left", "right"):
+            return list(cut_prompt(token_ids, self._max_tokens, self._truncation))
+        raise PromptTooLong(
+            f"the environment asks {len(token_ids)} tokens, data.max_prompt_length is {self._max_tokens}. "
+            "Raise it, or set data.truncation to left or right (cut)."
+        )
+
+    def fits(self, content: list[Message] | str) -> bool:
+        return len(self._tokens(content)) <= self._max_tokens
+
+    def _tokens(self, content: list[Message] | str) -> list[int]:
         key = repr(content)
         token_ids = self._rendered.get(key)
         if token_ids is None:
-            token_ids = self._rendered[key] = self._fit(self._render(content))
+            with blaming("rendering its observation"):
+                token_ids = self._rendered[key] = self._render(content)
             if len(self._rendered) > self._memory:
                 self._rendered.popitem(last=False)
-        return list(token_ids)
-
-    def fits(self, content: list[Message] | str) -> bool:
-        return len(self._render(content)) <= self._max_tokens
-
-    def _fit(self, token_ids: list[int]) -> list[int]:
-        if len(token_ids) <= self._max_tokens or self._truncation in ("left", "right"):
-            return cut_prompt(token_ids, self._max_tokens, self._truncation)
-        message = (
-            f"an episode begins with {len(token_ids)} tokens, data.max_prompt_length is {self._max_tokens}. "
-            "Raise it, or set data.truncation to left or right (cut) or drop (mask the episode)."
-        )
-        raise EnvironmentFailure(message) if self._truncation == "drop" else ValueError(message)
+        return token_ids

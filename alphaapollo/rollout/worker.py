@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.environments import get_environment
-from alphaapollo.environments.base import Environment, Services
+from alphaapollo.environments.base import Environment, Services, get_registered
 from alphaapollo.environments.toolbox import make_toolbox
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
@@ -76,7 +75,7 @@ class RolloutWorker:
         self._data = data
         if env.custom_module:
             load_custom_module(env.custom_module, "env.custom_module")
-        self._environment = get_environment(env.env_name)
+        self._environment = get_registered(env.env_name)
         self._tools = make_toolbox(env)
         self._rewards = RewardClient(
             custom_reward.path,
@@ -111,6 +110,7 @@ class RolloutWorker:
             decode=renderer.decode,
             make_context=context_factory(env, renderer, self._data),
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
+            grade=self._rewards.score if self._environment.graded else None,
         )
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
@@ -119,9 +119,8 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        return await run_group(
-            request, self._runner, self._environment, Services(self._rewards.score, self._env, self._tools)
-        )
+        services = Services(self._rewards.score, self._env, self._tools)
+        return await run_group(request, self._runner, self._environment.factory, services)
 
     @property
     def holds_weights(self) -> bool:

@@ -62,7 +62,8 @@ def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> Result
         return None
     try:
         record = json.loads(line)
-        result, content, truth = result_of_record(record), record["prompt"], record["ground_truth"]
+        result, truth = result_of_record(record), record["ground_truth"]
+        content = record["prompt"] if record["row_prompt"] is None else record["row_prompt"]
     except (ValueError, KeyError, TypeError):  # a process or a machine died while it was written
         return None
     prompt = prompts.get(result.problem)

@@ -53,6 +53,7 @@ def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
         "sample": 0,
         "data_source": "openai/gsm8k",
         "prompt": [{"role": "user", "content": "7+7=?"}],
+        "row_prompt": None,
         "ground_truth": "14",
         "text": "14",
         "reward": 1.0,
@@ -93,6 +94,20 @@ def test_a_failure_without_reward_or_turns_is_a_line_too():
         "time-out",
     )
     assert (second["end"], second["stop_reason"], second["turns"]) == ("environment_failed", None, [])
+
+
+def test_the_prompt_is_what_the_environment_asked():
+    asked = trajectory()
+    asked.asked = [{"role": "user", "content": "Guess a number."}]
+    (line,) = map(json.loads, trajectory_lines(1, group(asked)))
+    assert (line["prompt"], line["row_prompt"]) == (asked.asked, PROMPT.content)
+
+
+def test_half_a_surrogate_pair_is_written(tmp_path: Path):
+    log = RolloutLog(tmp_path)
+    log.write(1, group(trajectory(score=Score(0.0, reason="\ud800 é 😀"))))
+    log.close()
+    assert read(tmp_path / "step_000001.jsonl")[0]["reason"] == "\ud800 é 😀"
 
 
 def test_a_step_written_again_after_a_resume_replaces_the_old_one(tmp_path: Path):

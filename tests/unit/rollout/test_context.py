@@ -8,6 +8,7 @@ from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout.context import MemoryContext, append_context_rows, check_rows, memory_context_rows
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
+from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Completion, EpisodeEnd, Message, Outcome, Sampling, Score, StopReason, Turn
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, Numbers, answers, done, show
 
@@ -66,6 +67,35 @@ def test_a_recall_that_fails_is_the_environments_failure():
     trajectory = play(engine, Broken(show("3"), show("3")))
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
     assert trajectory.score.reason == "recall: KeyError: 'board' (attempt 2 of 2)"
+
+
+@pytest.mark.parametrize("truncation", ["error", "drop"])
+def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
+    def make_context(environment):
+        prompts = PromptRenderer(render, 5, truncation)
+        return MemoryContext(environment, prompts, prompts.fits, 2, "simple")
+
+    engine, asked = answers([5], [6])
+    runner = EpisodeRunner(engine, Numbers().decode, make_context, EpisodeLimits(9, 5.0))
+    environment = Environment(show("3"), show("4 4 4"))  # 1 2 6 4 4 4 is longer than 5, whatever is forgotten
+    task = EpisodeTask(PROMPT, 0, lambda: environment, Sampling(20), lambda turn: turn, "t")
+    trajectory = asyncio.run(runner.run(task))
+    assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and environment.closed
+    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
+    assert trajectory.score.reason.startswith("the environment asks 6 tokens, data.max_prompt_length is 5.")
+    assert [seen for seen, _ in asked] == [[1, 2], [1, 2, 5, 3]]  # no second attempt: it would be the same
+    assert [row.token_ids for row in trajectory.rows] == [[1, 2, 5], [1, 2, 5, 3, 6]]
+
+
+@pytest.mark.parametrize("recalled", [None, [], ["1 2"], [{"role": "user"}], [{"role": "user", "content": 7}]])
+def test_a_recall_of_a_wrong_type_is_the_environments_failure(recalled):
+    class Wrong(Environment):
+        def recall(self, steps: list[Step]) -> object:
+            return recalled
+
+    engine, _ = answers([5], [5])
+    trajectory = play(engine, Wrong(show("3"), show("3")))
+    assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and trajectory.score.reason.startswith("recall: ")
 
 
 def turn(context: list[int], action: list[int], logprobs: list[float] | None = None) -> Turn:

@@ -85,15 +85,21 @@ def done(reward: float) -> StepResult:
     return StepResult(done=True, score=Score(reward))
 
 
-def make_runner(engine, limits: EpisodeLimits) -> EpisodeRunner:
+def make_runner(engine, limits: EpisodeLimits, grade=None) -> EpisodeRunner:
     renderer = Numbers()
     return EpisodeRunner(
-        engine, renderer.decode, lambda _: AppendContext(renderer.prompt_ids, renderer.delta_ids), limits
+        engine, renderer.decode, lambda _: AppendContext(renderer.prompt_ids, renderer.delta_ids), limits, grade
     )
 
 
 def play(
-    engine, *environments, max_tokens: int = 20, turns: int = 5, seconds: float = 5.0, per_turn: int | None = None
+    engine,
+    *environments,
+    max_tokens: int = 20,
+    turns: int = 5,
+    seconds: float = 5.0,
+    per_turn: int | None = None,
+    grade=None,
 ) -> Trajectory:
     left = list(environments)
     task = EpisodeTask(
@@ -104,7 +110,7 @@ def play(
         seed_of_turn=lambda turn: 100 + turn,
         name="t",
     )
-    return asyncio.run(make_runner(engine, EpisodeLimits(turns, seconds, per_turn)).run(task))
+    return asyncio.run(make_runner(engine, EpisodeLimits(turns, seconds, per_turn), grade).run(task))
 
 
 def test_one_turn():
@@ -173,6 +179,38 @@ def test_turn_limit():
     assert not trajectory.score.outcome.failed and trajectory.score.reward == 0.0
 
 
+def test_what_was_asked_is_kept():
+    asked = [Message(role="user", content="3 4")]
+    engine, _ = answers([5])
+    assert play(engine, Environment(done(1.0), first=Observation(asked))).asked == asked
+
+
+@pytest.mark.parametrize(
+    ("limits", "end"),
+    [({"turns": 1}, EpisodeEnd.TURN_LIMIT), ({"max_tokens": 2}, EpisodeEnd.TOKEN_LIMIT)],
+)
+def test_a_graded_episode_without_an_answer_is_graded_as_an_empty_one(limits, end):
+    """So its score has the components of the others, and no answer is worth what the reward function says."""
+    graded = []
+
+    async def grade(prompt: Prompt, text: str) -> Score:
+        graded.append((prompt, text))
+        return Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, "nothing there")
+
+    engine, _ = answers([5, STOP])
+    trajectory = play(engine, Environment(show("7 8")), grade=grade, **limits)
+    reason = f"no score before the {end.replace('_', ' ')}: nothing there"
+    assert trajectory.end is end and graded == [(PROMPT, "")]
+    assert trajectory.score == Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, reason)
+
+
+def test_who_says_done_without_a_score_has_only_the_rewards_of_its_turns():
+    engine, _ = answers([5])
+    trajectory = play(engine, Environment(StepResult(done=True, reward=0.5)))
+    assert trajectory.score == Score(0.0, reason="the environment gave no score")
+    assert trajectory.turns[0].reward == 0.5
+
+
 def test_a_failing_environment_is_replaced_once_and_plays_the_same():
     engine, asked = answers([5], [6], [5], [6])
     broken = Environment(show("7"), RuntimeError("socket closed"))
@@ -189,7 +227,29 @@ def test_a_failing_environment_is_replaced_once_and_plays_the_same():
         (TimeoutError("tool"), "Environment.step: TimeoutError: tool (attempt 2 of 2)"),
         (None, "step returned NoneType; return a StepResult (attempt 2 of 2)"),
         (StepResult(), "step returned neither done nor an observation; return one of them (attempt 2 of 2)"),
+        (StepResult("7"), "step: observation is str; give an Observation (attempt 2 of 2)"),
+        (StepResult(Observation("7")), "step: messages are str; give a list of them (attempt 2 of 2)"),
+        (StepResult(Observation([])), "step: messages are none; give a list of them (attempt 2 of 2)"),
+        (
+            StepResult(Observation([{"role": "user", "content": None}])),
+            "step: {'role': 'user', 'content': None} is no message: role and content must be texts (attempt 2 of 2)",
+        ),
+        (StepResult(done=True, score=1.0), "step: score is float; give a Score (attempt 2 of 2)"),
+        (StepResult(done=True, reward="1"), "step: reward is str; give a finite number (attempt 2 of 2)"),
+        (StepResult(done=True, reward=math.nan), "step: reward is nan; give a finite number (attempt 2 of 2)"),
+        (done(math.inf), "step: score.reward is inf; give a finite number (attempt 2 of 2)"),
+        (
+            StepResult(done=True, score=Score(1.0, {"a": None})),
+            "step: score.components['a'] is NoneType; give a finite number (attempt 2 of 2)",
+        ),
+        (
+            StepResult(done=True, kept_chars=1.5),
+            "step: kept_chars is float; give a number of characters (attempt 2 of 2)",
+        ),
+        (StepResult(done=True, info=None), "step: info is no dict with names as keys (attempt 2 of 2)"),
+        (StepResult(done=True, info={("a", 1): 2}), "step: info is no dict with names as keys (attempt 2 of 2)"),
     ],
+    ids=str,
 )
 def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, reason):
     engine, _ = answers([5], [5])
@@ -200,12 +260,12 @@ def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, reason):
     assert trajectory.rows[0].token_ids == [1, 2, 5]  # what was sampled stays for the log
 
 
-@pytest.mark.parametrize("first", [RuntimeError("no tool"), 7])
+@pytest.mark.parametrize("first", [RuntimeError("no tool"), 7, Observation(["1 2"]), Observation("1 2")])
 def test_an_environment_that_cannot_begin(first):
     engine, asked = answers()
     trajectory = play(engine, Environment(first=first), Environment(first=first))
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and asked == []
-    assert trajectory.turns == [] and trajectory.rows == []
+    assert trajectory.turns == [] and trajectory.rows == [] and trajectory.asked is None
 
 
 def test_an_environment_that_cannot_be_made():

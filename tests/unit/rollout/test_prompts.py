@@ -1,7 +1,7 @@
 import pytest
 
 from alphaapollo.environments.base import EnvironmentFailure
-from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.prompts import PromptRenderer, PromptTooLong
 
 
 def letters(content):
@@ -17,11 +17,19 @@ def test_cutting():
     assert PromptRenderer(letters, 2, "right")("abc") == [97, 98]
 
 
-def test_too_long_stops_the_run_or_masks_the_episode():
-    with pytest.raises(ValueError, match=r"begins with 3 tokens, data.max_prompt_length is 2\. Raise it"):
-        PromptRenderer(letters, 2, "error")("abc")
-    with pytest.raises(EnvironmentFailure, match="3 tokens"):
-        PromptRenderer(letters, 2, "drop")("abc")
+@pytest.mark.parametrize("truncation", ["error", "drop"])
+def test_too_long_is_the_environments_failure(truncation):
+    with pytest.raises(PromptTooLong, match=r"asks 3 tokens, data\.max_prompt_length is 2\. Raise it"):
+        PromptRenderer(letters, 2, truncation)("abc")
+    assert not PromptRenderer(letters, 2, truncation).fits("abc")
+
+
+def test_what_the_template_refuses_is_the_environments_failure():
+    def refuse(content):
+        raise ValueError("the chat template refuses a chat with the roles ['tool']")
+
+    with pytest.raises(EnvironmentFailure, match=r"rendering its observation: ValueError: .* refuses"):
+        PromptRenderer(refuse, 2, "left")([{"role": "tool", "content": "a"}])
 
 
 def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list():

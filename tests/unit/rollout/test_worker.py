@@ -9,6 +9,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Re
 from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker
 from alphaapollo.types import (
+    EpisodeEnd,
     GroupRequest,
     Message,
     Outcome,
@@ -92,12 +93,14 @@ def test_the_fake_engine_is_picked_by_name_and_has_nothing_to_prove(model_folder
     assert asyncio.run(worker.receive_weights(WeightUpdate(2, "d"))) == WeightReceipt(2, "d")
 
 
-def test_a_long_prompt_is_cut_or_stops_the_run(model_folder, tmp_path):
+def test_a_long_prompt_is_cut_or_masked(model_folder, tmp_path):
     request = GroupRequest(PROMPT, 1, Sampling(16), draw=0)
     (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5, truncation="left"), request)
     assert len(group.trajectories[0].turns[0].context_ids) == 5
-    with pytest.raises(ValueError, match=r"data\.max_prompt_length is 5"):
-        run(make_worker(model_folder, tmp_path, max_prompt_length=5), request)
+    (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5), request)
+    (trajectory,) = group.trajectories
+    assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
+    assert "data.max_prompt_length is 5" in trajectory.score.reason
 
 
 def test_a_missing_tokenizer_is_named(model_folder, tmp_path):

@@ -1,0 +1,69 @@
+"""What environments return, held to their protocol before anything uses it: they are the user's code."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from alphaapollo.environments.base import EnvironmentFailure, Observation, StepResult
+from alphaapollo.types import Message, Score
+
+
+def check_first(reply: object) -> list[Message] | str:
+    """What `reset` returned: a text, or an observation's messages (EnvironmentFailure: something else)."""
+    if isinstance(reply, str):
+        return reply
+    if not isinstance(reply, Observation):
+        raise EnvironmentFailure(f"reset returned {_kind(reply)}; return an Observation or a str")
+    return check_messages(reply.messages, "reset")
+
+
+def check_step(reply: object) -> StepResult:
+    """What `step` returned (EnvironmentFailure: it is no StepResult, or a field of it is of a wrong type)."""
+    if not isinstance(reply, StepResult):
+        raise EnvironmentFailure(f"step returned {_kind(reply)}; return a StepResult")
+    if not reply.done and reply.observation is None:
+        raise EnvironmentFailure("step returned neither done nor an observation; return one of them")
+    if reply.observation is not None:
+        if not isinstance(reply.observation, Observation):
+            raise EnvironmentFailure(f"step: observation is {_kind(reply.observation)}; give an Observation")
+        check_messages(reply.observation.messages, "step")
+    _check_number(reply.reward, "reward")
+    if reply.score is not None:
+        _check_score(reply.score)
+    if reply.kept_chars is not None and not isinstance(reply.kept_chars, int):
+        raise EnvironmentFailure(f"step: kept_chars is {_kind(reply.kept_chars)}; give a number of characters")
+    if not isinstance(reply.info, dict) or not all(isinstance(key, str) for key in reply.info):
+        raise EnvironmentFailure("step: info is no dict with names as keys")
+    return reply
+
+
+def check_messages(messages: Any, method: str) -> list[Message]:
+    """A chat that a template can render (EnvironmentFailure: it is none)."""
+    if not isinstance(messages, list) or not messages:
+        got = _kind(messages) if messages else "none"
+        raise EnvironmentFailure(f"{method}: messages are {got}; give a list of them")
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise EnvironmentFailure(f"{method}: {str(message)[:80]} is no message: role and content must be texts")
+    return messages
+
+
+def _check_score(score: object) -> None:
+    if not isinstance(score, Score):
+        raise EnvironmentFailure(f"step: score is {_kind(score)}; give a Score")
+    if not score.outcome.failed:
+        _check_number(score.reward, "score.reward")
+        for name, value in score.components.items():
+            _check_number(value, f"score.components[{name!r}]")
+
+
+def _check_number(value: object, what: str) -> None:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        got = _kind(value) if not isinstance(value, Real) else str(value)
+        raise EnvironmentFailure(f"step: {what} is {got}; give a finite number")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
