@@ -1,4 +1,7 @@
-"""Any Hugging Face causal language model, from a local folder or the hub, with errors that say what to do."""
+"""Hugging Face models from a local folder or the hub: causal language models, and classifiers with one score.
+
+Errors say what to do.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,47 @@ def load_causal_lm(model: Model, attention: Kind, dtype: torch.dtype, materialis
 
     Raises ValueError for a path that is missing, unreadable, not a causal language model, or lacks weights.
     """
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # every rank would draw its own
     config = load_config(model)
-    _check_layers(config, attention, model.path)
-    loaded = _load_weights(model, config, attention, dtype) if materialise else _shapes(model, config, attention, dtype)
-    loaded.eval()
+    _check_is_causal_lm(model, config)
+    loaded = _load("AutoModelForCausalLM", model, config, attention, dtype, materialise)
     if model.enable_gradient_checkpointing:
         _checkpoint_activations(loaded, model.path)
-    accelerate(loaded)
     return loaded
+
+
+def load_scorer(model: Model, attention: Kind, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
+    """A decoder whose `score` turns each hidden state into one number: a reward model as transformers saves it.
+
+    Arguments as of load_causal_lm. Raises ValueError as there, and for a model without a trained head of one score.
+    """
+    config = load_config(model)
+    loaded = _load(scorer_class(config, model.path), model, config, attention, dtype, materialise)
+    head = getattr(loaded, "score", None)
+    if not isinstance(head, torch.nn.Linear):
+        raise ValueError(
+            f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Give a "
+            "reward model that is built on a causal language model."
+        )
+    return loaded
+
+
+def scorer_class(config: PretrainedConfig, path: str) -> str:
+    """The auto class of a reward model, by what config.json says alone. Raises ValueError for any other model."""
+    classes = {"ForSequenceClassification": "AutoModelForSequenceClassification"}
+    classes["ForTokenClassification"] = "AutoModelForTokenClassification"  # a score at every token: the last is read
+    names = getattr(config, "architectures", None) or []
+    found = [auto for name in names for end, auto in classes.items() if name.endswith(end)]
+    if not found:
+        raise ValueError(
+            f"model.path={path} is a {' or '.join(names) or config.model_type}, which has no score head; a fresh one "
+            "would give noise. Give a reward model that was saved as ...ForSequenceClassification with num_labels=1."
+        )
+    if config.num_labels != 1:
+        raise ValueError(
+            f"model.path={path} has num_labels={config.num_labels}: a classifier of that many classes. A reward model "
+            "has one score: num_labels=1."
+        )
+    return found[0]
 
 
 def load_config(model: Model) -> PretrainedConfig:
@@ -60,20 +93,32 @@ def load_config(model: Model) -> PretrainedConfig:
         raise ValueError(f"model.path={model.path}: its configuration cannot be read: {_first_line(error)}") from error
 
 
-def _load_weights(model: Model, config: PretrainedConfig, attention: Kind, dtype: torch.dtype) -> PreTrainedModel:
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+def _load(
+    auto: str, model: Model, config: PretrainedConfig, attention: Kind, dtype: torch.dtype, materialise: bool
+) -> PreTrainedModel:
+    """The model that transformers' class `auto` makes of the folder."""
+    import transformers
+    from transformers.utils.logging import disable_progress_bar
 
-    _check_is_causal_lm(model, config)
+    disable_progress_bar()  # every rank would draw its own
+    _check_layers(config, model.path)
+    auto_class = getattr(transformers, auto)
+    settings = {"dtype": dtype, "trust_remote_code": model.trust_remote_code, **_attention(auto, config, attention)}
+    if materialise:
+        loaded = _load_weights(auto_class, model, config, settings)
+    else:
+        with torch.device("meta"):
+            loaded = auto_class.from_config(config, **settings)
+    loaded.eval()
+    accelerate(loaded)
+    return loaded
+
+
+def _load_weights(auto_class: Any, model: Model, config: PretrainedConfig, settings: dict[str, Any]) -> PreTrainedModel:
+    from safetensors import SafetensorError
+
     try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            model.path,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=model.trust_remote_code,
-            output_loading_info=True,
-            **_attention(config, attention),
-        )
+        loaded, info = auto_class.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"model.path={model.path}: its weights cannot be loaded: {_first_line(error)} "
@@ -88,20 +133,10 @@ def _load_weights(model: Model, config: PretrainedConfig, attention: Kind, dtype
     return loaded
 
 
-def _shapes(model: Model, config: PretrainedConfig, attention: Kind, dtype: torch.dtype) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-
-    _check_is_causal_lm(model, config)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=model.trust_remote_code, **_attention(config, attention)
-        )
-
-
-def _attention(config: PretrainedConfig, attention: Kind) -> dict[str, Any]:
+def _attention(auto: str, config: PretrainedConfig, attention: Kind) -> dict[str, Any]:
     """How to ask for the attention. Code from the model's own folder may not know pluggable attention: padded rows
     then run through whatever attention it has, for they need no mask."""
-    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    own_code = auto in (getattr(config, "auto_map", None) or {})
     if own_code and attention == "padded":
         return {}
     return {"attn_implementation": register(attention)}
@@ -118,7 +153,7 @@ def _check_is_causal_lm(model: Model, config: PretrainedConfig) -> None:
         )
 
 
-def _check_layers(config: PretrainedConfig, attention: Kind, path: str) -> None:
+def _check_layers(config: PretrainedConfig, path: str) -> None:
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or [])
     if "chunked_attention" in kinds:
         raise ValueError(f"model.path={path}: layers with chunked attention are not supported. Choose another model.")

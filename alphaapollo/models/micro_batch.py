@@ -52,6 +52,12 @@ class MicroBatch:
         first = np.arange(len(lengths)) * lengths.max()
         return torch.from_numpy(np.repeat(first, lengths) + _counting(lengths)).to(self.targets.device)
 
+    @cached_property
+    def ends(self) -> Tensor:
+        """int64 [b]: the flat position of each row's last token, which is its response's last."""
+        last = np.cumsum(self.rows.response_lengths) - 1
+        return self.states[torch.from_numpy(last).to(self.states.device)] + 1
+
     def to_matrix(self, flat: Tensor) -> Tensor:
         """A flat column [n] -> the response-aligned matrix [b, L], zero beyond each response; differentiable."""
         shape = len(self.rows), int(self.rows.response_lengths.max())

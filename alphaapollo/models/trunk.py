@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 def response_states(trunk: nn.Module, micro: MicroBatch) -> Tensor:
     """The hidden states from which each response token is predicted. -> [n, H]"""
+    return states_at(trunk, micro, micro.states)
+
+
+def states_at(trunk: nn.Module, micro: MicroBatch, positions: Tensor) -> Tensor:
+    """The hidden states of the tokens at p flat positions. -> [p, H]"""
     output: Any = trunk(
         input_ids=micro.token_ids,
         position_ids=micro.position_ids,
@@ -22,7 +27,7 @@ def response_states(trunk: nn.Module, micro: MicroBatch) -> Tensor:
         **trunk_arguments(micro.packing),
     )
     states: Tensor = output[0]
-    return states.flatten(0, 1).index_select(0, micro.states)
+    return states.flatten(0, 1).index_select(0, positions)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

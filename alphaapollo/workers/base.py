@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.models.sharding import join_process_group, make_mesh
+from alphaapollo.data.batch import RankBatch, Rows
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.sharding import join_process_group, make_mesh, reshard
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,19 @@ def process_memory() -> dict[str, float]:
 def mean(values: Iterable[float]) -> float:
     values = list(values)
     return sum(values) / len(values)
+
+
+@torch.no_grad()
+def compute_column(model: torch.nn.Module, batch: RankBatch, padded: bool, device: torch.device) -> np.ndarray:
+    """What `model` says about every response token: a forward pass over all micro-batches. float32 [sum responses]"""
+    rows = batch.rows
+    column = np.zeros(rows.response_offsets[-1], dtype=np.float32)
+    for mini_batch in batch.mini_batches:
+        for positions in mini_batch.micro_batches:
+            micro = build_micro_batch(rows, positions, padded, device)
+            put_segments(column, rows, positions, micro.values(model(micro)))
+    reshard(model)
+    return column
 
 
 def put_segments(column: np.ndarray, rows: Rows, positions: list[int], values: np.ndarray) -> None:

@@ -19,18 +19,18 @@ from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
-from alphaapollo.models.sharding import reshard, shard
+from alphaapollo.models.sharding import shard
 from alphaapollo.models.train_state import StepFigures, TrainState
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
     arithmetic,
+    compute_column,
     join,
     leave,
     mean,
     process_memory,
-    put_segments,
 )
 
 
@@ -63,17 +63,9 @@ class CriticWorker:
         """The rows of this iteration."""
         self.batch = batch
 
-    @torch.no_grad()
     def compute_values(self) -> np.ndarray:
         """The value before each response token. float32 [sum responses]"""
-        rows = self._batch.rows
-        column = np.zeros(rows.response_offsets[-1], dtype=np.float32)
-        for mini_batch in self._batch.mini_batches:
-            for positions in mini_batch.micro_batches:
-                micro = build_micro_batch(rows, positions, self.padded, self.device)
-                put_segments(column, rows, positions, micro.values(self.model(micro)))
-        reshard(self.model)
-        return column
+        return compute_column(self.model, self._batch, self.padded, self.device)
 
     def update(self, columns: Columns) -> dict[str, float]:
         """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens (where samples are

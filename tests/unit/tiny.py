@@ -86,6 +86,21 @@ def save_model(name: str, folder: Path) -> Path:
     return folder
 
 
+def save_scorer(name: str, folder: Path, kind: str = "SequenceClassification", num_labels: int = 1) -> Path:
+    """A reward model with the trunk of the tiny model; `kind`: also TokenClassification."""
+    import transformers
+
+    config = _config(name, head_dim=8)
+    config.num_labels = num_labels
+    torch.manual_seed(3)
+    model = getattr(transformers, f"AutoModelFor{kind}").from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
 def some_rows(count: int, seed: int = 0) -> list[Row]:
     """Rows of 4 to 18 tokens, some with tokens of an environment between two actions."""
     generator = np.random.default_rng(seed)

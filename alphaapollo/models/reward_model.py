@@ -1,0 +1,26 @@
+"""A trained reward model as an FSDP root: rows in, one score a row out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.trunk import states_at
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class RewardModel(nn.Module):
+    """The trunk and the score head of a classifier with one label (models.load.load_scorer)."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model, self.score = model.base_model, model.score
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """The score at each row's last token, float32 [b]."""
+        scores: Tensor = self.score(states_at(self.model, micro, micro.ends))
+        return scores[:, 0].float()

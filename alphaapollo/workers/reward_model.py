@@ -1,0 +1,51 @@
+"""A trained reward model on one training rank: frozen, forward only.
+
+compute_scores is a collective: every rank calls it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.data.batch import RankBatch
+from alphaapollo.models.attention import resolve_attention
+from alphaapollo.models.load import load_scorer
+from alphaapollo.models.reward_model import RewardModel
+from alphaapollo.models.sharding import shard
+from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.workers.base import RankPlacement, arithmetic, compute_column, join, leave, process_memory
+
+
+class RewardModelWorker:
+    """One rank of the reward model.
+
+    Args:
+        model: with the path of the reward model.
+        offload: keep its slices in host memory between uses (GPU only).
+    """
+
+    def __init__(self, model: Model, offload: bool, placement: RankPlacement):
+        mesh = join(placement)
+        self.device = torch.device(placement.device)
+        attention = resolve_attention(model, placement.device)
+        self.padded = attention == "padded"
+        dtype = arithmetic(model, placement.device)
+        loaded = load_scorer(model, attention, dtype, materialise=placement.rank == 0)
+        layers = decoder_layers(loaded)
+        self.model = RewardModel(loaded).requires_grad_(False)
+        shard(self.model, layers, mesh, dtype, offload)
+
+    def compute_scores(self, batch: RankBatch) -> np.ndarray:
+        """The score of each row, at its last token. float32 [R]
+
+        `batch`: its rows have a response of one token, the last (see trainer.reward_model).
+        """
+        return compute_column(self.model, batch, self.padded, self.device)
+
+    def memory(self) -> dict[str, float]:
+        return process_memory()
+
+    def close(self) -> None:
+        leave()
