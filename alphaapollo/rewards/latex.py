@@ -67,6 +67,9 @@ REWRITES = [
         (r"^\s*\\\{\s*\w+(?:\s*\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),  # {x | x > 2}
         (r"(?<=[\])])\s*U\s*(?=[(\[])", r" \\cup "),
         (r"\\log_\s*\{?e\}?", r"\\ln "),
+        (r"\\(?:begin|end)\{(?:align|aligned|gathered|split)\*?\}", " "),
+        (r"(?<=\w)\s*,?\s*\\text\s*\{\s*(?:for|where|is|with)\b[^{}]*\}[^&]*$", ""),  # what is said about it
+        (r"^\s*[fgh]\s*\(\s*x\s*\)\s*=", "y="),
         (r"^\s*[a-zA-Z]\s*(?:\\approx|\\simeq)(?![a-zA-Z])", ""),
         (r"^\s*[A-Z]\s*(?=\([^()]*,[^()]*\)\s*$)", ""),  # the name of a point
         (r"(?<=.)\s*(?:\\approx|\\simeq)(?![a-zA-Z]).*", ""),  # what it is about comes second
@@ -74,6 +77,7 @@ REWRITES = [
     )
 ]
 REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+AND_SO_ON = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*\.\.\.")  # 0.1666...
 MIXED = re.compile(r"(-?)\s*(\d+)\s+(\d+)\s*/\s*(\d+)")
 SCIENTIFIC = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?\d+)")
 BASE_WORD = re.compile(r"_\s*\{?\s*\\text\s*\{\s*(\w+)\s*\}\s*\}?")
@@ -92,7 +96,7 @@ def tidy(answer: str) -> str:
     text = unicodedata.normalize("NFKC", answer.translate(SIGNS))
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
-    text = REPEATING.sub(_as_fraction, text)
+    text = AND_SO_ON.sub(_as_fraction, REPEATING.sub(_as_fraction, text))
     text = BASE_WORD.sub(lambda match: f"_{{{BASES.get(match[1], match[1])}}}", text)
     text = _without_preamble(text)
     text = ORDINAL.sub(r"\1", _strip(text))

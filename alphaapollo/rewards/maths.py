@@ -18,9 +18,10 @@ import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from alphaapollo.rewards.extract import answer_tag, last_boxed, marked_answer
-from alphaapollo.rewards.latex import plain, squeeze, tidy
+from alphaapollo.rewards.latex import SIGNS, plain, squeeze, tidy
 from alphaapollo.rewards.plain_answers import (
     LETTER,
+    WORD,
     same_based_number,
     same_clock_or_ratio,
     same_letter,
@@ -35,7 +36,15 @@ MAX_DEPTH = 40  # brackets in brackets; parsers need ever longer for more
 TAIL = 2000  # characters of a text that marks no answer in which one is looked for
 ROUNDING, PRECISION = 1e-5, 1e-12  # relative error of a number that was written as a decimal, and of any other
 DIGITS = 30  # that are computed
-STATED = re.compile(r"answer(?: is|:)[\s:*]*([^\n]*?)\**\s*(?:\.\s*\*{0,2}(?=\s|$)|\n|$)", re.IGNORECASE)
+STATED = re.compile(
+    r"(?:answer|option|choice)(?: is|:)[\s:*]*([^\n]*?)\**\s*(?:\.\s*\*{0,2}(?=\s|$)|\n|$)", re.IGNORECASE
+)
+BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
+NATURAL_LOG = re.compile(r"\\log(?![a-zA-Z])(?!\s*_)")  # log is ln to whoever writes no ln
+FEW_WORDS = re.compile(r"[a-zA-Z]+(?: [a-zA-Z]+)?")
+LAST_WORDS = re.compile(
+    r"(?: is| are| equals|=)\s+((?:(?![a-zA-Z]{2}|[$=\\\n]).){1,40}?)\.?\s*$"
+)  # `is 2√3.`, without words
 BETWEEN_BOXES = r"(?:[\s,$}]|\\text\{|\band\b|\bor\b|\b[a-z]\s*=)*"
 SEVERAL_BOXES = re.compile(rf"\\boxed\{{[^{{}}]*\}}(?:{BETWEEN_BOXES}\\boxed\{{[^{{}}]*\}})+")
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -70,13 +79,15 @@ def grade(prompt: Prompt, completion: str) -> Score:
     truth = prompt.ground_truth
     if truth is None or not (wanted := tidy(final_answer(truth) or truth)):
         raise ValueError(f"the ground truth {truth!r} is not a mathematical expression")
-    answer = final_answer(completion)
+    answer = final_answer(completion, in_words=bool(WORD.search(plain(wanted))))
+    if answer is None:
+        answer = _last_words(completion[-TAIL:])
     if answer is not None and len(answer) > len(truth) + MAX_LENGTH:
         return _unreadable(f"an answer of {len(answer)} characters")
     if answer is not None and depth(answer) > max(MAX_DEPTH, depth(truth)):
         return _unreadable(f"an answer of {depth(answer)} brackets in each other")
     if answer is None:
-        right = equal(_read_all(wanted), readings) if (readings := read(completion[-TAIL:])) else None
+        right = equal(_read_all(wanted), readings) if (readings := read(completion[-TAIL:].translate(SIGNS))) else None
     else:
         right = same(wanted, tidy(answer)) if answer.strip() else None
     if right is None:
@@ -94,8 +105,9 @@ def _unreadable(reason: str) -> Score:
     return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, reason)
 
 
-def final_answer(text: str) -> str | None:
-    r"""The answer that the text marks, else what follows its last "answer is" or "answer:".
+def final_answer(text: str, in_words: bool = False) -> str | None:
+    r"""The answer that the text marks, else what follows its last "answer is" or "answer:": an expression, a
+    letter, or one or two words if it is wanted `in_words`.
 
     Boxes that stand side by side at the end, `\boxed{2} and \boxed{3}`, are one answer.
     """
@@ -106,8 +118,18 @@ def final_answer(text: str) -> str | None:
     marked = marked_answer(text)
     if marked is not None:
         return marked
-    stated = [match[1] for match in STATED.finditer(text[-TAIL:])]
-    return next((said for said in reversed(stated) if read(said) or LETTER.fullmatch(plain(tidy(said)))), None)
+    text = BOLD.sub(r"\1", text[-TAIL:])
+    stated = [match[1] for match in STATED.finditer(text)]
+    for said in reversed(stated):
+        if read(said) or LETTER.fullmatch(plain(tidy(said))) or (in_words and FEW_WORDS.fullmatch(plain(tidy(said)))):
+            return said
+    return None
+
+
+def _last_words(text: str) -> str | None:
+    """The expression with which the text ends: 2√3 of "The length is 2√3."."""
+    ends = LAST_WORDS.search(BOLD.sub(r"\1", text))
+    return ends[1] if ends and read(f"\\boxed{{{tidy(ends[1])}}}") else None
 
 
 def same(truth: str, answer: str) -> bool:
@@ -117,6 +139,8 @@ def same(truth: str, answer: str) -> bool:
     for judge in (same_number, same_letter, same_based_number, same_clock_or_ratio, same_words):
         if (verdict := judge(truth, answer)) is not None:
             return verdict
+    if ("\\ln" in truth) != ("\\ln" in answer):
+        truth, answer = (NATURAL_LOG.sub(r"\\ln", text) for text in (truth, answer))
     truth, unit = split_unit(truth, answer)
     answer, other_unit = split_unit(answer, truth)
     if unit and other_unit and unit != other_unit:
@@ -192,7 +216,15 @@ def _read_all(answer: str) -> list[Any]:
         if len(relations) == len(parts) and all(isinstance(one, sympy.logic.boolalg.Boolean) for one in relations):
             return [sympy.Union(*(relation.as_set() for relation in relations))]
     readings = read(f"\\boxed{{{parts[0] if len(parts) == 1 else answer}}}") or read(answer)
-    return [_exact(_with_imaginary(reading)) for reading in readings]
+    return [_solved(_exact(_with_imaginary(reading))) for reading in readings]
+
+
+def _solved(expression: Any) -> Any:
+    """The numbers that satisfy |x| < 1, or -1 < x < 1, as a set; anything else as it is."""
+    names = expression.free_symbols if isinstance(expression, sympy.logic.boolalg.Boolean) else ()
+    if len(names) != 1 or not expression.has(sympy.Abs):
+        return expression
+    return expression.subs({name: sympy.Symbol(name.name, real=True) for name in names}).as_set()
 
 
 def _ascending(text: str) -> str:

@@ -38,6 +38,12 @@ def score(truth, text):
         ("12", r"\boxed{12 \text{ cm}}"),
         (r"so it is \boxed{7}", "7"),
         ("72", "she sold 48+24 = 72 clips.\n#### 72"),
+        (r"2\sqrt{3}", "The length is 2√3."),
+        ("-4", "The minimum is \N{MINUS SIGN}4."),
+        ("27", "The number of ways is **27**."),
+        ("27", "There are 27 such integers."),
+        (r"\text{(B)}", "The correct option is (B)."),
+        (r"\text{Yes}", "The answer is Yes."),
     ],
 )
 def test_equal_answers_earn_one(truth, text):
@@ -53,6 +59,8 @@ def test_equal_answers_earn_one(truth, text):
         ("2", "<answer>1 and 2</answer>"),
         ("(3,4)", r"\boxed{(4, 3)}"),
         ("Monday", r"\boxed{Tuesday}"),
+        ("Monday", "The answer is Tuesday."),
+        ("28", "The number of ways is **27**."),
     ],
 )
 def test_other_answers_earn_nothing(truth, text):
@@ -87,7 +95,7 @@ def test_there_are_enough_labelled_answers():
     counts = [
         sum(len(row.get(kind, [])) for row in ANSWERS) for kind in ("right", "wrong", "right_texts", "wrong_texts")
     ]
-    assert (len(ANSWERS), sum(counts)) == (338, 1791)
+    assert (len(ANSWERS), sum(counts)) == (440, 2281)
 
 
 @pytest.mark.parametrize(
