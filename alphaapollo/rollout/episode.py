@@ -24,6 +24,7 @@ from alphaapollo.rollout.context import Context, append_context_rows, check_rows
 from alphaapollo.rollout.engine import Engine
 from alphaapollo.rollout.prompts import PromptTooLong
 from alphaapollo.rollout.replies import check_first, check_step
+from alphaapollo.rollout.sync_calls import SyncCalls
 from alphaapollo.types import (
     EpisodeEnd,
     Message,
@@ -88,6 +89,7 @@ class EpisodeRunner:
     make_context: Callable[[Environment], Context]
     limits: EpisodeLimits
     grade: ScoreFn | None = None
+    sync_calls: SyncCalls = field(default_factory=SyncCalls)
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Play one episode.
@@ -125,12 +127,12 @@ class EpisodeRunner:
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            content = check_first(await _call(environment.reset, task.prompt))
+            content = check_first(await self._call(environment.reset, task.prompt))
             first = context.begin(content)
             attempt.asked = content
             return await self._take_turns(task, attempt, environment, context, first)
         finally:
-            await _close(environment)
+            await self._close(environment)
 
     async def _take_turns(
         self, task: EpisodeTask, attempt: _Attempt, environment: Environment, context: Context, context_ids: list[int]
@@ -145,7 +147,7 @@ class EpisodeRunner:
             attempt.turns.append(turn)
             attempt.seen.append(context.seen)
 
-            result = check_step(await _call(environment.step, turn.text))
+            result = check_step(await self._call(environment.step, turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             if result.kept_chars is not None:
                 self._cut(turn, result.kept_chars)
@@ -173,6 +175,25 @@ class EpisodeRunner:
         reason = f"no score before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call into an environment: async methods on this loop, sync ones in a thread."""
+        with blaming(method.__qualname__):
+            try:
+                if inspect.iscoroutinefunction(method):
+                    return await method(*arguments)
+                result = await self.sync_calls.run(method, *arguments)
+                return await result if inspect.isawaitable(result) else result
+            except SystemExit as error:  # an environment does not end the run
+                raise RuntimeError(f"it wants to exit ({error})") from error
+
+    async def _close(self, environment: Environment) -> None:
+        """The episode's result stands, whatever comes of closing."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._call(environment.close)
+        except (EnvironmentFailure, TimeoutError) as error:
+            logger.warning("an environment did not close: %r", error)
+
     def _cut(self, turn: Turn, kept_chars: int) -> None:
         """Leave the shortest run of sampled tokens whose text has the first `kept_chars` characters."""
         if kept_chars >= len(turn.text):
@@ -190,21 +211,3 @@ class EpisodeRunner:
 
 def _failed(reason: str) -> Score:
     return Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=reason)
-
-
-async def _call(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call into an environment: async methods on this loop, sync ones in a thread."""
-    with blaming(method.__qualname__):
-        if inspect.iscoroutinefunction(method):
-            return await method(*arguments)
-        result = await asyncio.to_thread(method, *arguments)
-        return await result if inspect.isawaitable(result) else result
-
-
-async def _close(environment: Environment) -> None:
-    """The episode's result stands, whatever comes of closing."""
-    try:
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await _call(environment.close)
-    except (EnvironmentFailure, TimeoutError) as error:
-        logger.warning("an environment did not close: %r", error)

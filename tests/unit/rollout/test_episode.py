@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 
@@ -318,6 +320,40 @@ def test_sync_environments_do_not_block_each_other():
     started = time.perf_counter()
     assert all(trajectory.score == Score(1.0) for trajectory in asyncio.run(run()))
     assert time.perf_counter() - started < 1.5  # one after the other they would take 2 s
+
+
+HANGING = """
+import asyncio, time
+from alphaapollo.rollout.sync_calls import SyncCalls
+
+async def run():
+    calls = SyncCalls(at_a_time=2)
+    hanging = [asyncio.create_task(calls.run(time.sleep, 3600)) for _ in range(4)]
+    await asyncio.wait(hanging, timeout=0.1)
+    for task in hanging:
+        task.cancel()
+    print(await asyncio.gather(*(calls.run("{}!".format, text) for text in "ab")))
+
+asyncio.run(run())
+"""
+
+
+def test_a_sync_call_that_never_returns_keeps_no_place_and_no_process():
+    """Two at a time: four calls hang and are given up; then two others have their turns, and the process ends."""
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "['a!', 'b!']\n"
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), StopIteration(), SystemExit(3)])
+def test_what_a_sync_environment_raises_is_its_failure(error):
+    class Raising(SlowSync):
+        def step(self, action: str) -> StepResult:
+            raise error
+
+    engine, _ = answers([5], [5])
+    trajectory = play(engine, Raising(), Raising())
+    assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
+    assert trajectory.score.reason.startswith(f"{Raising.step.__qualname__}: ")
 
 
 def test_an_engine_error_is_not_the_environments():
