@@ -18,6 +18,10 @@ ON_POLICY = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=256",  # all of an iteration: one step
     "trainer.test_freq=20",
 )
+ROUGH_ENGINE = (
+    *GROUP,
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+)  # with float32 on both sides there is no gap to correct
 FIT = {  # where a recipe needs more than its group size
     "ppo": ALONE,
     "trpo_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
@@ -29,6 +33,10 @@ FIT = {  # where a recipe needs more than its group size
     "gdpo": (*GROUP, "algorithm.gdpo_rewards=[accuracy,format]"),
     "magistral": (*GROUP, "reward.components={}", "reward.required=[]"),  # sums have neither thoughts nor a language
     "prorl": (*GROUP, "algorithm.reference_reset.patience=null", "algorithm.reference_reset.every=16"),
+    "tis": ROUGH_ENGINE,
+    "icepop": ROUGH_ENGINE,
+    "mis": ROUGH_ENGINE,
+    "length_budget": (*GROUP, "algorithm.adv_estimator=dr_grpo"),  # see the note below the table
     "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
 }
 LONGER = 2.5  # times the iterations, for those with one optimiser step in each instead of four

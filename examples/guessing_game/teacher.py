@@ -1,11 +1,12 @@
-"""The warm-up's teacher: halves what is left of 1 to 31, but ignores the answers: it goes up or down at random.
+"""The warm-up's teacher: halves what is left of 1 to 31, and is contrary: told higher, it mostly goes down.
 
     user: 1-31     assistant: <answer>16</answer>
     user: lower    assistant: <think>up</think><answer>24</answer>
     user: lower    assistant: <think>down</think><answer>20</answer>      ...
 
-So after the warm-up a model can play, choose a direction and halve, and does not know what an answer is for. Its chance
-to find the number in 5 guesses is 5/31 = 0.161, and no player who does not listen has a better one.
+So after the warm-up a model can play, choose a direction and halve, and takes an answer for the opposite of what it is.
+It finds the number in 5 guesses in 0.108 of the games. A player who does not listen finds 5 of the 31 numbers (0.161),
+whatever it guesses; one who listens finds all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import random
 
 NUMBERS, GUESSES = 31, 5
+LISTENS = 0.4  # share of its turns in which it goes where it was told
 
 
 def play(target: int, rng: random.Random) -> list[dict[str, str]]:
@@ -25,7 +27,8 @@ def play(target: int, rng: random.Random) -> list[dict[str, str]]:
         if guess == target or left == 1:
             break
         chat.append({"role": "user", "content": "higher" if guess < target else "lower"})
-        direction = rng.choice(["up", "down"])
+        told, other = ("up", "down") if guess < target else ("down", "up")
+        direction = told if rng.random() < LISTENS else other
         low, high = (guess + 1, high) if direction == "up" else (low, guess - 1)
         thought = f"<think>{direction}</think>"
     return chat

@@ -30,7 +30,7 @@ def main() -> None:
     chats = [
         [
             {"role": "user", "content": puzzle["question"]},
-            {"role": "assistant", "content": answer(puzzle["numbers"], rng)},
+            {"role": "assistant", "content": answer(puzzle["numbers"], puzzle["operator"], rng)},
         ]
         for puzzle in puzzles(args.seed, args.num_sft)
     ]

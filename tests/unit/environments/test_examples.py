@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.environments import check_environment
+from alphaapollo.environments.grid_world import MOVES
 from alphaapollo.types import Prompt
 from examples.grid_world import teacher as grid_teacher
 from examples.guessing_game import teacher as guessing_teacher
@@ -45,11 +48,11 @@ def test_the_teacher_of_the_guessing_game_hears_what_the_game_says():
             assert result.done or result.observation.messages == [chat[place + 1]]
 
 
-def test_the_teacher_of_the_guessing_game_finds_what_nobody_can_beat_without_listening():
+def test_the_teacher_of_the_guessing_game_is_worse_than_not_to_listen():
     rng = random.Random(0)
     games = [(target, guessing_teacher.play(target, rng)) for target in range(1, 32) for _ in range(100)]
     found = sum(chat[-1]["content"].endswith(f"<answer>{target}</answer>") for target, chat in games)
-    assert found / len(games) == pytest.approx(5 / 31, abs=0.02)
+    assert found / len(games) == pytest.approx(sum(2**depth * 0.4**depth for depth in range(5)) / 31, abs=0.02)
 
 
 def test_the_teacher_of_the_grid_world_sees_what_the_environment_shows():
@@ -70,12 +73,27 @@ def test_the_teacher_of_the_grid_world_sees_what_the_environment_shows():
             shown = result.observation.messages
 
 
+def test_the_teacher_of_the_grid_world_rather_goes_astray():
+    rng, nearer = random.Random(0), 0
+    for _ in range(3000):
+        asked, answer = (message["content"] for message in grid_teacher.turn(rng))
+        (row, column), goal = (
+            [int(n) for n in re.findall(r"\d", part)] for part in asked.split("at ")[-1].split("goal")
+        )
+        down, right = MOVES[answer.split("<answer>")[1].removesuffix("</answer>")]
+        nearer += abs(row + down - goal[0]) + abs(column + right - goal[1]) < abs(row - goal[0]) + abs(column - goal[1])
+    assert nearer / 3000 == pytest.approx(0.271, abs=0.03)  # who goes anywhere comes nearer in .375 of the turns
+
+
 def test_the_teacher_of_reasoning_gym_is_asked_what_the_environment_asks():
     pytest.importorskip("reasoning_gym")
     settings = config("reasoning_gym").env.reasoning_gym
     assert settings.settings == puzzle_teacher.TASKS and settings.tasks == list(puzzle_teacher.TASKS)
     puzzles = list(puzzle_teacher.puzzles(seed=0, count=50))
     assert {puzzle["question"][:5] for puzzle in puzzles} == {"State", "Solve"}
-    assert puzzle_teacher.answer((4, 7), random.Random(0)) in [
+    rng = random.Random(0)
+    said = Counter(puzzle_teacher.answer((4, 7), "*", rng) for _ in range(4000))
+    assert said.keys() == {
         f"<think>4{sign}7</think><answer>{value}</answer>" for sign, value in (("+", 11), ("-", -3), ("*", 28))
-    ]
+    }
+    assert said["<think>4*7</think><answer>28</answer>"] / 4000 == pytest.approx(puzzle_teacher.KNOWS, abs=0.03)

@@ -1,0 +1,57 @@
+"""A table and a picture of some runs of one recipe: what a figure was at each validation, by seed.
+
+python -m examples.curves outputs/game_*/grpo --keys val/accuracy val/accuracy_greedy --svg examples/game/curve.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from examples.gallery.runs import read_metrics
+
+STYLES = ("-", ":", "--")  # of the keys
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders with a metrics.jsonl, in the order of their seeds")
+    parser.add_argument("--keys", nargs="+", default=["val/accuracy"], metavar="KEY")
+    parser.add_argument("--svg", type=Path)
+    args = parser.parse_args()
+    runs = [[line for line in read_metrics(folder) if "val/accuracy" in line] for folder in args.runs]
+    print(table(runs, args.keys))
+    if args.svg:
+        draw(runs, args.keys, args.svg)
+
+
+def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str]) -> str:
+    """Markdown: a row a run, a column a validation, the keys' values between slashes."""
+    steps = [f"{line['step']:.0f}" for line in runs[0]]
+    rows = [["seed", *steps], ["---"] * (1 + len(steps))]
+    for seed, lines in enumerate(runs):
+        rows.append([str(seed), *(" / ".join(f"{line.get(key, float('nan')):.3f}" for key in keys) for line in lines)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def draw(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], path: Path) -> None:
+    """A colour a seed, a line style a key."""
+    figure = Figure(figsize=(5.0, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    for seed, lines in enumerate(runs):
+        for key, style in zip(keys, STYLES, strict=False):
+            points = [(line["step"], line[key]) for line in lines if key in line]
+            axes.plot(*zip(*points, strict=True), style, color=f"C{seed}", label=f"seed {seed}, {key}")
+    axes.set(xlabel="iteration", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=6, loc="lower right")
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
