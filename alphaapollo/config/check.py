@@ -161,6 +161,9 @@ def _check_paths(config: Config) -> Iterator[str]:
     yield from _check_required(model, config.actor_rollout_ref.model.path)
     yield from _check_model(model, config.actor_rollout_ref.model.path)
     yield from _check_model("critic.model.path", config.critic.model.path)
+    if config.reward_model.enable:
+        yield from _check_required("reward_model.model.path", config.reward_model.model.path)
+        yield from _check_model("reward_model.model.path", config.reward_model.model.path)
     yield from _check_required("data.train_files", config.data.train_files)
     yield from _check_files("data.train_files", config.data.train_files)
     yield from _check_files("data.val_files", config.data.val_files)

@@ -22,6 +22,7 @@ GPU_ONLY = (
     "actor_rollout_ref.ref.fsdp_config.param_offload",
     "critic.fsdp_config.param_offload",
     "critic.fsdp_config.optimizer_offload",
+    "reward_model.model.fsdp_config.param_offload",
     f"{ROLLOUT}.gpu_memory_utilization",
     f"{ROLLOUT}.free_cache_engine",
     f"{ROLLOUT}.colocate",
@@ -149,7 +150,9 @@ def _reward_switches(algorithm: Algorithm) -> list[Switch]:
 
 def _trainer_switches(config: Config) -> list[Switch]:
     algorithm, trainer = config.algorithm, config.trainer
+    of_reward_model = [key for key in accepted_keys(Config) if key.startswith("reward_model.")]
     return [
+        (config.reward_model.enable, "reward_model.enable is false", of_reward_model),
         (
             algorithm.filter_groups.enable,
             "algorithm.filter_groups.enable is false",

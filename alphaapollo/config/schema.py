@@ -532,6 +532,31 @@ class Reward(Section):
     """A language model that grades."""
 
 
+class RewardModelFsdp(Section):
+    param_offload: bool = False
+    """Keep the reward model in host memory between uses (GPU only; void on a CPU)."""
+
+
+class RewardModelPath(Section):
+    path: str = ""
+    """A trained reward model, as transformers saves a sequence classifier with num_labels=1 (required if enabled)."""
+    trust_remote_code: bool = False
+    """Run the Python code that its folder brings along."""
+    fsdp_config: RewardModelFsdp = RewardModelFsdp()
+
+
+class RewardModel(Section):
+    enable: bool = False
+    """Score every trajectory with a trained reward model as well."""
+    weight: float = 1.0
+    """What its score is multiplied by before it is added to the reward; 0 = only shown."""
+    max_length: PositiveInt | None = None
+    """Tokens it reads at most, the last ones (counted); null = as many as its config allows."""
+    forward_max_token_len_per_gpu: PositiveInt = 16384
+    """Tokens of one micro-batch at most, on each rank."""
+    model: RewardModelPath = RewardModelPath()
+
+
 class RunFolder(Section):
     """What the `trainer` section of every command has."""
 
@@ -598,6 +623,7 @@ class Config(Section):
     algorithm: Algorithm = Algorithm()
     env: Env = Env()
     reward: Reward = Reward()
+    reward_model: RewardModel = RewardModel()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
     trainer: Trainer = Trainer()
 

@@ -2,6 +2,7 @@
 
     PolicyGroup   actor and reference model, one worker a training rank
     CriticGroup   critic, likewise
+    RewardModelGroup  trained reward model, likewise
     EngineGroup   rollout workers, one a vLLM engine
 
 They are the same over Ray actors and in one process (see ranks.py).
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # the driver never imports the workers: they bring torch mode
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.reward_model import RewardModelWorker
 
 
 class PolicyGroup:
@@ -109,6 +111,23 @@ class CriticGroup:
 
     async def load(self, folder: str) -> None:
         await self.ranks.call(lambda worker: worker.load(folder))
+
+    async def memory(self) -> dict[str, float]:
+        return largest(await self.ranks.call(lambda worker: worker.memory()))
+
+    async def close(self) -> None:
+        await self.ranks.close()
+
+
+class RewardModelGroup:
+    """The trained reward model. It has no state but its weights, which never change."""
+
+    def __init__(self, ranks: Ranks[RewardModelWorker]):
+        self.ranks = ranks
+
+    async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
+        """Each rank its rows; the score of each row's last token, float32 [R] a rank."""
+        return await self.ranks.call_each(lambda worker, batch: worker.compute_scores(batch), batches)
 
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.reward_model import RewardModelWorker
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Roles:
 
     policy: Callable[[RankPlacement, Any], PolicyWorker]  # (placement, weight-sync client of the engines or None)
     critic: Callable[[RankPlacement], CriticWorker] | None
+    reward_model: Callable[[RankPlacement], RewardModelWorker] | None
     engine: Callable[[int], RolloutWorker]  # (index of the engine), still to be started
     samples_in_flight: int  # an engine
     cleanup: list[str]  # shared-memory folders that must not outlive the driver
@@ -32,6 +34,7 @@ class Crew(Protocol):
 
     policy: PolicyGroup
     critic: CriticGroup | None
+    reward_model: RewardModelGroup | None
     engines: EngineGroup
 
     async def close(self) -> None:

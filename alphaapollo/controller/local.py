@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 
-from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.launch import Roles, free_port, started
 from alphaapollo.controller.placement import Layout
 from alphaapollo.controller.ranks import LocalRanks
@@ -16,16 +16,25 @@ class LocalCrew:
 
     policy: PolicyGroup
     critic: CriticGroup | None
+    reward_model: RewardModelGroup | None
 
-    def __init__(self, policy: PolicyGroup, critic: CriticGroup | None, engines: EngineGroup, cleanup: list[str]):
-        self.policy, self.critic, self.engines = policy, critic, engines
+    def __init__(
+        self,
+        policy: PolicyGroup,
+        critic: CriticGroup | None,
+        reward_model: RewardModelGroup | None,
+        engines: EngineGroup,
+        cleanup: list[str],
+    ):
+        self.policy, self.critic, self.reward_model, self.engines = policy, critic, reward_model, engines
         self.cleanup = cleanup
 
     async def close(self) -> None:
         await asyncio.wait_for(self.engines.close(), timeout=20)
         await self.policy.close()
-        if self.critic:
-            await self.critic.close()
+        for group in (self.critic, self.reward_model):
+            if group:
+                await group.close()
         for folder in self.cleanup:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -39,5 +48,6 @@ async def launch_local(layout: Layout, roles: Roles) -> LocalCrew:
     placement = RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", layout.device, layout.threads)
     policy = PolicyGroup(LocalRanks(roles.policy(placement, None)))
     critic = CriticGroup(LocalRanks(roles.critic(placement))) if roles.critic else None
-    engine = await started(roles.engine(0))
-    return LocalCrew(policy, critic, EngineGroup(LocalRanks(engine), roles.samples_in_flight), roles.cleanup)
+    reward_model = RewardModelGroup(LocalRanks(roles.reward_model(placement))) if roles.reward_model else None
+    engines = EngineGroup(LocalRanks(await started(roles.engine(0))), roles.samples_in_flight)
+    return LocalCrew(policy, critic, reward_model, engines, roles.cleanup)

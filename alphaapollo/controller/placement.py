@@ -30,6 +30,7 @@ class Layout:
     colocate: bool  # engines use the training ranks' GPUs
     threads: int  # torch threads of a training rank on a CPU
     critic: bool
+    reward_model: bool
 
     @property
     def num_ranks(self) -> int:
@@ -45,6 +46,8 @@ class Layout:
         roles = {"actor and reference": where}
         if self.critic:
             roles["critic"] = where
+        if self.reward_model:
+            roles["reward model"] = where
         roles["rollout engines"] = f"{self.num_engines} x {self.device}{tensor_parallel}{shared}"
         return roles
 
@@ -70,4 +73,5 @@ def make_layout(config: Config, machine: Machine, critic: bool) -> Layout:
         colocate=rollout.colocate,
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
         critic=critic,
+        reward_model=config.reward_model.enable,
     )

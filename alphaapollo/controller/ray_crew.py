@@ -1,7 +1,8 @@
 """The crew over Ray: one actor a worker.
 
-bundle k = node k with its training GPUs. The policy's actors hold them; the critic's, and engines that share the
-GPUs, hold none and are told by CUDA_VISIBLE_DEVICES. Engines with GPUs of their own have a second placement group.
+bundle k = node k with its training GPUs. The policy's actors hold them; those of the critic and the reward model, and
+engines that share the GPUs, hold none and are told by CUDA_VISIBLE_DEVICES. Engines with GPUs of their own have a
+second placement group.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.launch import Roles, started
 from alphaapollo.controller.placement import Layout, Machine
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_client import RayWeightSyncClient
-from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RolloutHost, Seat
+from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost, Seat
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.reward_model import RewardModelWorker
 
 
 def connect() -> Machine:
@@ -89,6 +91,7 @@ class RayCrew:
 
     policy: PolicyGroup
     critic: CriticGroup | None
+    reward_model: RewardModelGroup | None
     engines: EngineGroup
 
     def __init__(self, nodes: PlacementGroup, engine_gpus: PlacementGroup | None, layout: Layout, roles: Roles):
@@ -99,8 +102,10 @@ class RayCrew:
         self._policy: RayRanks[PolicyWorker] = RayRanks(
             PolicyHost, [Seat(nodes, node, CPU_SHARE, gpu) for node in node_of]
         )
-        self._critic: RayRanks[CriticWorker] | None = (
-            RayRanks(CriticHost, [Seat(nodes, node, CPU_SHARE) for node in node_of]) if roles.critic else None
+        beside = [Seat(nodes, node, CPU_SHARE) for node in node_of]
+        self._critic: RayRanks[CriticWorker] | None = RayRanks(CriticHost, beside) if roles.critic else None
+        self._reward_model: RayRanks[RewardModelWorker] | None = (
+            RayRanks(RewardModelHost, beside) if roles.reward_model else None
         )
         if engine_gpus:
             seats = [Seat(engine_gpus, i, CPU_SHARE, float(layout.tensor_parallel)) for i in range(layout.num_engines)]
@@ -110,6 +115,7 @@ class RayCrew:
         self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutHost, seats)
         self.policy = PolicyGroup(self._policy)
         self.critic = CriticGroup(self._critic) if self._critic else None
+        self.reward_model = RewardModelGroup(self._reward_model) if self._reward_model else None
         self.engines = EngineGroup(self._engines, roles.samples_in_flight)
         self._starting: dict[str, asyncio.Task[None]] = {}
 
@@ -119,9 +125,9 @@ class RayCrew:
 
         layout, roles, cleanup = self.layout, self.roles, self.roles.cleanup
         policy_env, engine_env = await self._visible_gpus()
-        addresses = [await self._policy.free_address() for _ in range(2)]
+        addresses = [await self._policy.free_address() for _ in range(3)]
         client = RayWeightSyncClient(self._engines.actors) if layout.device == "cuda" else None
-        policy_at, critic_at = (
+        policy_at, critic_at, reward_model_at = (
             [
                 RankPlacement(rank, layout.num_ranks, address, layout.device, layout.threads)
                 for rank in range(layout.num_ranks)
@@ -138,6 +144,10 @@ class RayCrew:
             starts["critic"] = self._critic.start(
                 [partial(roles.critic, one) for one in critic_at], cleanup, policy_env
             )
+        if self._reward_model and roles.reward_model:
+            starts["reward model"] = self._reward_model.start(
+                [partial(roles.reward_model, one) for one in reward_model_at], cleanup, policy_env
+            )
         self._starting = {role: asyncio.ensure_future(start) for role, start in starts.items()}
         try:
             await asyncio.gather(*self._starting.values())
@@ -146,7 +156,7 @@ class RayCrew:
                 task.cancel()
 
     async def _visible_gpus(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-        """CUDA_VISIBLE_DEVICES of the critic of each rank and of each colocated engine: the policy's GPUs."""
+        """CUDA_VISIBLE_DEVICES of what shares a rank's GPU, and of each colocated engine: the policy's GPUs."""
         layout = self.layout
         if layout.device != "cuda":
             return [{}] * layout.num_ranks, [{}] * layout.num_engines
@@ -164,7 +174,7 @@ class RayCrew:
         return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]
 
     async def close(self) -> None:
-        every = [ranks for ranks in (self._policy, self._critic, self._engines) if ranks]
+        every = [ranks for ranks in (self._policy, self._critic, self._reward_model, self._engines) if ranks]
         await end_actors(self.engines, every, self.groups, self.roles.cleanup)
 
 

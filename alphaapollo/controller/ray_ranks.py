@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -91,6 +92,10 @@ class CriticHost(Host[W]):
     """As PolicyHost."""
 
 
+class RewardModelHost(Host[W]):
+    """As PolicyHost."""
+
+
 class RolloutHost(Host[W]):
     """As PolicyHost."""
 
@@ -99,7 +104,7 @@ class RayRanks(Ranks[W]):
     """The ranks of one role. Create, then `await start(...)` before any call."""
 
     def __init__(self, host: type[Host[W]], seats: Sequence[Seat]):
-        self.role = host.__name__.removesuffix("Host").lower()
+        self.role = re.sub(r"\B[A-Z]", r" \g<0>", host.__name__.removesuffix("Host")).lower()  # e.g. reward model
         self.size = len(seats)
         self.pids: list[int] = []
         actor = ray.remote(host)

@@ -105,10 +105,13 @@ class Renderer:
         """The tokens that end an assistant's turn: the tokenizer's EOS and, where it is a special token of its own,
         the one that the chat template puts after the turn."""
         ids = [self.tokenizer.eos_token_id]
-        if self.tokenizer.chat_template:
-            turn_end = self._after_action([], add_generation_prompt=False)[:1]
-            ids += [token for token in turn_end if token in self.tokenizer.all_special_ids]
+        ids += [token for token in self.turn_end_ids[:1] if token in self.tokenizer.all_special_ids]
         return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+    @cached_property
+    def turn_end_ids(self) -> list[int]:
+        """What the chat template writes after an assistant's last text; nothing without a template."""
+        return self._after_action([], add_generation_prompt=False) if self.tokenizer.chat_template else []
 
     @property
     def pad_token_id(self) -> int:

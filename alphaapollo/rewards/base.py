@@ -72,15 +72,26 @@ def find_grader(data_source: str) -> Grader:
     Raises:
         ValueError: none; lists the known ones.
     """
-    for grader in GRADERS:
-        if any(fnmatchcase(data_source.lower(), pattern) for pattern in grader.patterns):
-            return grader
+    if (grader := _match(data_source)) is not None:
+        return grader
     known = "; ".join(f"{grader.name}: {', '.join(grader.patterns)}" for grader in GRADERS)
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
     raise ValueError(
         f"no reward function for {got}. Known patterns: {known}. Write a data_source that matches one, or give your "
         "own function with custom_reward_function.path and .name."
     )
+
+
+def _match(data_source: str) -> Grader | None:
+    """The first built-in grader that takes a data source."""
+    matching = (one for one in GRADERS if any(fnmatchcase(data_source.lower(), pattern) for pattern in one.patterns))
+    return next(matching, None)
+
+
+def is_gradable(prompt: Prompt) -> bool:
+    """Has a built-in grader all that it needs of this prompt?"""
+    grader = _match(prompt.data_source)
+    return grader is not None and (grader.judges or prompt.ground_truth is not None)
 
 
 def get_reward(data_source: str, judge: Mapping[str, Any] | None = None) -> RewardFunction:

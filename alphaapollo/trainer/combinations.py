@@ -66,6 +66,10 @@ def _check_shaping(config: Config, estimator: Estimator) -> Iterator[str]:
             "set it false",
         ),
         "reward.required": (by_name and reward.required, "the key gdpo_conditions of algorithm says it by name"),
+        "reward_model.enable": (
+            config.reward_model.enable and config.reward_model.weight and not by_name,
+            "set reward_model.weight=0, to see its scores in the metrics only",
+        ),
         "reward.components": (weighted and not by_name, "give them weight 0, to see them in the metrics only"),
     }
     for key, (is_on, fix) in shaping.items():
@@ -107,6 +111,9 @@ def _unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple
     known = frozenset[str]().union(*(get_estimator(name).all_reads for name in estimator_names()))
     for name in sorted(known - estimator.all_reads):
         yield f"algorithm.{name}", f"algorithm.adv_estimator={estimator.name} does not read it"
+    if "components" in estimator.needs:
+        because = f"algorithm.adv_estimator={estimator.name} takes the named rewards as they are"
+        yield "reward_model.weight", because
     for switch, fields in estimator.reads_if.items():
         if not getattr(config.algorithm, switch):
             yield from ((f"algorithm.{name}", f"algorithm.{switch} is false") for name in fields)

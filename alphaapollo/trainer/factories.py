@@ -10,25 +10,39 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from alphaapollo.config.notices import Device
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, CustomRewardFunction
 from alphaapollo.controller.launch import Roles
 from alphaapollo.controller.placement import Layout
 from alphaapollo.trainer.plan import Plan
+from alphaapollo.trainer.reward_model import scorer_model
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker, WeightSender
+    from alphaapollo.workers.reward_model import RewardModelWorker
 
 
-def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int) -> Roles:
-    """`optimiser_steps` of the whole run, for the schedules of the learning rates."""
+def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int, has_function: bool) -> Roles:
+    """What the crew starts.
+
+    Args:
+        optimiser_steps: of the whole run, for the schedules of the learning rates.
+        has_function: something besides the reward model gives a reward.
+    """
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     return Roles(
         policy=partial(build_policy, config, plan.layout, plan.needs_reference, shared_memory, optimiser_steps),
         critic=partial(build_critic, config, optimiser_steps) if plan.layout.critic else None,
-        engine=partial(build_engine, config, plan.layout.device, str(plan.folder.resolve()), shared_memory),
+        reward_model=partial(build_reward_model, config) if plan.layout.reward_model else None,
+        engine=partial(
+            build_engine if has_function else build_silent_engine,
+            config,
+            plan.layout.device,
+            str(plan.folder.resolve()),
+            shared_memory,
+        ),
         samples_in_flight=2 * config.actor_rollout_ref.rollout.max_num_seqs,
         cleanup=[shared_memory],
     )
@@ -95,6 +109,21 @@ def build_critic(config: Config, optimiser_steps: int, placement: RankPlacement)
     model = config.actor_rollout_ref.model
     trunk = model.model_copy(update={"path": config.critic.model.path or model.path})
     return CriticWorker(trunk, config.critic, placement, optimiser_steps, config.trainer.seed)
+
+
+def build_reward_model(config: Config, placement: RankPlacement) -> RewardModelWorker:
+    from alphaapollo.workers.reward_model import RewardModelWorker
+
+    own = config.reward_model.model
+    return RewardModelWorker(scorer_model(config), own.fsdp_config.param_offload, placement)
+
+
+def build_silent_engine(config: Config, *arguments: Any) -> RolloutWorker:
+    """As build_engine, where the reward model alone gives a reward."""
+    from alphaapollo.rewards import silent
+
+    function = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
+    return build_engine(config.model_copy(update={"custom_reward_function": function}), *arguments)
 
 
 def build_engine(config: Config, device: Device, run_dir: str, shared_memory: str, index: int) -> RolloutWorker:

@@ -25,6 +25,7 @@ from alphaapollo.trainer.collect import Collected, check_not_all_failed, generat
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.progress import CheckpointFolder, Progress
 from alphaapollo.trainer.reset import reset_is_due
+from alphaapollo.trainer.reward_model import TrainedReward
 from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch, usable
 from alphaapollo.trainer.summary import summarize_rollouts
 from alphaapollo.trainer.validate import validate
@@ -50,6 +51,7 @@ class Run:
     tracker: Tracker
     rollout_log: RolloutLog
     console: Console
+    trained_reward: TrainedReward | None = None
     mismatch_told: bool = False  # the advice about engine and trainer is given once
 
 
@@ -58,10 +60,10 @@ async def train(run: Run) -> None:
     config, crew = run.config, run.crew
     for step in run.progress.remaining(run.total_steps):
         timer = Timer()
-        with timer("generate"):
-            collected = await collect(run, step)
+        collected = await collect(run, step, timer)
         metrics = summarize_rollouts(collected.generated, timer.seconds["generate"])
         metrics |= {"rollout/rounds": collected.rounds, "rollout/groups_kept": len(collected.groups)}
+        metrics |= run.trained_reward.figures() if run.trained_reward else {}
         if collected.groups:
             metrics |= await learn(run, step, collected.groups, timer)
         with timer("publish"):
@@ -114,7 +116,7 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
     return metrics
 
 
-async def collect(run: Run, step: int) -> Collected:
+async def collect(run: Run, step: int, timer: Timer) -> Collected:
     """Generate until `data.train_batch_size` groups stand: one round, or with dynamic sampling as many as it takes."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
@@ -135,7 +137,11 @@ async def collect(run: Run, step: int) -> Collected:
             for draw, index in draws
         ]
         run.progress.prompts_consumed += size
-        groups = await generate(run.crew.engines, requests, run.console, "generate")
+        with timer("generate"):
+            groups = await generate(run.crew.engines, requests, run.console, "generate")
+        if run.trained_reward:
+            with timer("reward_model"):
+                await run.trained_reward.add_to(groups)
         check_not_all_failed(groups)
         generated += groups
         groups = [group for group in groups if usable(group)]
@@ -146,7 +152,8 @@ async def collect(run: Run, step: int) -> Collected:
             f"step {step}: {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
             "(algorithm.filter_groups.max_num_gen_batches); training on those."
         )
-    await run.crew.engines.sleep()
+    with timer("generate"):
+        await run.crew.engines.sleep()
     return Collected(kept[:size], generated, rounds)
 
 
@@ -196,6 +203,7 @@ async def validate_now(run: Run, step: int) -> dict[str, float]:
         max_tokens=run.config.data.max_response_length,
         seed=run.config.trainer.seed,
         console=run.console,
+        trained_reward=run.trained_reward,
     )
     for suffix, own in groups.items():
         run.rollout_log.write_validation(step, own, suffix)
@@ -207,6 +215,8 @@ async def memory(crew: Crew) -> dict[str, float]:
     figures = {f"memory/policy_{name}": value for name, value in (await crew.policy.memory()).items()}
     if crew.critic:
         figures |= {f"memory/critic_{name}": value for name, value in (await crew.critic.memory()).items()}
+    if crew.reward_model:
+        figures |= {f"memory/reward_model_{name}": value for name, value in (await crew.reward_model.memory()).items()}
     return figures | await crew.engines.memory()
 
 

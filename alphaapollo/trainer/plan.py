@@ -21,6 +21,7 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.environments.base import get_registered
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.trainer.inputs import check_rewards, check_template, find_environment, read_prompts
+from alphaapollo.trainer.reward_model import Reader, find_function, make_reader
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.types import Prompt, Sampling
 
@@ -50,6 +51,8 @@ class Inputs:
     val_prompts: list[Prompt]
     total_steps: int  # iterations
     probe: list[int]  # token ids of the first prompt, for the proof of weight sync
+    reader: Reader | None  # of the reward model, where there is one
+    has_function: bool  # a reward function, or the environment itself, gives a reward (else the reward model alone)
     notices: list[str]
 
 
@@ -97,14 +100,17 @@ def read_inputs(config: Config) -> Inputs:
         notices += more
     if config.algorithm.length_budget.mode:
         check_length_budgets(prompts)
-    graded = get_registered(config.env.env_name).graded
-    check_rewards([*prompts, *val_prompts], config.reward, config.custom_reward_function, graded)
+    graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
+    has_function = find_function(config, graded, everything)
+    check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
     return Inputs(
         prompts,
         val_prompts,
         total_steps=config.trainer.total_training_steps
         or max(1, len(prompts) * config.trainer.total_epochs // data.train_batch_size),
         probe=renderer.prompt_ids(prompts[0].content)[:64],
+        reader=make_reader(config, renderer, everything) if config.reward_model.enable else None,
+        has_function=has_function,
         notices=notices,
     )
 
@@ -137,6 +143,8 @@ def print_plan(plan: Plan, inputs: Inputs, config: Config, terminal: Terminal) -
         "data-parallel degree": f"{plan.layout.num_ranks // actor.ulysses_sequence_parallel_size}",
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
     } | plan.layout.role_lines()
+    if inputs.reader:
+        rows["reward"] = inputs.reader.describe(config.reward_model, inputs.has_function)
     for name, value in rows.items():
         table.add_row(name, value)
     terminal.print(table)

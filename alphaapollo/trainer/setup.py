@@ -30,6 +30,7 @@ from alphaapollo.trainer.inputs import find_machine
 from alphaapollo.trainer.loop import Run, train, validate_now
 from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
 from alphaapollo.trainer.progress import CheckpointFolder, Progress, move_aside
+from alphaapollo.trainer.reward_model import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
 
 FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
@@ -118,6 +119,25 @@ def make_run(
         tracker=tracker,
         rollout_log=rollout_log,
         console=console,
+        trained_reward=make_trained_reward(prepared, crew),
+    )
+
+
+def make_trained_reward(prepared: Prepared, crew: Crew) -> TrainedReward | None:
+    """The reward model at work, where there is one."""
+    config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
+    if crew.reward_model is None:
+        return None
+    assert inputs.reader is not None
+    return TrainedReward(
+        group=crew.reward_model,
+        reader=inputs.reader,
+        num_ranks=plan.layout.num_ranks,
+        max_tokens=config.reward_model.forward_max_token_len_per_gpu,
+        padded=plan.padded,
+        weight=config.reward_model.weight,
+        required=config.reward.required,
+        alone=not inputs.has_function,
     )
 
 
@@ -144,7 +164,8 @@ async def launch(prepared: Prepared) -> Crew:
     """Start the workers where trainer.controller says."""
     config, plan = prepared.config, prepared.plan
     run_id = name_run()
-    roles = make_roles(config, plan, run_id, prepared.inputs.total_steps * config.optimiser_steps)
+    inputs = prepared.inputs
+    roles = make_roles(config, plan, run_id, inputs.total_steps * config.optimiser_steps, inputs.has_function)
     start_reaper(run_id, roles.cleanup)
     if config.trainer.controller == "local":
         return await launch_local(plan.layout, roles)

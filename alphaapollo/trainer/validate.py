@@ -10,6 +10,7 @@ from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.collect import generate
 from alphaapollo.trainer.evaluate import Result, mean_figures, result_of
+from alphaapollo.trainer.reward_model import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
@@ -20,6 +21,7 @@ async def validate(
     max_tokens: int,
     seed: int,
     console: Console,
+    trained_reward: TrainedReward | None = None,
 ) -> tuple[dict[str, float], dict[str, list[TrajectoryGroup]]]:
     """val/accuracy (sampled) and, where asked for, val/accuracy_greedy; and the groups of each pass by its suffix.
 
@@ -34,16 +36,17 @@ async def validate(
     metrics: dict[str, float] = {}
     groups: dict[str, list[TrajectoryGroup]] = {}
     for suffix, (sampling, n) in passes.items():
-        own, groups[suffix] = await _run(engines, prompts, sampling, n, console, suffix)
-        metrics |= own
+        requests = [GroupRequest(prompt, n, sampling, draw=0, validate=True) for prompt in prompts]
+        groups[suffix] = await generate(engines, requests, console, "validate")
+        if trained_reward:
+            await trained_reward.add_to(groups[suffix])
+            metrics |= {f"val/{name}{suffix}": value for name, value in trained_reward.figures().items()}
+        metrics |= metrics_of_groups(groups[suffix], n, suffix)
     return metrics, groups
 
 
-async def _run(
-    engines: EngineGroup, prompts: Sequence[Prompt], sampling: Sampling, n: int, console: Console, suffix: str
-) -> tuple[dict[str, float], list[TrajectoryGroup]]:
-    requests = [GroupRequest(prompt, n, sampling, draw=0, validate=True) for prompt in prompts]
-    groups = await generate(engines, requests, console, "validate")
+def metrics_of_groups(groups: Sequence[TrajectoryGroup], n: int, suffix: str) -> dict[str, float]:
+    """Of all prompts together and, where there are several, of each data source."""
     results = [result_of(group.prompt, one, vote=n > 1) for group in groups for one in group.trajectories]
     metrics = val_metrics(results, n, f"val/{{}}{suffix}")
     sources = sorted({result.data_source for result in results})
@@ -51,7 +54,7 @@ async def _run(
         for source in sources:
             own = [result for result in results if result.data_source == source]
             metrics |= val_metrics(own, n, f"val/{source}/{{}}{suffix}")
-    return metrics, groups
+    return metrics
 
 
 def val_metrics(results: Sequence[Result], n: int, name: str) -> dict[str, float]:

@@ -45,6 +45,8 @@ def test_model_and_data_are_required():
         ("actor_rollout_ref.model.path=./gone", "actor_rollout_ref.model.path: no such folder: ./gone"),
         ("actor_rollout_ref.model.path=.", "holds no config.json"),
         ("critic.model.path=/gone", "critic.model.path: no such folder: /gone"),
+        ("reward_model.enable=True", "reward_model.model.path: required, got nothing"),
+        ("reward_model={enable: true, model: {path: /gone}}", "reward_model.model.path: no such folder: /gone"),
         ("custom_reward_function.path=gone.py", "custom_reward_function.path: no such file: gone.py"),
         ("algorithm.custom_module=gone.py", "algorithm.custom_module: no such file: gone.py"),
         ("trainer.resume_mode=resume_path", "trainer.resume_from_path: required with trainer.resume_mode=resume_path"),
@@ -123,6 +125,13 @@ def test_engines_fit_the_gpus(needed: list[str]):
     assert "beside the training GPUs there are 3" in problems([*needed, apart, f"{engines}=4"], num_gpus=4)[0]
     assert "a node has 4 GPUs" in problems([*needed, "trainer.n_gpus_per_node=8"], num_gpus=4)[0]
     assert "only the vllm engine" in problems([*needed, f"{parallel}=2", "actor_rollout_ref.rollout.name=hf"])[0]
+
+
+def test_keys_of_a_reward_model_that_is_off_are_noticed(needed: list[str]):
+    assert outcome([*needed, "reward_model.model.path=some/model", "reward_model.weight=2.0"]) == [
+        "reward_model.weight=2.0 has no effect: reward_model.enable is false.",
+        "reward_model.model.path=some/model has no effect: reward_model.enable is false.",
+    ]
 
 
 def test_keys_without_effect_are_noticed(needed: list[str]):

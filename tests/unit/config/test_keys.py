@@ -77,8 +77,8 @@ def test_explain_names_the_nearest_keys():
 
 
 def test_a_prefix_stands_for_all_keys_below():
-    assert explain("reward_model.model.path").startswith("reward_model.model.path: not supported (")
-    assert explain("reward_model").startswith("reward_model: not supported (")
+    assert explain("reward_model.rollout.name").startswith("reward_model.rollout.name: not supported (")
+    assert explain("reward_model.rollout").startswith("reward_model.rollout: not supported (")
 
 
 @pytest.mark.timeout(60)

@@ -117,7 +117,7 @@ def test_unknown_keys_in_yaml_are_errors_too(own: Path):
 
 def test_keys_of_verl_say_what_became_of_them():
     text = problem(
-        "trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.enable=1"
+        "trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.rollout.n=1"
     )
     renamed, dropped, missing = text.splitlines()
     assert "renamed to trainer.output_dir" in renamed

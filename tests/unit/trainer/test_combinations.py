@@ -185,6 +185,17 @@ def test_rewards_by_name_or_of_zero_and_one():
     assert notices("grpo_passk_analytic", **shown) == notices("grpo", **added, **required) == []
 
 
+def test_a_reward_model_beside_rewards_by_name_or_of_zero_and_one():
+    model = {"reward_model.enable": True}
+    assert problem("grpo_passk_analytic", **model).startswith("reward_model.enable changes the reward")
+    shown = model | {"reward_model.weight": 0.0}
+    assert notices("grpo_passk_analytic", **shown) == notices("gdpo", **model) == notices("grpo", **model) == []
+    (text,) = notices("gdpo", **model, **{"reward_model.weight": 2.0})
+    assert text == (
+        "reward_model.weight=2.0 has no effect: algorithm.adv_estimator=gdpo takes the named rewards as they are."
+    )
+
+
 @pytest.mark.parametrize("loss", [name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"])
 def test_rollout_correction_by_token_of_a_loss_by_row(loss: str):
     correction = "algorithm.rollout_correction"

@@ -1,0 +1,136 @@
+"""A trained reward model in whole runs: what stands in the rollout log is what transformers computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.quickstart.make_task import make_tokenizer
+from tests.loop.conftest import Finished, Runner
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+OTHER_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
+
+def make_scorer(folder: Path, chat_template: str | None = None) -> Path:
+    """A reward model on the quickstart's tokens, of random weights that tell texts apart."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
+
+    make_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if chat_template:
+        tokenizer.chat_template = chat_template
+        tokenizer.save_pretrained(folder)
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=128,
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+        num_labels=1,
+    )
+    model = Qwen3ForSequenceClassification(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def expected_scores(folder: Path, texts: list[list[int]]) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return np.array([model(torch.tensor([ids])).logits.item() for ids in texts])
+
+
+def records_of(done: Finished, name: str) -> list[dict[str, Any]]:
+    lines = (done.folder / "rollouts" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def component(records: list[dict[str, Any]], name: str) -> np.ndarray:
+    return np.array([record["components"][name] for record in records])
+
+
+def test_the_reward_model_adds_to_the_function(ppo: Runner, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
+    """Ray, two ranks, vLLM; dynamic sampling looks at the reward with the model's score in it."""
+    from transformers import AutoTokenizer
+
+    scorer = make_scorer(tmp_path / "scorer")
+    done = ppo.run(
+        "reward_model.enable=True",
+        f"reward_model.model.path={scorer}",
+        "reward_model.weight=0.5",
+        "reward_model.forward_max_token_len_per_gpu=200",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=reward_model",
+        "trainer.n_gpus_per_node=2",
+        "trainer.save_freq=-1",
+    )
+    leaves_nothing()
+    line_break = AutoTokenizer.from_pretrained(scorer).encode("\n", add_special_tokens=False)
+    for name in ("step_000001", "step_000002", "val_000002"):
+        records = records_of(done, name)
+        ended = [record["stop_reason"] == "stop" for record in records]
+        texts = [record["rows"][0]["ids"] + line_break * end for record, end in zip(records, ended, strict=True)]
+        scores = component(records, "reward_model")
+        np.testing.assert_allclose(scores, expected_scores(scorer, texts), atol=1e-5)
+        assert scores.std() > 0.01
+        function = np.array([sum(letter.isdigit() for letter in record["text"]) / 10 for record in records])
+        np.testing.assert_allclose(component(records, "task"), function)
+        np.testing.assert_allclose([record["reward"] for record in records], function + 0.5 * scores)
+    last, training, validation = done.metrics[-1], records_of(done, "step_000002"), records_of(done, "val_000002")
+    assert last["reward/mean"] == pytest.approx(np.mean([record["reward"] for record in training]))
+    assert last["reward/component/reward_model"] == pytest.approx(component(training, "reward_model").mean())
+    assert last["val/reward"] == pytest.approx(np.mean([record["reward"] for record in validation]))
+    assert last["val/accuracy"] == pytest.approx(component(validation, "accuracy").mean())
+    assert last["reward_model/truncated"] == 0 and last["memory/reward_model_rss_gib"] > 0.1
+    assert last["timing/reward_model"] > 0 and last["actor/grad_norm"] > 0
+
+
+def test_alone_it_reads_chats_in_its_own_template(ppo: Runner, tmp_path: Path) -> None:
+    """No grader knows the data source and no function is given; the texts are cut to their last 24 tokens."""
+    from transformers import AutoTokenizer
+
+    scorer = make_scorer(tmp_path / "scorer", OTHER_TEMPLATE)
+    done = ppo.run(
+        "reward_model.enable=True",
+        f"reward_model.model.path={scorer}",
+        "reward_model.max_length=24",
+        "custom_reward_function.path=",
+        "trainer.controller=local",
+        "trainer.total_training_steps=1",
+        "trainer.val_before_train=False",
+    )
+    shown = " ".join(done.output.split())
+    assert "reward 1 x the reward model's score (of chats in its own template, the last 24): " in shown
+    tokenizer = AutoTokenizer.from_pretrained(scorer)
+    records = records_of(done, "step_000001")
+    chats = [[*record["prompt"], {"role": "assistant", "content": record["text"]}] for record in records]
+    whole = [tokenizer.apply_chat_template(chat, return_dict=False) for chat in chats]
+    rewards = np.array([record["reward"] for record in records])
+    np.testing.assert_allclose(rewards, expected_scores(scorer, [ids[-24:] for ids in whole]), atol=1e-5)
+    assert all(record["components"] == {"reward_model": record["reward"]} for record in records)
+    last = done.metrics[-1]
+    assert last["reward_model/truncated"] == np.mean([len(ids) > 24 for ids in whole]) > 0
+    assert last["reward/accuracy"] == last["reward/mean"] == pytest.approx(rewards.mean())
+    assert last["actor/grad_norm"] > 0
+
+
+def test_a_language_model_is_refused_before_anything_starts(ppo: Runner) -> None:
+    done = ppo.refuse("reward_model.enable=True", f"reward_model.model.path={ppo.task.model}")
+    assert "has no score head; a fresh one would give noise" in done.output
