@@ -84,6 +84,8 @@ def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return f"map of {describe_type(args[0])} to {describe_type(args[1])}"
     if origin is tuple:
         return f"list of {len(args)}: {', '.join(dict.fromkeys(map(describe_type, args)))}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"a section with {', '.join(annotation.model_fields)}"
     words = {
         int: "integer",
         float: "number",

@@ -454,6 +454,17 @@ class ToolLimits(Section):
     """Characters of a tool's answer; more are cut from its middle."""
 
 
+class McpServer(Section):
+    command: list[str] = []
+    """The program and its arguments, which speaks over stdin and stdout; or give its url."""
+    url: str = ""
+    """The address of its streamable HTTP endpoint, e.g. http://localhost:8000/mcp."""
+    environment: list[str] = []
+    """Names of environment variables that are handed on to the program."""
+    tools: list[str] = []
+    """Those of its tools that are offered; empty = all."""
+
+
 class Env(Section):
     env_name: str = "single_turn"
     """The environment, by name in the registry."""
@@ -474,8 +485,15 @@ class Env(Section):
     episode_timeout: PositiveFloat = 600.0
     """Seconds of wall time of one episode at most."""
     rollout: EnvRollout = EnvRollout()
+    action_format: Literal["tags", "chat_template"] = "tags"
+    """How the model calls tools and answers: in tags, or as it was trained to, by its chat template."""
+    tool_parser: str = ""
+    """chat_template: vLLM's parser of the model's calls, e.g. hermes; empty = the tokenizer's own response_template."""
     tools: list[str] = []
     """Tools by name, for environments that use them: python_code, local_rag, your own."""
+    mcp_servers: dict[str, McpServer] = {}
+    """MCP servers by a name of yours, e.g. {files: {command: [my-server, --root, data]}}: each has a command or a url,
+    names of environment variables that the command sees, and which of its tools are offered (default all)."""
     tool_limits: ToolLimits = ToolLimits()
     tool_settings: dict[str, dict[str, Scalar]] = {}
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""

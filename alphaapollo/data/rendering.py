@@ -7,11 +7,11 @@ Each piece is tokenized on its own and never again: sampled tokens stay as they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.types import Message, Prompt
 
@@ -40,6 +40,7 @@ class Renderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
+        self.template_arguments: dict[str, Any] = {}
 
     def prompt_ids(self, content: list[Message] | str) -> list[int]:
         """A chat with the assistant's generation prompt; a text as it is (after BOS, if the tokenizer adds one)."""
@@ -65,6 +66,9 @@ class Renderer:
 
     def text(self, messages: list[Message], add_generation_prompt: bool = True) -> str:
         """The chat as the template writes it, special tokens included."""
+        return self._text(messages, add_generation_prompt)
+
+    def _text(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "the tokenizer has no chat template, but the prompts are chats. Use an instruct model, add a "
@@ -74,9 +78,12 @@ class Renderer:
 
         try:
             rendered = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self.template_arguments,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:  # TypeError: some add a map to a text
             roles = [message["role"] for message in messages]
             raise ValueError(f"the chat template refuses a chat with the roles {roles}: {error}") from error
         assert isinstance(rendered, str)
@@ -85,7 +92,7 @@ class Renderer:
     def _after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """What the template writes after an assistant's text, when `messages` follow."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
-        return self.encode([self.text(chat, add_generation_prompt).rpartition(PLACEHOLDER)[2]])[0]
+        return self.encode([self.text(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
 
     @cached_property
     def rewrites_history(self) -> bool:

@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 from alphaapollo.config.schema import Env
 from alphaapollo.registry import Registry
+from alphaapollo.tools.base import Session
+from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
 
@@ -61,6 +63,24 @@ class StepResult:
     info: dict[str, Any] = field(default_factory=dict)  # `state`: where the action was taken, for step-level credit
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model answered instead of calling a tool."""
+
+    text: str  # up to the end of the answer: what is to be graded
+    kept_chars: int | None = None  # as StepResult.kept_chars
+
+
+class Actions(Protocol):
+    """Carries out what a model's text says. Holds nothing of an episode: that is the session's."""
+
+    async def take(self, text: str, session: Session) -> StepResult | Answer:
+        """A StepResult after calls: return it from `step`. Whatever a model may have written is answered: what cannot
+        be read, and calls that are refused, are invalid turns which tell the model why. A tool that breaks ends the
+        episode as a failure of the environment: masked, without a reward."""
+        ...
+
+
 class Environment(Protocol):
     """One episode of one prompt. An exception anywhere is an environment failure: the episode is tried once more on a
     fresh environment, then masked.
@@ -88,7 +108,8 @@ class Services:
 
     score: ScoreFn
     config: Env
-    tools: ToolBox | None = None  # those of env.tools, and what the environment itself enables
+    tools: ToolBox | None = None  # those of env.tools and env.mcp_servers, and what the environment itself enables
+    read_calls: ReadCalls | None = None  # with env.action_format=chat_template: see actions.py
 
 
 EnvironmentFactory = Callable[[Services], Environment]

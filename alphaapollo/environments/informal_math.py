@@ -4,7 +4,8 @@ r"""Maths problems in words, with tools.
              -> <tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>
              -> <think>...</think><answer>\boxed{24}</answer> -> the reward function of the row's data_source
 
-Each turn is one action: a call of one tool, or the answer. What follows it is cut off and not trained on.
+So with env.action_format=tags, where each turn is one action. With chat_template the model calls in its own format, and
+a turn without a call is the answer.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import json
 from typing import Any
 
 from alphaapollo.config.schema import Env
+from alphaapollo.environments.actions import make_actions
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.projection import Unreadable, project
-from alphaapollo.tools.base import Session, ToolResult
+from alphaapollo.tools.base import Session
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt
 
-ANSWER = "answer"
+NATIVE = r"Reason step by step, with the tools where they help. Put your final answer within \boxed{}."
 PLAIN = r"Reason step by step. Think inside <think>...</think>, then answer with <answer>\boxed{...}</answer>."
 WITH_TOOLS = r"""Reason step by step. Think inside <think>...</think>, then do exactly one thing:
 %s
@@ -41,36 +42,23 @@ class InformalMath:
     """One problem. The question is env_kwargs.question, else the prompt's own text."""
 
     def __init__(self, services: Services):
-        self._score, self._settings, self._tools = services.score, services.config.informal_math, services.tools
-        self._tags = [*(self._tools.names if self._tools else []), ANSWER]
+        self._score, self._config, self._tools = services.score, services.config, services.tools
+        self._actions = make_actions(services)
         self._session = Session()
         self._prompt: Prompt | None = None
 
     async def reset(self, prompt: Prompt) -> Observation:
         self._prompt = prompt
-        template = self._settings.prompt or f"{{question}}\n\n{instruction(self._tools)}"
-        return _say(template.replace("{question}", question_of(prompt)))
+        words = instruction(self._tools) if self._config.action_format == "tags" else NATIVE
+        template = self._config.informal_math.prompt or f"{{question}}\n\n{words}"
+        return Observation([Message(role="user", content=template.replace("{question}", question_of(prompt)))])
 
     async def step(self, action: str) -> StepResult:
         assert self._prompt is not None, "step before reset"
-        found = project(action, self._tags)
-        if isinstance(found, Unreadable):
-            return StepResult(_response("refused", found.problem), valid=False, info={"tool_status": "unreadable"})
-        if found.kind == ANSWER:
-            kept = action if found.kept_chars is None else action[: found.kept_chars]
-            return StepResult(done=True, score=await self._score(self._prompt, kept), kept_chars=found.kept_chars)
-        assert self._tools is not None
-        result = await self._tools.call_text(found.kind, found.content, self._session)
-        return StepResult(
-            _response(result.status, result.text),
-            kept_chars=found.kept_chars,
-            info={
-                "tool": found.kind,
-                "tool_status": str(result.status),
-                "tool_seconds": result.seconds,
-                **_score(result),
-            },
-        )
+        taken = await self._actions.take(action, self._session)
+        if isinstance(taken, StepResult):
+            return taken
+        return StepResult(done=True, score=await self._score(self._prompt, taken.text), kept_chars=taken.kept_chars)
 
     async def close(self) -> None:
         await self._session.close()
@@ -84,7 +72,7 @@ def question_of(prompt: Prompt) -> str:
 
 
 def instruction(tools: ToolBox | None) -> str:
-    """What the model may do."""
+    """What the model may do, in tags."""
     if tools is None:
         return PLAIN
     return WITH_TOOLS % "\n".join(_how_to_call(schema["function"]) for schema in tools.schemas())
@@ -96,16 +84,3 @@ def _how_to_call(function: dict[str, Any]) -> str:
         return RUN_PYTHON
     example = json.dumps(dict.fromkeys(function["parameters"].get("properties", {}), "..."))
     return f"call <{name}>{example}</{name}> ({function['description']}),"
-
-
-def _response(status: str, text: str) -> Observation:
-    response = json.dumps({"status": status, "text": text}, ensure_ascii=False)
-    return _say(f"<tool_response>{response}</tool_response>")
-
-
-def _say(text: str) -> Observation:
-    return Observation([Message(role="user", content=text)])
-
-
-def _score(result: ToolResult) -> dict[str, float]:
-    return {} if result.score is None else {"tool_score": result.score}

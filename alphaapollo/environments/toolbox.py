@@ -1,24 +1,83 @@
-"""The tools of a run, made once a rollout worker from env.tools and what an environment enables."""
+"""The tools of a run, made once a rollout worker: those of env.tools, of env.mcp_servers, and what an environment
+enables."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from alphaapollo.config.schema import Env
+from alphaapollo.config.schema import McpServer as McpSettings
 from alphaapollo.environments.base import get_registered
+from alphaapollo.environments.projection import THINK
+from alphaapollo.environments.tag_actions import ANSWER
+from alphaapollo.registry import nearest
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
-from alphaapollo.tools.base import make_tools
-from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.base import Tool, make_tools
+from alphaapollo.tools.toolbox import Closable, ToolBox, ToolLimits
+
+if TYPE_CHECKING:
+    from alphaapollo.tools.mcp_client import McpServer
 
 
-def make_toolbox(config: Env) -> ToolBox | None:
-    """None where the environment has no tools.
+async def open_toolbox(config: Env) -> ToolBox | None:
+    """The tools, the servers of env.mcp_servers being connected (side by side). None where there are no tools.
 
-    ValueError: an unknown tool, a setting that a tool does not have, an index that is not there.
+    ValueError: as make_toolbox, or a server that cannot be reached, or that lacks a tool.
+    """
+    if not config.mcp_servers:
+        return make_toolbox(config)
+    servers = {name: _server(name, settings) for name, settings in config.mcp_servers.items()}
+    try:
+        offered = await asyncio.gather(
+            *(_start(servers[name], settings) for name, settings in config.mcp_servers.items())
+        )
+        return make_toolbox(config, [tool for tools in offered for tool in tools], list(servers.values()))
+    except BaseException:
+        await asyncio.gather(*(server.close() for server in servers.values()))
+        raise
+
+
+def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable] = ()) -> ToolBox | None:
+    """The tools by name and `more` of them; None where there are none. The box closes what it `owns`.
+
+    ValueError: an unknown tool, a setting that a tool does not have, an index that is not there, a name that is taken.
     """
     names = get_registered(config.env_name).tools(config)
-    if not names:
-        return None
     limits = config.tool_limits
     settings = {"python_code": {"timeout": config.informal_math.python_code_timeout}} | config.tool_settings
-    tools = make_tools(names, {name: own for name, own in settings.items() if name in names})
-    return ToolBox(tools, ToolLimits(limits.timeout, limits.max_concurrent, limits.max_output))
+    tools = [*make_tools(names, {name: own for name, own in settings.items() if name in names}), *more]
+    if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
+        raise ValueError(
+            f"the tool {taken[0]}: <{taken[0]}> means something else to env.action_format=tags. Rename it, leave it "
+            "out (env.mcp_servers.NAME.tools), or set env.action_format=chat_template."
+        )
+    return (
+        ToolBox(tools, ToolLimits(limits.timeout, limits.max_concurrent, limits.max_output), owns=owns)
+        if tools
+        else None
+    )
+
+
+def _server(name: str, settings: McpSettings) -> McpServer:
+    from alphaapollo.tools.mcp_client import McpServer
+
+    if missing := [variable for variable in settings.environment if variable not in os.environ]:
+        raise ValueError(f"env.mcp_servers.{name}.environment: {', '.join(missing)} is not set here. Set or remove it.")
+    handed_on = {variable: os.environ[variable] for variable in settings.environment}
+    return McpServer(name, settings.command, settings.url, handed_on)
+
+
+async def _start(server: McpServer, settings: McpSettings) -> list[Tool]:
+    tools = {tool.name: tool for tool in await server.start()}
+    if unknown := [name for name in settings.tools if name not in tools]:
+        near = nearest(unknown[0], tools, count=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"env.mcp_servers.{server.name}.tools: the server has no tool {unknown[0]!r}.{hint} It has: "
+            f"{', '.join(tools)}."
+        )
+    return [tools[name] for name in settings.tools or tools]

@@ -19,21 +19,25 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Environment, Services, get_registered
-from alphaapollo.environments.toolbox import make_toolbox
+from alphaapollo.environments.toolbox import open_toolbox
 from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.engine import Engine
 from alphaapollo.rollout.engines import Device, EngineSpec, engine_dtype, make_engine
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.tools.calls import ReadCalls
+from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.vllm_engine import VllmEngine
 
-ENVIRONMENT_THREADS = 64  # sync environments run in threads: so many steps at once
+THREADS = 64  # for what tools and sandbox do in threads
 
 
 class RolloutWorker:
@@ -76,7 +80,8 @@ class RolloutWorker:
         if env.custom_module:
             load_custom_module(env.custom_module, "env.custom_module")
         self._environment = get_registered(env.env_name)
-        self._tools = make_toolbox(env)
+        self._tools: ToolBox | None = None
+        self._read_calls: ReadCalls | None = None
         self._rewards = RewardClient(
             custom_reward.path,
             custom_reward.name,
@@ -90,21 +95,25 @@ class RolloutWorker:
         self._runner: EpisodeRunner | None = None
 
     async def start(self) -> None:
-        """Engine, graders and tokenizer, side by side."""
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(ENVIRONMENT_THREADS))
+        """Engine, graders, tools and tokenizer, side by side."""
+        env, path = self._env, self._model.tokenizer_path or self._model.path
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
         try:
-            await asyncio.gather(self.engine.start(), self._rewards.start(), self._load_renderer())
+            tokenizer, self._tools, *_ = await asyncio.gather(
+                asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code),
+                open_toolbox(env),
+                self.engine.start(),
+                self._rewards.start(),
+            )
+            renderer = Renderer(tokenizer)
+            if env.action_format == "chat_template":
+                assert self._tools is not None, "a run checks this at its start"
+                renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas())
+                self._read_calls = await asyncio.to_thread(make_call_reader, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
-        gc.freeze()  # looking through vLLM's million objects again and again would double the cost of an episode
-
-    async def _load_renderer(self) -> None:
-        path = self._model.tokenizer_path or self._model.path
-        tokenizer = await asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code)
-        renderer = Renderer(tokenizer)
         self._stop_token_ids = renderer.eos_token_ids
-        env = self._env
         self._runner = EpisodeRunner(
             engine=self.engine,
             decode=renderer.decode,
@@ -112,6 +121,7 @@ class RolloutWorker:
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
+        gc.freeze()  # looking through vLLM's million objects again and again would double the cost of an episode
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         """Play the group's episodes. Trouble of graders and environments is in the trajectories' scores; raises
@@ -119,7 +129,7 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        services = Services(self._rewards.score, self._env, self._tools)
+        services = Services(self._rewards.score, self._env, self._tools, self._read_calls)
         return await run_group(request, self._runner, self._environment.factory, services)
 
     @property

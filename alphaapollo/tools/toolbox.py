@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jsonschema
 
 from alphaapollo.registry import nearest
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
+
+logger = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -36,14 +44,23 @@ class ToolBox:
         tools: by their names, which must differ.
         limits: of each of them.
         limits_of: where one has its own, by name.
+        owns: what is closed after the tools: what they share, e.g. the connection to a server.
 
     Raises ValueError for two tools of one name, limits of an unknown tool, or a schema that is none.
     """
 
-    def __init__(self, tools: Sequence[Tool], limits: ToolLimits, limits_of: Mapping[str, ToolLimits] | None = None):
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        limits: ToolLimits,
+        limits_of: Mapping[str, ToolLimits] | None = None,
+        owns: Sequence[Closable] = (),
+    ):
         self._tools = {tool.name: tool for tool in tools}
-        if len(self._tools) < len(tools):
-            raise ValueError(f"two tools have the same name: {', '.join(tool.name for tool in tools)}.")
+        self._owns = owns
+        counts = Counter(tool.name for tool in tools)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"several tools are named {', '.join(twice)}; offer one of each name.")
         if unknown := sorted(set(limits_of or {}) - set(self._tools)):
             raise ValueError(f"limits of unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
         self._limits = {name: (limits_of or {}).get(name, limits) for name in self._tools}
@@ -77,7 +94,7 @@ class ToolBox:
         """Carry out one call. `arguments`: an object, or the JSON of one.
 
         Whatever a model may have written, the answer is a ToolResult that says what is wrong with it.
-        ToolFailedError: the tool itself is broken.
+        ToolFailedError: the tool itself is broken; the call was tried twice.
         """
         start = time.monotonic()
         checked = self._check(name, arguments)
@@ -87,21 +104,29 @@ class ToolBox:
         async with self._turns[name]:
             start = time.monotonic()
             try:
-                async with asyncio.timeout(limit.timeout) as scope:
-                    result = await self._tools[name].call(checked, session)
-            except ToolFailedError:
-                raise
-            except Exception as error:
-                if not scope.expired():
-                    raise ToolFailedError(f"{name}: {type(error).__name__}: {error}") from error
-                result = ToolResult(f"{name}: no answer within {limit.timeout:g} s", ToolStatus.TIMEOUT)
+                result = await self._carry_out(name, checked, session)
+            except ToolFailedError as error:
+                logger.warning("%s; the call is tried once more", error)
+                result = await self._carry_out(name, checked, session)
         text = result.text.encode("utf-8", "replace").decode()  # lone surrogates end no tokenizer and no log
         return replace(result, text=cut_middle(text, limit.max_output), seconds=time.monotonic() - start)
 
     async def close(self) -> None:
-        """Close all tools."""
-        for tool in self._tools.values():
-            await tool.close()
+        """Close all tools, and what is owned."""
+        for closable in (*self._tools.values(), *self._owns):
+            await closable.close()
+
+    async def _carry_out(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
+        limit = self._limits[name].timeout
+        try:
+            async with asyncio.timeout(limit) as scope:
+                return await self._tools[name].call(arguments, session)
+        except ToolFailedError:
+            raise
+        except Exception as error:
+            if not scope.expired():
+                raise ToolFailedError(f"{name}: {type(error).__name__}: {error}") from error
+            return ToolResult(f"{name}: no answer within {limit:g} s", ToolStatus.TIMEOUT)
 
     def _check(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
         """The arguments, or what is wrong with the call."""

@@ -22,11 +22,10 @@ from alphaapollo.config.load import load_saved, save_config
 from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import ActorRolloutRef, Config, Data, GenerationConfig
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
-from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.observability.counter import Counter
 from alphaapollo.trainer.evaluate import Result, result_of
 from alphaapollo.trainer.factories import build_engine
-from alphaapollo.trainer.inputs import check_rewards, check_template, find_environment, find_machine, read_prompts
+from alphaapollo.trainer.inputs import check_rewards, find_environment, find_machine, make_renderer, read_prompts
 from alphaapollo.trainer.progress import move_aside
 from alphaapollo.trainer.report import report
 from alphaapollo.trainer.results import Finished, ResultsFile, read_finished
@@ -82,8 +81,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     notices = check_generation(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
     model = config.model
-    renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
-    check_template(config.env, renderer)
+    renderer = make_renderer(config.env, model)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
     check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
     device = resolve_device(config.trainer.device, machine.num_gpus)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from alphaapollo.algorithms.custom import load_custom_module
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Reward
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer, fit_prompts
+from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
+from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import Registered
-from alphaapollo.environments.toolbox import make_toolbox
+from alphaapollo.environments.toolbox import open_toolbox
 from alphaapollo.rewards.base import check_gradable, check_judge
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_reward_function
+from alphaapollo.rollout.call_reader import check_call_reader
 from alphaapollo.types import Prompt
 
 
@@ -29,16 +33,46 @@ def find_machine(controller: str) -> Machine:
 
 
 def find_environment(env: Env) -> Registered:
-    """The environment, the user's own among them. ValueError: an unknown one, or settings, tools or an index with
-    which it cannot work."""
+    """The environment, the user's own among them. ValueError: an unknown one, or settings with which it cannot work."""
     if env.custom_module:
         load_custom_module(env.custom_module, "env.custom_module")
-    environment = check_environment(env)
-    make_toolbox(env)
-    return environment
+    return check_environment(env)
 
 
-def check_template(env: Env, renderer: Renderer) -> None:
+def make_renderer(env: Env, model: Model) -> Renderer:
+    """The tokenizer, as the rollout workers will use it; they open the same tools.
+
+    ValueError: no tokenizer; tools, an index or a server that are not there; a chat template or a parser with which
+    env.action_format cannot work.
+    """
+    path = model.tokenizer_path or model.path
+    tokenizer = load_tokenizer(path, model.trust_remote_code)
+    schemas = asyncio.run(_tools_offered(env))
+    if env.action_format == "tags":
+        renderer = Renderer(tokenizer)
+        _check_history(env, renderer)
+        return renderer
+    if not schemas:
+        raise ValueError(
+            "env.action_format=chat_template: there are no tools to call. Name some in env.tools or env.mcp_servers, "
+            "or set env.action_format=tags."
+        )
+    renderer = ToolRenderer(tokenizer, schemas)
+    renderer.check(append=env.context == "append")
+    _check_history(env, renderer)
+    check_call_reader(env, path, model.trust_remote_code, schemas)
+    return renderer
+
+
+async def _tools_offered(env: Env) -> list[dict[str, Any]]:
+    tools = await open_toolbox(env)
+    if tools is None:
+        return []
+    await tools.close()
+    return tools.schemas()
+
+
+def _check_history(env: Env, renderer: Renderer) -> None:
     """ValueError: several turns in one growing sequence, with a chat template that rewrites the earlier ones."""
     if env.max_steps > 1 and env.context == "append" and renderer.tokenizer.chat_template and renderer.rewrites_history:
         raise ValueError(

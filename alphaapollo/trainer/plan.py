@@ -17,10 +17,9 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Layout, Machine, make_layout
-from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.environments.base import get_registered
 from alphaapollo.trainer.combinations import check_combinations
-from alphaapollo.trainer.inputs import check_rewards, check_template, find_environment, read_prompts
+from alphaapollo.trainer.inputs import check_rewards, find_environment, make_renderer, read_prompts
 from alphaapollo.trainer.reward_model import Reader, find_function, make_reader
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.types import Prompt, Sampling
@@ -91,8 +90,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
 def read_inputs(config: Config) -> Inputs:
     """Read tokenizer and data, and try the reward function's import: what is wrong with them shows now."""
     data, model = config.data, config.actor_rollout_ref.model
-    renderer = Renderer(load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code))
-    check_template(config.env, renderer)
+    renderer = make_renderer(config.env, model)
     prompts, notices = read_prompts(data.train_files, "data.train_files", renderer, data)
     val_prompts: list[Prompt] = []
     if data.val_files:

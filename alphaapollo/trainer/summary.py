@@ -40,14 +40,14 @@ def summarize_rollouts(generated: Sequence[TrajectoryGroup], seconds: float) -> 
 
 def summarize_tools(turns: Sequence[Turn]) -> dict[str, float]:
     """Tool calls a turn, and what came of them, as shares of the calls; {} without any. Turns whose action could not be
-    read are turn/invalid."""
+    read, or whose calls were refused, are turn/invalid."""
     metrics = {"turn/invalid": sum(not turn.valid for turn in turns) / len(turns)} if turns else {}
-    calls = [turn.info for turn in turns if "tool" in turn.info]
+    calls = [call for turn in turns for call in turn.info.get("tool_calls", ())]
     if not calls:
         return metrics
     metrics["tool/calls_a_turn"] = len(calls) / len(turns)
-    metrics["tool/seconds"] = float(np.mean([call["tool_seconds"] for call in calls]))
-    for status, count in Counter(call["tool_status"] for call in calls).items():
+    metrics["tool/seconds"] = float(np.mean([call["seconds"] for call in calls]))
+    for status, count in Counter(call["status"] for call in calls).items():
         metrics[f"tool/{status}"] = count / len(calls)
     return metrics
 

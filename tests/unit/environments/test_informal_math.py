@@ -15,7 +15,7 @@ from alphaapollo.environments.toolbox import make_toolbox
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
-from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
 
 PROMPT = Prompt(
@@ -83,7 +83,8 @@ def test_python_then_the_answer():
     _, (called, answered) = play(call + " and more", r"<answer>\boxed{42}</answer> I think", tools=python())
     assert response(called) == {"status": "ok", "text": "42"}
     assert called.kept_chars == len(call) and called.valid and not called.done
-    assert called.info["tool"] == "python_code" and called.info["tool_status"] == "ok"
+    (noted,) = called.info["tool_calls"]
+    assert (noted["tool"], noted["status"]) == ("python_code", "ok") and noted["seconds"] > 0
     assert answered.done and answered.score == Score(1.0)
     assert answered.kept_chars == len(r"<answer>\boxed{42}</answer>")
 
@@ -118,15 +119,17 @@ def test_a_bad_call_is_refused_with_the_reason(body, says):
 
     box = ToolBox([function_tool(double)], ToolLimits())
     _, (result,) = play(f"<double>{body}</double>", tools=box)
-    assert response(result)["status"] == "refused" and says in response(result)["text"]
+    assert response(result)["status"] == "refused" and says in response(result)["text"] and not result.valid
     _, (right,) = play('<double>{"x": 21}</double>', tools=box)
     assert response(right) == {"status": "ok", "text": "42"}
     assert '<double>{"x": "..."}</double> (Twice x.)' in instruction(box)
 
 
 def test_a_broken_tool_is_the_environments_failure():
-    with pytest.raises(ToolFailedError, match="the server is gone"):
-        play('<broken>{"x": 1}</broken>', tools=ToolBox([function_tool(broken)], ToolLimits()))
+    _, (result,) = play('<broken>{"x": 1}</broken>', tools=ToolBox([function_tool(broken)], ToolLimits()))
+    assert result.done and result.score.outcome is Outcome.ENVIRONMENT_FAILED
+    assert result.score.reason == "the server is gone"
+    assert [call["status"] for call in result.info["tool_calls"]] == ["failed"]
 
 
 def test_variables_live_as_long_as_the_episode_where_asked():

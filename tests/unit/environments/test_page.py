@@ -18,7 +18,9 @@ from alphaapollo.environments.memory import MemoryType
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.rollout.fake_engine import FakeEngine
-from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Trajectory
+from alphaapollo.tools.function_tool import function_tool
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Score, Trajectory
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 if not PAGE.exists():
@@ -37,8 +39,8 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`(\w+)`", cell)
 
 
-def example(language: str) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)[0]
+def example(language: str, place: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)[place]
 
 
 def play(*answers: str) -> Trajectory:
@@ -74,6 +76,28 @@ def test_the_environment_of_fifteen_lines_plays(tmp_path):
     assert [turn.reward for turn in won.turns] == [0.1, 0.1, 0.0]
     assert lost.score.reward == pytest.approx(2 / 3)
     base._ENVIRONMENTS._entries.pop("doubling")
+
+
+def test_the_environment_with_tools_plays(tmp_path):
+    def twice(x: int) -> int:
+        """Twice x."""
+        return 2 * x
+
+    async def score(prompt: Prompt, text: str) -> Score:
+        return Score(float(text.endswith("<answer>42</answer>")))
+
+    async def run() -> list[StepResult]:
+        box = ToolBox([function_tool(twice)], ToolLimits())
+        environment = base.get_environment("asked_with_tools")(base.Services(score, Env(), box))
+        await environment.reset(Prompt(0, "text", [{"role": "user", "content": "?"}]))
+        return [await environment.step(text) for text in ('<twice>{"x": 21}</twice>', "So <answer>42</answer>!")]
+
+    (tmp_path / "asked.py").write_text(example("python", 1))
+    load_custom_module(str(tmp_path / "asked.py"), "env.custom_module")
+    called, answered = asyncio.run(run())
+    assert '"text": "42"' in called.observation.messages[0]["content"]
+    assert answered.score == Score(1.0) and answered.kept_chars == len("So <answer>42</answer>")
+    base._ENVIRONMENTS._entries.pop("asked_with_tools")
 
 
 def test_the_tables_are_complete():

@@ -53,6 +53,15 @@ def die() -> str:
     os._exit(3)
 
 
+@server.tool()
+def die_once(mark: str) -> str:
+    """Die in the middle of the first call."""
+    if os.path.exists(mark):
+        return "alive"
+    with open(mark, "w", encoding="utf-8"):
+        os._exit(3)
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         server.run("streamable-http", port=int(sys.argv[1]))

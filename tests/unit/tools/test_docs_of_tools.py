@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from alphaapollo.tools.base import make_tools
+from alphaapollo.config.load import convert
+from alphaapollo.config.schema import Config
+from alphaapollo.tools.base import ToolStatus, make_tools
 from alphaapollo.tools.sandbox import Status
 from alphaapollo.tools.sandbox.supervisor import Layers
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
@@ -38,7 +41,15 @@ def test_the_code_of_the_pages_runs(tmp_path: Path) -> None:
     assert len([line for line in blocks("tools.md", "python")[0].splitlines() if line.strip()]) <= 11
 
 
+def test_the_configuration_of_the_page_works() -> None:
+    (shown,) = blocks("tools.md", "yaml")
+    servers = convert(Config, yaml.safe_load(shown)).env.mcp_servers
+    assert servers["files"].tools == ["read", "list"] and servers["search"].url
+
+
 def test_the_page_names_every_status_and_layer() -> None:
+    tools = (DOCS / "tools.md").read_text(encoding="utf-8")
+    assert all(f"| `{status}` |" in tools for status in [*ToolStatus, "failed"])
     page = (DOCS / "sandbox.md").read_text(encoding="utf-8")
     for status in Status:
         assert f"| `{status}` |" in page

@@ -59,7 +59,7 @@ def url() -> Iterator[str]:
 
 
 async def play_calls(box: ToolBox) -> None:
-    assert box.names == ["add", "count", "die", "fail", "reject", "sleep"]
+    assert box.names == ["add", "count", "die", "die_once", "fail", "reject", "sleep"]
     schema = box.schemas()[0]["function"]
     assert (schema["name"], schema["description"]) == ("add", "Add two numbers.")
     assert schema["parameters"]["properties"]["a"]["type"] == "integer"
@@ -83,7 +83,17 @@ def test_calls_over_http(url: str) -> None:
     with_server(lambda: McpServer("small", url=url), play_calls)
 
 
-def test_a_server_that_dies_in_the_middle() -> None:
+def test_a_server_that_dies_is_started_again_and_the_call_made_once_more(tmp_path: Path) -> None:
+    async def play(box: ToolBox) -> None:
+        assert (await box.call("count", {}, Session())).text == "1"
+        result = await box.call("die_once", {"mark": str(tmp_path / "died")}, Session())
+        assert (result.text, result.status) == ("alive", ToolStatus.OK)
+        assert (await box.call("count", {}, Session())).text == "1"  # it knows nothing of before
+
+    with_server(stdio, play)
+
+
+def test_a_server_that_dies_again_and_again() -> None:
     """The calls under way fail as the tool's failure, not as an answer; the next one has a new server."""
 
     async def play(box: ToolBox) -> None:

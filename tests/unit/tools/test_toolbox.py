@@ -161,7 +161,7 @@ def test_schemas_as_chat_templates_take_them() -> None:
 
 def test_boxes_that_cannot_be() -> None:
     tools: list[Tool] = [function_tool(add), function_tool(add)]
-    with pytest.raises(ValueError, match="same name: add, add"):
+    with pytest.raises(ValueError, match="several tools are named add;"):
         ToolBox(tools, ToolLimits())
     with pytest.raises(ValueError, match="unknown tools: sub"):
         ToolBox(tools[:1], ToolLimits(), {"sub": ToolLimits()})

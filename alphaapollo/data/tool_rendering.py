@@ -1,0 +1,148 @@
+"""Chats of a model that calls tools as its chat template shows them (env.action_format=chat_template).
+
+    prompt_ids(chat)  -> action (calls, as sampled) -> delta_ids(one `role: tool` message a call) -> action -> ...
+
+As in rendering.py only what follows an action is rendered. Templates want to know which calls are answered, so the
+messages are rendered after stand-ins for them, and what comes before the end of the assistant's turn is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from alphaapollo.data.rendering import PLACEHOLDER, Renderer
+from alphaapollo.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RESULT = "\u2063result\u2063"  # stands for a tool's answer
+NOT_SHOWN = (
+    "env.action_format=chat_template: the chat template does not show the assistant's calls, the end of its turn, and "
+    "then the messages of the role tool. Take a model whose template does, or set env.action_format=tags."
+)
+QUESTION = Message(role="user", content="?")
+EXAMPLES: dict[object, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True}  # of arguments, by type
+
+
+class ToolRenderer(Renderer):
+    """A renderer whose chats begin with tools.
+
+    Args:
+        schemas: of the tools, one at least, as `{"type": "function", "function": {name, description, parameters}}`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, schemas: Sequence[dict[str, Any]]):
+        super().__init__(tokenizer)
+        self.schemas = list(schemas)
+        self.template_arguments = {"tools": self.schemas}
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text with its special tokens, for calls may be written with them; without the one that ended the turn."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.eos_token_ids:
+            ids.pop()
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def check(self, append: bool) -> None:
+        """Can the template do all that an episode needs? `append`: in one growing sequence.
+
+        ValueError: no, with the reason.
+        """
+        shown = self.text([QUESTION])
+        if missing := [
+            schema["function"]["name"] for schema in self.schemas if schema["function"]["name"] not in shown
+        ]:
+            raise ValueError(
+                f"env.action_format=chat_template: the chat template does not show the tools {', '.join(missing)}. "
+                "Take a model whose template does, or set env.action_format=tags."
+            )
+        answer = Message(role="tool", content=RESULT, name=self.schemas[0]["function"]["name"])
+        if append:
+            shown = self.tokenizer.decode(self.delta_ids([answer]), skip_special_tokens=False)
+        else:
+            shown = self.text([QUESTION, Message(role="assistant", content="!"), answer])
+        if RESULT not in shown:
+            raise ValueError(NOT_SHOWN)
+
+    @cached_property
+    def rewrites_history(self) -> bool:
+        """As in Renderer, where the answer of a tool follows."""
+        thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
+        calling = _calling([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
+        answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
+        return not self._text([QUESTION, calling, _with_id(answer, 0)], True).startswith(
+            self.text([QUESTION]) + thought
+        )
+
+    @cached_property
+    def shows_several_calls(self) -> bool:
+        """Does the template know several calls in one turn?"""
+        name = self.schemas[0]["function"]["name"]
+        try:
+            self.delta_ids([Message(role="tool", content="?", name=name)] * 2)
+        except ValueError:
+            return False
+        return True
+
+    @cached_property
+    def call_mark(self) -> str:
+        """What every call begins with, e.g. `<tool_call>`; empty where that is too little to tell a call by."""
+        before = self.written(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
+        first = self.encode([before])[0][:1]
+        if first and first[0] in self.tokenizer.added_tokens_decoder:
+            return self.tokenizer.decode(first).strip()
+        word = before.split()[0] if before else ""
+        return word if len(word) > 3 else ""
+
+    @cached_property
+    def example(self) -> tuple[str, dict[str, Any]]:
+        """Name and arguments of some call."""
+        function = self.schemas[0]["function"]
+        types = {name: schema.get("type") for name, schema in function["parameters"].get("properties", {}).items()}
+        return function["name"], {name: EXAMPLES[kind] for name, kind in types.items() if kind in EXAMPLES}
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What the template writes where the assistant makes this call: the call as the model should sample it."""
+        text = self._text([QUESTION, _calling([name], arguments)], False)
+        start = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text([QUESTION]), strict=False))
+        )
+        ids = self.encode([text[start:]])[0]
+        action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))
+        return self.tokenizer.decode(action, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _after_action(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
+        answers = list(takewhile(lambda message: message["role"] == "tool", messages))
+        if not answers:
+            return super()._after_action(messages, add_generation_prompt)
+        names = [answer.get("name", "") for answer in answers]
+        answered = [_with_id(answer, place) for place, answer in enumerate(answers)]
+        chat = [QUESTION, _calling(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
+        _, found, rest = self._text(chat, add_generation_prompt).partition(PLACEHOLDER)
+        ids = self.encode([rest])[0]
+        end = next((place for place, token in enumerate(ids) if token in self.eos_token_ids), None)
+        if not found or end is None:
+            raise ValueError(NOT_SHOWN)
+        return ids[end:]
+
+
+def _calling(names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """An assistant's message that calls these tools, the last one with these arguments."""
+    arguments: list[Mapping[str, Any]] = [*({} for _ in names[1:]), last_arguments]
+    calls = [
+        {"id": _call_id(place), "type": "function", "function": {"name": name, "arguments": dict(own)}}
+        for place, (name, own) in enumerate(zip(names, arguments, strict=True))
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _with_id(answer: Message, place: int) -> dict[str, Any]:
+    return {**answer, "tool_call_id": _call_id(place)}
+
+
+def _call_id(place: int) -> str:
+    return f"call{place:05}"  # nine letters and digits, as some templates demand

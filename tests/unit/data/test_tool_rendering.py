@@ -1,0 +1,127 @@
+import pytest
+
+from alphaapollo.data.tool_rendering import ToolRenderer
+from tests.unit.tool_templates import (
+    FORGETFUL,
+    HERMES,
+    MISTRAL,
+    MISTRAL_TOKENS,
+    ONE_CALL,
+    THOUGHTLESS,
+    schema,
+    tokenizer_of,
+)
+
+ADD = schema("add", a="integer", note="string")
+USER = {"role": "user", "content": "1+2?"}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "note": "x"}}\n</tool_call>'
+FIRST = {"role": "tool", "content": "3", "name": "add"}
+SECOND = {"role": "tool", "content": "<b>", "name": "add"}
+
+
+@pytest.fixture
+def renderer():
+    return ToolRenderer(tokenizer_of(), [ADD])
+
+
+def text_of(renderer, ids):
+    return renderer.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def calling(*calls, content=""):
+    made = [{"type": "function", "id": "call00000", "function": call} for call in calls]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+def test_the_prompt_shows_the_tools(renderer):
+    shown = text_of(renderer, renderer.prompt_ids([USER]))
+    assert '"name": "add"' in shown and shown.endswith("1+2?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_results_of_two_calls_are_what_the_template_writes_after_them(renderer):
+    end = renderer.eos_token_ids[0]
+    delta = renderer.delta_ids([FIRST, SECOND], last_token=end)
+    assert text_of(renderer, delta) == (
+        "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n<b>\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert renderer.delta_ids([FIRST, SECOND], last_token=40) == [end, *delta]
+
+
+def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
+    action = [*renderer.encode([f"so\n{CALL}\n{CALL}"])[0], renderer.eos_token_ids[0]]
+    ids = renderer.prompt_ids([USER]) + action + renderer.delta_ids([FIRST, SECOND], action[-1])
+    function = {"name": "add", "arguments": {"a": 1, "note": "x"}}
+    text = renderer.tokenizer.apply_chat_template(
+        [USER, calling(function, function, content="so"), FIRST, SECOND],
+        tools=[ADD],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert text_of(renderer, ids) == text
+
+
+def test_other_messages_are_rendered_as_ever(renderer):
+    delta = renderer.delta_ids([{"role": "user", "content": "and?"}], last_token=renderer.eos_token_ids[0])
+    assert text_of(renderer, delta) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_decoding_keeps_what_calls_are_written_with():
+    renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
+    ids = renderer.encode(['[TOOL_CALLS][{"name": "add"}]'])[0]
+    assert renderer.decode([*ids, renderer.eos_token_ids[0]]) == '[TOOL_CALLS][{"name": "add"}]'
+    assert renderer.decode([]) == ""
+
+
+def test_a_template_with_special_tokens_and_call_ids():
+    renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
+    renderer.check(append=True)
+    delta = renderer.delta_ids([FIRST, SECOND], last_token=renderer.eos_token_ids[0])
+    assert text_of(renderer, delta) == (
+        '[TOOL_RESULTS]{"content": "3", "call_id": "call00000"}[/TOOL_RESULTS]'
+        '[TOOL_RESULTS]{"content": "<b>", "call_id": "call00001"}[/TOOL_RESULTS]'
+    )
+    assert renderer.call_mark == "[TOOL_CALLS]"
+    with pytest.raises(ValueError, match="a result without a call"):
+        renderer.check(append=False)  # a fresh prompt shows what the model wrote as plain text
+
+
+def test_what_a_call_looks_like(renderer):
+    assert renderer.example == ("add", {"a": 1, "note": "x"})
+    assert renderer.written(*renderer.example) == CALL
+    assert renderer.call_mark == "<tool_call>"
+
+
+def test_one_call_a_turn_is_known(renderer):
+    assert renderer.shows_several_calls
+    assert not ToolRenderer(tokenizer_of(ONE_CALL), [ADD]).shows_several_calls
+
+
+def test_thoughts_that_only_later_questions_remove_stay_between_calls():
+    renderer = ToolRenderer(tokenizer_of(FORGETFUL), [ADD])
+    assert not renderer.rewrites_history
+    assert ToolRenderer(tokenizer_of(THOUGHTLESS), [ADD]).rewrites_history
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("tool | tojson", "''", "does not show the tools add"),
+        ("message.content ~ '\\n</tool_response>'", "'!'", "does not show the assistant's calls"),
+        ("call.function.arguments | tojson", "''", "does not show the assistant's calls"),
+        ("{%- endfor %}\n    {{- '<|im_end|>\\n' }}", "{%- endfor %}", "the end of its turn"),
+        ("call.function.arguments | tojson", "'{' + call.function.arguments", "refuses a chat"),
+    ],
+)
+def test_a_template_that_cannot_do_it_is_refused(old, new, says):
+    template = HERMES.replace(old, new)
+    assert template != HERMES
+    with pytest.raises(ValueError, match=says):
+        ToolRenderer(tokenizer_of(template), [ADD]).check(append=True)
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    tokenizer = tokenizer_of()
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        ToolRenderer(tokenizer, [ADD]).check(append=True)

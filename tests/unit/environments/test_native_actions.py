@@ -1,0 +1,186 @@
+"""env.action_format=chat_template: informal_math with a model that calls tools as it was trained to."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, InformalMath, Model, Reward, Rollout
+from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.environments import get_environment
+from alphaapollo.environments.base import Services, StepResult
+from alphaapollo.environments.informal_math import NATIVE
+from alphaapollo.rollout.call_reader import make_call_reader
+from alphaapollo.rollout.fake_engine import FakeEngine
+from alphaapollo.rollout.worker import RolloutWorker
+from alphaapollo.tools.base import ToolFailedError
+from alphaapollo.tools.function_tool import function_tool, tool
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, Trajectory
+from tests.unit.tool_templates import FORGETFUL, HERMES, RESPONSE_TEMPLATE, call, tokenizer_of
+
+PROMPT = Prompt(3, "math", [Message(role="user", content="What is 6 times 7?")], ground_truth="42")
+BROKEN = call("double", x=1)[:-14]
+
+
+def double(x: int) -> int:
+    """Twice x."""
+    return 2 * x
+
+
+def broken() -> str:
+    """Always fails."""
+    raise ToolFailedError("the server is gone")
+
+
+async def grade(prompt: Prompt, text: str) -> Score:
+    return Score(float(f"\\boxed{{{prompt.ground_truth}}}" in text))
+
+
+def native(**settings: Any) -> Env:
+    return Env(env_name="informal_math", action_format="chat_template", **settings)
+
+
+def take(*actions: str) -> list[StepResult]:
+    """Turns of one episode."""
+    box = ToolBox([function_tool(double), function_tool(broken)], ToolLimits())
+    tokenizer = tokenizer_of()
+    tokenizer.response_template = RESPONSE_TEMPLATE
+    read_calls = make_call_reader("", ToolRenderer(tokenizer, box.schemas()))
+
+    async def run() -> list[StepResult]:
+        environment = get_environment("informal_math")(Services(grade, native(), box, read_calls))
+        first = await environment.reset(PROMPT)
+        assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{NATIVE}"
+        results = [await environment.step(action) for action in actions]
+        await environment.close()
+        return results
+
+    return asyncio.run(run())
+
+
+def answers(result: StepResult) -> list[str]:
+    assert result.observation is not None
+    assert {message["role"] for message in result.observation.messages} == {"tool"}
+    return [message["content"] for message in result.observation.messages]
+
+
+def statuses(result: StepResult) -> list[str]:
+    return [call["status"] for call in result.info["tool_calls"]]
+
+
+def test_several_calls_are_made_in_order_and_a_turn_without_one_is_the_answer():
+    first, last = take(f"<think>twice</think>{call('double', x=3)}\n{call('double', x=21)}", "It is \\boxed{42}.")
+    assert answers(first) == ["6", "42"] and statuses(first) == ["ok", "ok"]
+    assert [message["name"] for message in first.observation.messages] == ["double", "double"]
+    assert first.valid and not first.done and first.kept_chars is None
+    assert last.done and last.score == Score(1.0) and last.kept_chars is None
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (call("treble", x=1), "refused: unknown tool 'treble'"),
+        (call("double", y=1), "refused: double: argument: "),
+        (call("double", x="a"), "refused: double: argument 'x': "),
+        (call("double", x="a" * (1 << 20)), "refused: double: 1048"),
+        (
+            '<tool_call>{"name": "double", "arguments": [1]}</tool_call>',
+            "refused: double: the arguments are not a JSON",
+        ),
+        (call("\\ud800", x=1), "refused: unknown tool '\\ud800'"),
+    ],
+)
+def test_a_call_that_is_refused_makes_the_turn_invalid(action, says):
+    (result,) = take(action)
+    assert answers(result)[0].startswith(says) and statuses(result) == ["refused"]
+    assert not result.valid and not result.done
+
+
+@pytest.mark.parametrize("action", [BROKEN, f"{call('double', x=1)}{BROKEN}", "<tool_call>"])
+def test_a_call_that_cannot_be_read_is_an_invalid_turn_too(action):
+    (result,) = take(action)
+    assert answers(result)[0].startswith("refused: this tool call cannot be read")
+    assert not result.valid and not result.done and result.info == {"tool_status": "unreadable"}
+
+
+def test_one_refused_call_does_not_hold_up_the_others():
+    (result,) = take(call("double", y=1) + call("double", x=2))
+    assert statuses(result) == ["refused", "ok"] and answers(result)[1] == "4" and not result.valid
+
+
+def test_a_broken_tool_is_a_failure_without_a_reward():
+    (result,) = take(call("double", x=1) + call("broken"))
+    assert result.done and statuses(result) == ["ok", "failed"]
+    assert result.score.outcome is Outcome.ENVIRONMENT_FAILED and result.score.reason == "the server is gone"
+
+
+# whole episodes, on the rollout worker
+
+
+@tool
+def treble(x: int) -> int:
+    """Three times x."""
+    return 3 * x
+
+
+def play(tmp_path, turns: list[str], template: str = HERMES, **settings: Any) -> tuple[ToolRenderer, Trajectory]:
+    tokenizer = tokenizer_of(template)
+    tokenizer.response_template = RESPONSE_TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    left = list(turns)
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        return [*tokenizer(left.pop(0))["input_ids"], *sampling.stop_token_ids]
+
+    worker = RolloutWorker(
+        model=Model(path=str(tmp_path)),
+        rollout=Rollout(name="fake"),
+        env=native(tools=["treble"], max_steps=5, informal_math=InformalMath(enable_python_code=False), **settings),
+        data=Data(max_prompt_length=1000, max_response_length=1000),
+        reward=Reward(),
+        custom_reward=CustomRewardFunction(),
+        device="cpu",
+        run_dir=str(tmp_path),
+        engine=FakeEngine(300, script=script),
+    )
+
+    async def run() -> tuple[ToolRenderer, Trajectory]:
+        await worker.start()
+        try:
+            group = await worker.generate(GroupRequest(PROMPT, 1, Sampling(1000), draw=0))
+            return ToolRenderer(tokenizer, worker._tools.schemas()), group.trajectories[0]
+        finally:
+            await worker.close()
+
+    return asyncio.run(run())
+
+
+def test_an_episode_of_three_turns_is_token_for_token_what_the_template_writes(tmp_path):
+    two = f"{call('treble', x=2)}\n{call('treble', x=-1)}"
+    turns = [f"Hm.\n{two}", call("treble", x=14), "<think>so</think>\\boxed{42}"]
+    renderer, trajectory = play(tmp_path, turns)
+    assert trajectory.end is EpisodeEnd.DONE and trajectory.score.reward == 1.0
+    assert [turn.text for turn in trajectory.turns] == turns
+    assert [call["seconds"] >= 0 for turn in trajectory.turns for call in turn.info.get("tool_calls", [])] == [True] * 3
+
+    def results(*texts: str) -> list[dict]:
+        return [{"role": "tool", "content": text, "name": "treble"} for text in texts]
+
+    chat = [{"role": "user", "content": f"What is 6 times 7?\n\n{NATIVE}"}]
+    for text, answered in zip(turns, (results("6", "-3"), results("42"), []), strict=True):
+        chat += [{"role": "assistant", "content": text}, *answered]
+    (row,) = trajectory.rows
+    assert [*row.token_ids, *renderer.encode(["\n"])[0]] == renderer.encode([renderer.text(chat, False)])[0]
+    sampled = [token for token, mask in zip(row.token_ids, row.action_mask, strict=True) if mask]
+    assert sampled == [token for turn in trajectory.turns for token in turn.completion.token_ids]
+
+
+def test_memory_context_shows_the_calls_and_their_results(tmp_path):
+    _, trajectory = play(tmp_path, [call("treble", x=1), call("treble", x=14), "\\boxed{42}"], context="memory")
+    assert len(trajectory.rows) == 3 and trajectory.score.reward == 1.0
+
+
+def test_a_template_that_forgets_the_thoughts_of_earlier_questions_serves_calls(tmp_path):
+    _, trajectory = play(tmp_path, [f"<think>?</think>{call('treble', x=14)}", "\\boxed{42}"], FORGETFUL)
+    assert trajectory.score.reward == 1.0
