@@ -60,8 +60,8 @@ def scorer_class(config: PretrainedConfig, path: str) -> str:
     found = [auto for name in names for end, auto in classes.items() if name.endswith(end)]
     if not found:
         raise ValueError(
-            f"model.path={path} is a {' or '.join(names) or config.model_type}, which has no score head; a fresh one "
-            "would give noise. Give a reward model that was saved as ...ForSequenceClassification with num_labels=1."
+            f"model.path={path} is a {' or '.join(names) or config.model_type}, not a reward model that can be loaded: "
+            "a fresh score head would give noise. Give one saved as ...ForSequenceClassification with num_labels=1."
         )
     if config.num_labels != 1:
         raise ValueError(

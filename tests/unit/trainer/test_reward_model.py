@@ -246,7 +246,7 @@ def test_the_reader_is_found_from_the_two_folders(models: tuple[Path, Path]) -> 
 def test_what_cannot_be_a_reward_model_is_refused(
     models: tuple[Path, Path], renderer: Renderer, tmp_path: Path
 ) -> None:
-    assert "has no score head" in refusal((models[0], models[0]))
+    assert "not a reward model" in refusal((models[0], models[0]))
     assert "has 128 positions. Set 128 or less" in refusal(models, reward_model__max_length=129)
     assert "env.max_steps=2: the messages between several turns are not kept" in refusal(
         models, renderer, env__max_steps=2

@@ -1,6 +1,8 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,9 +48,9 @@ class Engines:
         return Trajectory(prompt.id, sample, [turn], [], score, EpisodeEnd.DONE)
 
 
-def run(settings: ValSampling) -> tuple[dict[str, float], Engines]:
-    engines = Engines()
-    metrics, groups = asyncio.run(validate(engines, PROMPTS, settings, max_tokens=9, seed=5, console=Console()))  # type: ignore[arg-type]
+def run(settings: ValSampling, reward: Any = None) -> tuple[dict[str, float], Engines]:
+    engines: Any = Engines()
+    metrics, groups = asyncio.run(validate(engines, PROMPTS, settings, 9, 5, Console(), reward))
     assert [group.prompt.id for group in groups[""]] == [0, 1, 2]
     return metrics, engines
 
@@ -82,6 +84,25 @@ def test_several_samples_also_have_pass_at_k_and_the_majority() -> None:
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert "val/pass@5" not in metrics and "val/pass@1_greedy" not in metrics
+
+
+class OneMore:
+    """A reward model that gives every trajectory 1 more and has cut a quarter of the texts."""
+
+    async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None:
+        for trajectory in (one for group in groups for one in group.trajectories):
+            trajectory.score = replace(trajectory.score, reward=trajectory.score.reward + 1)
+
+    def figures(self) -> dict[str, float]:
+        return {"reward_model/truncated": 0.25}
+
+
+def test_a_reward_model_scores_the_validation_too() -> None:
+    plain, _ = run(ValSampling(n=5, greedy=True))
+    metrics, _ = run(ValSampling(n=5, greedy=True), OneMore())
+    assert metrics["val/reward"] == pytest.approx(plain["val/reward"] + 1)
+    assert metrics["val/accuracy"] == plain["val/accuracy"]
+    assert metrics["val/reward_model/truncated"] == metrics["val/reward_model/truncated_greedy"] == 0.25
 
 
 def test_the_figures_are_those_of_an_evaluation() -> None:

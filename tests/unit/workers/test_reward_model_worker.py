@@ -102,7 +102,7 @@ def load(path: Path) -> None:
 
 
 def test_a_language_model_is_no_reward_model(model_folder) -> None:
-    with pytest.raises(ValueError, match="is a Qwen3ForCausalLM, which has no score head; a fresh one"):
+    with pytest.raises(ValueError, match="is a Qwen3ForCausalLM, not a reward model that can be loaded"):
         load(model_folder("qwen3"))
 
 
