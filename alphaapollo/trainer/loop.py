@@ -57,9 +57,8 @@ class Run:
 
 async def train(run: Run) -> None:
     """Run the iterations that remain. On any error the last whole checkpoint stands."""
-    config, crew = run.config, run.crew
+    config, crew, timer = run.config, run.crew, Timer()
     for step in run.progress.remaining(run.total_steps):
-        timer = Timer()
         collected = await collect(run, step, timer)
         metrics = summarize_rollouts(collected.generated, timer.seconds["generate"])
         metrics |= {"rollout/rounds": collected.rounds, "rollout/groups_kept": len(collected.groups)}
@@ -77,12 +76,13 @@ async def train(run: Run) -> None:
             await crew.policy.hard_reset()
             run.console.notice(f"step {step}: the policy is the new reference, and the optimiser starts anew")
         run.progress.kl_coef = run.kl_controller.coef
-        if due(step, config.trainer.save_freq, run.total_steps):
-            with timer("checkpoint"):
-                await save(run, step)
         metrics |= timer.metrics() | {"reference/resets": run.progress.reference_resets}
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
+        timer = Timer()  # the next iteration's: a checkpoint comes after its own line, or a kill between them loses that
+        if due(step, config.trainer.save_freq, run.total_steps):
+            with timer("checkpoint"):
+                await save(run, step)
 
 
 async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer) -> dict[str, float]:
