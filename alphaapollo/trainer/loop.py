@@ -79,7 +79,7 @@ async def train(run: Run) -> None:
         metrics |= timer.metrics() | {"reference/resets": run.progress.reference_resets}
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
-        timer = Timer()  # the next iteration's: a checkpoint comes after its own line, or a kill between them loses that
+        timer = Timer()  # a checkpoint follows its own line, or a kill between them loses that
         if due(step, config.trainer.save_freq, run.total_steps):
             with timer("checkpoint"):
                 await save(run, step)
