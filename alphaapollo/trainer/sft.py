@@ -108,11 +108,11 @@ def train(run: SftRun) -> None:
         is_last = step == run.total_steps
         if run.val_examples and due(step, trainer.test_freq, run.total_steps):
             metrics |= worker.evaluate(deal(run, run.val_examples, worker.padded))
-        if due(step, trainer.save_freq, run.total_steps):
-            save(run, worker, checkpoints, Progress(step, progress.prompts_consumed))
         if log and (is_last or step % trainer.log_freq == 0 or "val/loss" in metrics):
             metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
             log.write(step, metrics)
+        if due(step, trainer.save_freq, run.total_steps):
+            save(run, worker, checkpoints, Progress(step, progress.prompts_consumed))
     if trainer.export_hf:
         worker.export(str(run.folder / "model"))
     worker.close()
