@@ -105,7 +105,10 @@ async def run_case(config: Config, crew: Any, start: Path) -> list[dict[str, flo
     await crew.policy.load(str(start / "policy"))
     await crew.critic.load(str(start / "critic"))
     needed = SimpleNamespace(
-        policy=crew.policy, critic=crew.critic if prepared.plan.layout.critic else None, engines=crew.engines
+        policy=crew.policy,
+        critic=crew.critic if prepared.plan.layout.critic else None,
+        reward_model=None,
+        engines=crew.engines,
     )
     kept, log, folder = Kept(), RolloutLog(start / "rollouts"), CheckpointFolder(start / "checkpoints", None)
     progress = Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef)
