@@ -79,6 +79,7 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
         *_check_required("data.path", config.data.path),
         *_check_files("data.path", config.data.path),
         *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+        *_check_python_file("reward.custom_module", config.reward.custom_module),
         *_check_python_file("env.custom_module", config.env.custom_module),
         *_check_nucleus("rollout", rollout.top_p, rollout.top_k),
         *_check_generation_machine(config, device, num_gpus, num_cores),
@@ -94,6 +95,7 @@ def check_eval(config: EvalConfig) -> None:
         *_check_required("data.path", config.data.path),
         *_check_files("data.path", config.data.path),
         *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+        *_check_python_file("reward.custom_module", config.reward.custom_module),
     ]
     if problems:
         raise ConfigError(problems)
@@ -170,6 +172,7 @@ def _check_paths(config: Config) -> Iterator[str]:
     yield from _check_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
     python_files = {
         "custom_reward_function.path": config.custom_reward_function.path,
+        "reward.custom_module": config.reward.custom_module,
         "algorithm.custom_module": config.algorithm.custom_module,
         "env.custom_module": config.env.custom_module,
     }

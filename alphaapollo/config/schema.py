@@ -546,6 +546,8 @@ class Reward(Section):
     reward (1 unless listed). See docs/rewards.md."""
     required: list[str] = []
     """Components, or `task`, that must be above 0, or the whole reward is 0."""
+    custom_module: str = ""
+    """Python file that registers your own components."""
     judge: Judge = Judge()
     """A language model that grades."""
 

@@ -152,19 +152,20 @@ def to_score(result: object) -> Score:
     if isinstance(result, Score) and result.outcome.failed:
         return failure(result.reason)
     if isinstance(result, Score):
-        components = {name: _number(value, f"component {name!r}") for name, value in result.components.items()}
-        return Score(_number(result.reward, "the reward"), components, result.outcome, result.reason)
+        components = {name: to_number(value, f"component {name!r}") for name, value in result.components.items()}
+        return Score(to_number(result.reward, "the reward"), components, result.outcome, result.reason)
     if not isinstance(result, Mapping):
-        return Score(_number(result, "the reward"))
+        return Score(to_number(result, "the reward"))
     if not result:
         raise ValueError("the reward function returned an empty dict")
-    parts = {str(name): _number(value, f"component {name!r}") for name, value in result.items()}
+    parts = {str(name): to_number(value, f"component {name!r}") for name, value in result.items()}
     if "reward" in parts:
         return Score(parts.pop("reward"), parts)
     return Score(math.fsum(parts.values()), parts)
 
 
-def _number(value: object, what: str) -> float:
+def to_number(value: object, what: str) -> float:
+    """What a reward function or component gave as one number; `what` names it (errors as to_score's)."""
     if hasattr(value, "item"):  # a NumPy number, or a tensor or array
         with contextlib.suppress(ValueError, RuntimeError):  # of several: refused below
             value = value.item()

@@ -25,6 +25,7 @@ class RewardClient:
         components: their weights by name; empty = none.
         required: components that must be above 0, or the whole reward is 0.
         judge: who judges the data sources that are judged.
+        custom_module: Python file that registers components; empty = none.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class RewardClient:
         components: dict[str, float],
         required: Sequence[str],
         judge: Judge | None = None,
+        custom_module: str = "",
     ):
         settings = judge.model_dump() if judge else {}
-        grading = Grading(custom_path, custom_name, components, required, settings)
+        grading = Grading(custom_path, custom_name, components, required, settings, custom_module)
         self._pool = GraderPool(grading, timeout, num_workers)
 
     async def start(self) -> None:

@@ -3,13 +3,16 @@
     reward = w_task * task + sum over k of w_k * component_k
 
 A component is a function `(prompt, completion) -> float`, usually in [0, 1]. It runs in the grader's process; its
-factory here imports it there only.
+factory here imports it there only. A user's own is registered by `reward_component`, in the file of
+reward.custom_module.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from alphaapollo.registry import Registry, nearest
 from alphaapollo.rewards.base import failure
@@ -19,6 +22,25 @@ Component = Callable[[Prompt, str], float]
 
 TASK = "task"  # the reward of the data source, or of the user's function
 COMPONENTS: Registry[Callable[[], Component]] = Registry("reward component")
+
+ComponentT = TypeVar("ComponentT", bound=Component)
+
+
+def reward_component(function: ComponentT) -> ComponentT:
+    """Decorator: register a function as a component under its own name. It stays as it is.
+
+    Raises:
+        ValueError: the name is taken, or it does not take (prompt, completion).
+    """
+    name = function.__name__
+    try:
+        inspect.signature(function).bind("prompt", "completion")
+    except TypeError as error:
+        raise ValueError(f"reward component {name} must take (prompt, completion): {error}.") from error
+    if name == TASK:
+        raise ValueError(f"a reward component cannot be named {TASK}: that is the data source's own reward.")
+    COMPONENTS.register(name)(lambda: function)
+    return function
 
 
 @COMPONENTS.register("format")
@@ -61,7 +83,7 @@ def check_components(names: Iterable[str], required: Iterable[str]) -> None:
         hint = f"Did you mean {' and '.join(near)}? " if near else ""
         raise ValueError(
             f"reward.components: no component is named {' or '.join(map(repr, unknown))}. {hint}Known: "
-            f"{', '.join(known)}. For a part of your own, return a dict from custom_reward_function."
+            f"{', '.join(known)}. Register your own in the file of reward.custom_module."
         )
     if absent := [name for name in required if name not in [TASK, *names]]:
         have = ", ".join(names) or "which is empty"

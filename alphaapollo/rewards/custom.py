@@ -16,16 +16,17 @@ from alphaapollo.rewards.protocol import HEADER, READY, Grading, worker_command,
 IMPORT_TIMEOUT = 120.0  # seconds
 
 
-def check_reward_function(path: str, name: str) -> None:
-    """Start-up check of custom_reward_function.path and .name, in a process of its own (its imports stay out of ours).
+def check_grading(grading: Grading) -> None:
+    """Start-up check of what is the user's own in it, in a process of its own (its imports stay out of ours).
 
     Raises:
-        ValueError: no such file, it does not import (with the line), no function `name` in it, or one that does not
-            take (prompt, completion).
+        ValueError: no such file, it does not import (with the line), no function of that name in it, one that does not
+            take (prompt, completion), or components that are not known.
     """
+    path = grading.path or grading.module
     try:
         done = subprocess.run(
-            worker_command(Grading(path, name)),
+            worker_command(grading),
             env=worker_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -41,11 +42,8 @@ def check_reward_function(path: str, name: str) -> None:
 
 
 def load_reward_function(path: str, name: str) -> RewardFunction:
-    """Import the function here, in the grader's process (errors as in check_reward_function)."""
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ValueError(f"{path}: no such file (custom_reward_function.path; working folder: {Path.cwd()}).")
-    module = _import_file(file)
+    """Import the function here, in the grader's process (errors as in check_grading)."""
+    module = import_file(path, "custom_reward_function.path")
     function = getattr(module, name, None)
     if function is None:
         defined = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -68,10 +66,14 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     return checked
 
 
-def _import_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("custom_reward_function", path)
+def import_file(given: str, key: str) -> ModuleType:
+    """Import the file that the configuration gives under `key` (errors as in check_grading)."""
+    path = Path(given).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"{given}: no such file ({key}; working folder: {Path.cwd()}).")
+    spec = importlib.util.spec_from_file_location(key.split(".")[0] + "_file", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path}: custom_reward_function.path must be a Python file (.py).")
+        raise ValueError(f"{path}: {key} must be a Python file (.py).")
     sys.path += [str(path.parent), str(Path.cwd())]  # at the end: they can shadow nothing
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -33,6 +33,7 @@ class Grading:
     weights: dict[str, float] = field(default_factory=dict)  # reward.components
     required: Sequence[str] = ()
     judge: dict[str, Any] = field(default_factory=dict)  # the fields of reward.judge
+    module: str = ""  # reward.custom_module
 
 
 def worker_command(grading: Grading) -> list[str]:

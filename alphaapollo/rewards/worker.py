@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from alphaapollo.rewards.base import RewardFunction, failure, get_reward, to_score
-from alphaapollo.rewards.components import Component, combine, load_components
-from alphaapollo.rewards.custom import describe, load_reward_function
+from alphaapollo.rewards.base import RewardFunction, failure, get_reward, to_number, to_score
+from alphaapollo.rewards.components import Component, check_components, combine, load_components
+from alphaapollo.rewards.custom import describe, import_file, load_reward_function
 from alphaapollo.rewards.protocol import IMPORTING, READY, Grading, decode_request, encode_reply, read_frame, to_frame
 from alphaapollo.types import Prompt, Score
 
@@ -30,10 +30,14 @@ class Worker:
         self._components: dict[str, Component] = {}
 
     def run(self) -> None:
+        grading = self._grading
         try:
-            if self._grading.path:
-                self._custom = load_reward_function(self._grading.path, self._grading.name)
-            self._components = load_components(self._grading.weights)
+            if grading.module:
+                import_file(grading.module, "reward.custom_module")
+            if grading.path:
+                self._custom = load_reward_function(grading.path, grading.name)
+            check_components(grading.weights, grading.required)
+            self._components = load_components(grading.weights)
         except ValueError as error:
             self._write(str(error).encode(errors="replace"))
             return
@@ -48,10 +52,13 @@ class Worker:
             task = to_score((self._custom or self._built_in(prompt.data_source))(prompt, completion))
             if not (grading.weights or grading.required):
                 return task
-            parts = {name: component(prompt, completion) for name, component in self._components.items()}
+            parts = {
+                name: to_number(component(prompt, completion), f"component {name!r}")
+                for name, component in self._components.items()
+            }
             return combine(task, parts, grading.weights, grading.required)
         except Exception as error:  # noqa: BLE001 whatever a reward function raises is a failure with a reason
-            path = Path(grading.path).expanduser().resolve() if grading.path else None
+            path = Path(grading.path or grading.module).expanduser().resolve()
             return failure(f"the reward function failed: {describe(error, path)}")
 
     def _built_in(self, data_source: str) -> RewardFunction:

@@ -90,6 +90,7 @@ class RolloutWorker:
             reward.components,
             reward.required,
             reward.judge,
+            reward.custom_module,
         )
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None

@@ -18,7 +18,8 @@ from alphaapollo.environments.base import Registered
 from alphaapollo.environments.toolbox import open_toolbox
 from alphaapollo.rewards.base import check_gradable, check_judge
 from alphaapollo.rewards.components import check_components
-from alphaapollo.rewards.custom import check_reward_function
+from alphaapollo.rewards.custom import check_grading
+from alphaapollo.rewards.protocol import Grading
 from alphaapollo.rollout.call_reader import check_call_reader
 from alphaapollo.types import Prompt
 
@@ -98,9 +99,12 @@ def read_prompts(
 def check_rewards(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True) -> None:
     """ValueError: a reward function or component that is not there, or prompts that the graders cannot grade.
     `graded`: the environment asks for a reward function at all."""
-    check_components(reward.components, reward.required)
-    if custom.path:
-        check_reward_function(custom.path, custom.name)
-    elif graded:
+    if custom.path or reward.custom_module:
+        check_grading(
+            Grading(custom.path, custom.name, reward.components, reward.required, module=reward.custom_module)
+        )
+    else:
+        check_components(reward.components, reward.required)
+    if graded and not custom.path:
         check_gradable(prompts)
         check_judge({prompt.data_source for prompt in prompts}, reward)

@@ -113,7 +113,14 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
     """In the order of problems and responses, whatever order they end in."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(
-        custom.path, custom.name, reward.timeout, reward.num_workers, reward.components, reward.required, reward.judge
+        custom.path,
+        custom.name,
+        reward.timeout,
+        reward.num_workers,
+        reward.components,
+        reward.required,
+        reward.judge,
+        reward.custom_module,
     )
     room = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
     count = sum(len(problem.responses) for problem in problems)

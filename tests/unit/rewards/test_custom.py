@@ -1,6 +1,11 @@
+import asyncio
+
 import pytest
 
-from alphaapollo.rewards.custom import check_reward_function
+from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rewards.custom import check_grading
+from alphaapollo.rewards.protocol import Grading
+from alphaapollo.types import Outcome, Prompt, Score
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -9,6 +14,10 @@ def write(tmp_path, source):
     path = tmp_path / "my_reward.py"
     path.write_text(source)
     return str(path)
+
+
+def check_reward_function(path, name):
+    check_grading(Grading(path, name))
 
 
 def test_a_good_function_passes(tmp_path):
@@ -62,3 +71,59 @@ def test_a_file_that_is_not_python(tmp_path):
     path.write_text("x")
     with pytest.raises(ValueError, match="must be a Python file"):
         check_reward_function(str(path), "f")
+
+
+POLITE = """
+from alphaapollo.rewards.components import reward_component
+
+@reward_component
+def polite(prompt, completion):
+    return {}
+"""
+
+
+def test_own_components_are_known_by_name(tmp_path):
+    path = write(tmp_path, POLITE.format("1.0"))
+    check_grading(Grading(module=path, weights={"polite": 0.1, "format": 0.1}, required=["polite"]))
+    check_grading(Grading(path=path, name="polite", weights={"polite": 0.1}))  # in the reward function's file
+    with pytest.raises(ValueError, match=r"named 'polit'\. Did you mean polite\? Known: task, format, .*polite"):
+        check_grading(Grading(module=path, weights={"polit": 0.1}))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (("polite", "format"), r"reward component 'format' is registered twice.*my_reward\.py, line 4"),
+        (("polite", "task"), "cannot be named task"),
+        (("prompt, completion", "text"), r"polite must take \(prompt, completion\)"),
+        (("import", "imprt"), r"SyntaxError.*line 2"),
+    ],
+)
+def test_what_is_wrong_with_a_component_is_said(tmp_path, change, what):
+    with pytest.raises(ValueError, match=what):
+        check_grading(Grading(module=write(tmp_path, POLITE.format("1.0").replace(*change))))
+
+
+def test_a_module_that_is_not_there():
+    with pytest.raises(ValueError, match=r"none\.py: no such file \(reward\.custom_module"):
+        check_grading(Grading(module="none.py"))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("1.0", ""), ("None", "component 'polite' is a NoneType"), ("1/0", "my_reward")]
+)
+def test_own_components_are_graded_and_fail_with_a_reason(tmp_path, value, reason):
+    async def run():
+        path = write(tmp_path, POLITE.format(value))
+        client = RewardClient("", "", 10.0, 1, {"polite": 0.5}, [], custom_module=path)
+        await client.start()
+        try:
+            return await client.score(Prompt(0, "exact", "?", ground_truth="4"), "4")
+        finally:
+            await client.close()
+
+    score = asyncio.run(run())
+    if reason:
+        assert score.outcome is Outcome.GRADER_FAILED and reason in score.reason
+    else:
+        assert score == Score(1.5, {"accuracy": 1.0, "task": 1.0, "polite": 1.0})

@@ -10,7 +10,8 @@ from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.base import GRADERS, to_score
 from alphaapollo.rewards.components import COMPONENTS, check_components, combine
-from alphaapollo.rewards.custom import check_reward_function, load_reward_function
+from alphaapollo.rewards.custom import check_grading, load_reward_function
+from alphaapollo.rewards.protocol import Grading
 from alphaapollo.types import Outcome, Prompt, Score
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
@@ -41,10 +42,17 @@ def test_the_tables_are_complete():
 def test_the_function_works(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(examples("python")[0])
-    check_reward_function(str(path), "compute_score")
+    check_grading(Grading(str(path), "compute_score"))
     prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
     score = to_score(load_reward_function(str(path), "compute_score")(prompt, "4" * 1000))
     assert score == Score(1.075, {"accuracy": 1.0, "short": 0.75})
+
+
+@pytest.mark.timeout(60)
+def test_the_component_works(tmp_path):
+    path = tmp_path / "polite.py"
+    path.write_text(examples("python")[1])
+    check_grading(Grading(module=str(path), weights={"polite": 0.1}))
 
 
 def test_the_configurations_work():
