@@ -36,6 +36,7 @@ def check_step(reply: object) -> StepResult:
         raise EnvironmentFailure(f"step: kept_chars is {_kind(reply.kept_chars)}; give a number of characters")
     if not isinstance(reply.info, dict) or not all(isinstance(key, str) for key in reply.info):
         raise EnvironmentFailure("step: info is no dict with names as keys")
+    _check_calls(reply.info.get("tool_calls", ()))
     return reply
 
 
@@ -57,6 +58,14 @@ def _check_score(score: object) -> None:
         _check_number(score.reward, "score.reward")
         for name, value in score.components.items():
             _check_number(value, f"score.components[{name!r}]")
+
+
+def _check_calls(calls: Any) -> None:
+    """The metrics count these."""
+    for call in calls if isinstance(calls, list | tuple) else [calls]:
+        if not isinstance(call, dict) or not isinstance(call.get("status"), str):
+            raise EnvironmentFailure("step: info['tool_calls'] is no list of {status, seconds, ...}")
+        _check_number(call.get("seconds"), "info['tool_calls']: seconds")
 
 
 def _check_number(value: object, what: str) -> None:

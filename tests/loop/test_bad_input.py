@@ -69,6 +69,13 @@ def test_model_without_tokenizer(ppo: Runner, tmp_path: Path) -> None:
     assert "has no tokenizer" in ppo.refuse(f"actor_rollout_ref.model.path={folder}").output
 
 
+def test_a_missing_index_of_documents(ppo: Runner) -> None:
+    rag = ("env.env_name=informal_math", "env.max_steps=2", "env.informal_math.enable_local_rag=True")
+    done = ppo.refuse(*rag, "env.tool_settings={local_rag: {index: /no/such/index}}")
+    assert "no index of documents at /no/such/index" in done.output, done.output
+    assert "alphaapollo.tools.retrieval build" in done.output
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -1,0 +1,331 @@
+"""What models, environments, tools and graders may do wrong, on the rollout worker: each has a named outcome in the
+metrics and in the rollout log, its neighbour plays on, and no reward of 0 stands for a failure.
+
+The table is in docs/environments.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import Env, Judge, Reward
+from alphaapollo.environments.base import Observation, StepResult, register_environment
+from alphaapollo.tools.base import tools
+from alphaapollo.tools.function_tool import tool
+from alphaapollo.tools.retrieval import build
+from alphaapollo.types import Message, Prompt
+from examples.quickstart.make_task import make_tokenizer
+from tests.unit.rollout.bad_input import ANSWER, BAD, Played, check_masked, play
+
+pytestmark = pytest.mark.timeout(90)
+
+SECRET = "a-secret-of-the-run"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_tokenizer(path)
+    (path / "config.json").write_text('{"vocab_size": 272}')
+    return path
+
+
+# tools: the model is told what was wrong, and goes on
+
+
+@pytest.fixture
+def double():
+    @tool
+    def double(x: int) -> int:
+        """Twice x."""
+        return 2 * x
+
+    yield
+    tools._entries.pop("double")
+
+
+def check_told(played: Played, status: str, says: str) -> None:
+    """The call's status is in metrics and log, the model was told, and answered rightly then."""
+    assert f'"{status}"' in json.dumps(played.bad["turns"][0]["info"])
+    assert says in played.shown[1]
+    assert (played.bad["outcome"], played.bad["reward"], played.bad["end"]) == ("scored", 1.0, "done")
+    assert played.fine["reward"] == played.metrics["reward/mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ('<double>{"x": 2</double>', "the arguments are not JSON"),
+        ('<double>{"y": 2}</double>', "'y' was unexpected"),
+        (f'<double>{{"x": "{"9" * (1 << 20)}"}}</double>', "bytes of arguments, the limit is 65536"),
+    ],
+    ids=["broken JSON", "unknown argument", "1 MB argument"],
+)
+@pytest.mark.usefixtures("double")
+def test_a_bad_call_is_refused(folder, call, says):
+    env = Env(env_name="informal_math", max_steps=2, tools=["double"], informal_math={"enable_python_code": False})
+    played = play(folder, [call, ANSWER].__getitem__, env, max_tokens=1 << 21)
+    check_told(played, "refused", says)
+    assert played.metrics["tool/refused"] == 1.0 and played.metrics["turn/invalid"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.usefixtures("double")
+def test_an_unknown_tool_is_an_unreadable_turn(folder):
+    env = Env(env_name="informal_math", max_steps=2, tools=["double"])
+    played = play(folder, ["<search>x</search>", ANSWER].__getitem__, env)
+    check_told(played, "unreadable", "no action")
+    assert played.metrics["turn/invalid"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "says"),
+    [
+        ("while True: print('x' * 1000000)", "error", "stopped after printing 16 MiB"),
+        ("while True: pass", "timeout", "1 s"),
+        ("import os\nwhile True: os.fork()", "error", "PermissionError"),
+        ("x = bytearray(1 << 34)", "error", "Memory"),
+        (f"print(open({__file__!r}).read())", "error", "Error"),
+        ("print(__import__('os').environ['ALPHAAPOLLO_SECRET'])", "error", "KeyError"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 80))", "error", "Error"),
+        ("import os\nos.kill(os.getppid(), 9)", "error", "PermissionError"),
+    ],
+    ids=["prints 1 GB", "loops", "forks", "eats memory", "reads files", "reads secrets", "sockets", "kills its parent"],
+)
+def test_hostile_code_is_stopped_and_the_episode_goes_on(folder, monkeypatch, code, status, says):
+    monkeypatch.setenv("ALPHAAPOLLO_SECRET", SECRET)
+    env = Env(env_name="informal_math", max_steps=2, informal_math={"python_code_timeout": 1.0})
+    played = play(folder, [f"<python_code>{code}</python_code>", ANSWER].__getitem__, env, max_tokens=20_000)
+    check_told(played, status, says)
+    assert played.metrics[f"tool/{status}"] == 1.0
+    assert SECRET not in played.shown[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("while True: pass", "the code ends with timeout"),
+        ("while True: print('x' * 1000000)", "the code ends with output"),
+        ("x = bytearray(1 << 34)", "the code ends with memory"),
+        ("import os\nos.kill(os.getppid(), 9)", "the code ends with error"),
+    ],
+)
+def test_a_hostile_program_is_a_wrong_answer_to_its_tests(folder, code, reason):
+    """No failure: it was run, and it is the model's."""
+    truth = json.dumps({"inputs": [""], "outputs": ["4\n"], "time_limit": 1})
+    say = "```python\n{}\n```".format
+    played = play(
+        folder,
+        lambda turn: say(code),
+        truths=(truth, truth),
+        data_source="code",
+        answer=say("print(4)"),
+        max_tokens=400,
+    )
+    assert (played.bad["outcome"], played.bad["reward"]) == ("scored", 0.0)
+    assert reason in played.bad["reason"] and played.fine["reward"] == 1.0
+
+
+# tools that break: the environment failed
+
+
+def rag(index: Path) -> Env:
+    settings = {"enable_python_code": False, "enable_local_rag": True}
+    return Env(
+        env_name="informal_math",
+        max_steps=2,
+        informal_math=settings,
+        tool_settings={"local_rag": {"index": str(index)}},
+    )
+
+
+def test_an_index_that_vanishes_is_the_environments_failure(folder, tmp_path):
+    (tmp_path / "docs" / "notes").mkdir(parents=True)
+    (tmp_path / "docs" / "notes" / "a.md").write_text("Bananas are yellow.")
+    build(str(tmp_path / "docs"), str(tmp_path / "index"))
+
+    def say(turn: int) -> str:
+        shutil.rmtree(tmp_path / "index", ignore_errors=True)
+        return '<local_rag>{"repo_name": "notes", "query": "yellow"}</local_rag>'
+
+    check_masked(play(folder, say, rag(tmp_path / "index")), "environment_failed", "the index cannot be read")
+
+
+def test_a_mcp_server_that_dies_is_the_environments_failure(folder):
+    pytest.importorskip("mcp")
+    program = Path(__file__).parents[1] / "tools" / "mcp_server.py"
+    env = Env(
+        env_name="informal_math",
+        max_steps=2,
+        informal_math={"enable_python_code": False},
+        mcp_servers={"small": {"command": [sys.executable, str(program)]}},
+    )
+    played = play(folder, lambda turn: "<die>{}</die>", env)
+    check_masked(played, "environment_failed", "MCP server small: Connection closed")
+    assert played.metrics["tool/failed"] == 1.0
+
+
+# graders: no reward
+
+
+def test_an_answer_that_hangs_sympy_is_the_graders_failure(folder):
+    played = play(folder, lambda turn: r"\boxed{3}", reward=Reward(timeout=1.0), truths=("9^{9^{9^{9}}}", "4"))
+    check_masked(played, "grader_failed", "no answer within 1 s")
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch):
+    """A judge who finds everything right but what is said about the bad question; that gets `replies`."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    class Handler(BaseHTTPRequestHandler):
+        reply: str | int = ""
+
+        def do_POST(self) -> None:
+            asked = self.rfile.read(int(self.headers["content-length"])).decode()
+            reply = self.reply if BAD in asked else "SCORE: 1"
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": reply}}
+            answer = {"id": "1", "object": "chat.completion", "choices": [choice]}
+            body = json.dumps({"error": {"message": "slow down"}} if isinstance(reply, int) else answer).encode()
+            self.send_response(reply if isinstance(reply, int) else 200)
+            for name, value in (("content-type", "application/json"), ("retry-after-ms", "10")):
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Handler, f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [("I rather like it.", "has no line 'SCORE: ...'"), ("SCORE: 7", "not between 0 and 1"), (429, "RateLimitError")],
+)
+def test_a_judge_that_gives_no_verdict_is_the_graders_failure(folder, judge, reply, reason):
+    pytest.importorskip("openai", reason="the judge's client is an optional package")
+    handler, url = judge
+    handler.reply = reply
+    reward = Reward(timeout=60.0, judge=Judge(model="m", base_url=url, max_retries=1))
+    check_masked(play(folder, lambda turn: "4", reward=reward, data_source="judge"), "grader_failed", reason)
+
+
+# environments
+
+
+class Moody:
+    """Behaves until it is shown the bad prompt; then `trouble(environment)` is what it does at `where`."""
+
+    where = "step"
+
+    @staticmethod
+    def trouble() -> object:
+        raise NotImplementedError
+
+    def __init__(self, services: Any):
+        self._score = services.score
+
+    async def reset(self, prompt: Prompt) -> object:
+        self._prompt = prompt
+        return self._act("reset", Observation(prompt.content))
+
+    async def step(self, action: str) -> object:
+        return self._act("step", StepResult(done=True, score=await self._score(self._prompt, action)))
+
+    async def close(self) -> None:
+        self._act("close", None)
+
+    def _act(self, where: str, otherwise: object) -> object:
+        return self.trouble() if where == self.where and self._prompt.id == 0 else otherwise
+
+
+@pytest.fixture
+def moody(monkeypatch: pytest.MonkeyPatch):
+    from alphaapollo.environments import base
+
+    register_environment("moody", graded=True)(Moody)
+    yield lambda where, trouble: (
+        monkeypatch.setattr(Moody, "where", where),
+        monkeypatch.setattr(Moody, "trouble", staticmethod(trouble)),
+    )
+    base._ENVIRONMENTS._entries.pop("moody")
+
+
+def fail() -> object:
+    raise OSError("the simulator is gone")
+
+
+def leave() -> object:
+    sys.exit("goodbye")
+
+
+@pytest.mark.parametrize(
+    ("where", "trouble", "reason"),
+    [
+        ("reset", fail, "Moody.reset: OSError: the simulator is gone (attempt 2 of 2)"),
+        ("step", fail, "Moody.step: OSError: the simulator is gone (attempt 2 of 2)"),
+        ("step", leave, "Moody.step: RuntimeError: it wants to exit (goodbye)"),
+        ("reset", lambda: 7, "reset returned int"),
+        ("reset", lambda: Observation([{"role": "user", "content": "\ud800"}]), "rendering its observation"),
+        ("step", lambda: {"reward": 0.0}, "step returned dict"),
+        ("step", lambda: StepResult(done=True, score=0.0), "score is float"),
+        ("step", lambda: StepResult(Observation(BAD)), "messages are str"),
+    ],
+)
+@pytest.mark.parametrize("context", ["append", "memory"])
+def test_an_environment_that_raises_or_returns_nonsense_has_failed(folder, moody, where, trouble, reason, context):
+    moody(where, trouble)
+    env = Env(env_name="moody", max_steps=2, context=context)
+    played = play(folder, lambda turn: ANSWER, env)
+    check_masked(played, "environment_failed", reason)
+    assert played.bad["end"] == "environment_failed" and played.metrics["end/environment_failed"] == 0.5
+
+
+def test_an_environment_that_raises_when_it_is_closed_keeps_its_score(folder, moody):
+    moody("close", fail)
+    played = play(folder, lambda turn: ANSWER, Env(env_name="moody"))
+    assert played.bad["reward"] == played.fine["reward"] == 1.0
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_environment_that_never_answers_is_stopped_by_the_time_limit(folder, moody, monkeypatch, sync):
+    """In a sync method nothing can stop the thread: it is left behind, and holds up neither others nor the end."""
+    step = Moody.step
+
+    async def wait(self: Moody, action: str) -> object:
+        return await asyncio.sleep(3600) if self._prompt.id == 0 else await step(self, action)
+
+    def block(self: Moody, action: str) -> object:
+        return time.sleep(3600) if self._prompt.id == 0 else step(self, action)
+
+    monkeypatch.setattr(Moody, "step", block if sync else wait)
+    started = time.monotonic()
+    played = play(folder, lambda turn: ANSWER, Env(env_name="moody", episode_timeout=2.0))
+    check_masked(played, "environment_failed", "env.episode_timeout: 2 s passed in turn 1")
+    assert (played.bad["end"], played.metrics["end/time_limit"]) == ("time_limit", 0.5)
+    assert time.monotonic() - started < 60
+
+
+def test_an_environment_that_never_ends_is_stopped_by_the_turn_limit(folder, moody):
+    moody("step", lambda: StepResult(Observation([Message(role="user", content=BAD)])))
+    played = play(folder, lambda turn: "hm", Env(env_name="moody", max_steps=5))
+    assert (played.bad["end"], len(played.bad["turns"])) == ("turn_limit", 5)
+    assert (played.bad["outcome"], played.bad["reward"]) == ("wrong_format", 0.0)  # the model's: it never answered
+    assert played.bad["reason"].startswith("no score before the turn limit: ")
+    assert (played.metrics["end/turn_limit"], played.metrics["outcome/wrong_format"]) == (0.5, 0.5)
+    assert played.fine["reward"] == 1.0
