@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.loop.conftest import Runner
+from tests.unit.tool_templates import tokenizer_of
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
@@ -59,3 +63,42 @@ def test_maths_with_a_tool_goes_on_after_unreadable_turns(ppo: Runner) -> None:
     assert last["turn/invalid"] > 0.5
     answers = [record["turns"] for record in done.rollouts(2)]
     assert any(turn["info"].get("tool_status") == "unreadable" for turns in answers for turn in turns)
+
+
+OWN_TOOL = '''
+from alphaapollo.tools.function_tool import tool
+
+@tool
+def twice(x: int) -> int:
+    """Twice x."""
+    return 2 * x
+'''
+
+
+def test_maths_with_own_tools_in_the_models_own_format(ppo: Runner, tmp_path: Path) -> None:
+    """An untrained model calls nothing, so a first turn is the answer; but template, parser, tool and server stand."""
+    tokenizer = tokenizer_of(words=())
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "own.py").write_text(OWN_TOOL)
+    command = json.dumps([sys.executable, str(Path(__file__).parents[1] / "unit" / "tools" / "mcp_server.py")])
+    done = ppo.run(
+        "env.env_name=informal_math",
+        "env.max_steps=2",
+        "env.action_format=chat_template",
+        "env.tool_parser=hermes",
+        f"env.custom_module={tmp_path / 'own.py'}",
+        "env.tools=[twice]",
+        f"env.mcp_servers={{small: {{command: {command}, tools: [count]}}}}",
+        "env.informal_math.enable_python_code=False",
+        'env.informal_math.prompt="{question}"',
+        f"actor_rollout_ref.model.tokenizer_path={tmp_path / 'tokenizer'}",
+        "actor_rollout_ref.rollout.name=hf",
+        "trainer.controller=local",
+        "data.max_prompt_length=480",
+        "data.val_files=",
+        "trainer.total_training_steps=1",
+    )
+    assert done.metrics[-1]["turn/invalid"] == 0
+    for record in done.rollouts(1):
+        shown = tokenizer.decode(record["rows"][0]["ids"])
+        assert '"name": "twice"' in shown and '"name": "count"' in shown and len(record["turns"]) == 1

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from alphaapollo.data.rendering import load_tokenizer
 from examples.quickstart.make_task import make_tokenizer
 
+TAGS = ("<tool_call>", "</tool_call>")
 # As Qwen2.5 and Hermes: JSON in tags, consecutive results in one turn.
 HERMES = r"""
 {%- if tools %}{{ '<|im_start|>system\nTools:' }}{% for tool in tools %}{{ '\n' ~ tool | tojson }}{% endfor %}
@@ -80,17 +81,19 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 }
 
 
-def tokenizer_of(template: str = HERMES, special: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Bytes as tokens, the tags of calls as one token each, `special` ones besides."""
-    tokenizer = copy.deepcopy(_tokenizer(tuple(special)))
+def tokenizer_of(
+    template: str = HERMES, special: Sequence[str] = (), words: Sequence[str] = TAGS
+) -> PreTrainedTokenizerBase:
+    """Bytes as tokens, `words` as one token each, `special` ones besides."""
+    tokenizer = copy.deepcopy(_tokenizer(tuple(special), tuple(words)))
     tokenizer.chat_template = template
     return tokenizer
 
 
 @cache
-def _tokenizer(special: tuple[str, ...]) -> PreTrainedTokenizerBase:
+def _tokenizer(special: tuple[str, ...], words: tuple[str, ...]) -> PreTrainedTokenizerBase:
     with tempfile.TemporaryDirectory() as folder:
-        make_tokenizer(Path(folder), ["<tool_call>", "</tool_call>"])
+        make_tokenizer(Path(folder), words)
         tokenizer = load_tokenizer(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
     return tokenizer
