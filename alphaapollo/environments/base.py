@@ -123,7 +123,7 @@ class Registered:
     factory: EnvironmentFactory
     graded: bool  # it scores by `Services.score`, so each row needs a reward function
     check: Callable[[Env], None] | None  # raises ValueError for settings with which it cannot work
-    tools: Callable[[Env], list[str]]  # names of the tools that it is given
+    tools: Callable[[Env], list[str]] | None  # names of the tools that it is given; None: it calls none
 
 
 _ENVIRONMENTS: Registry[Registered] = Registry("environment")
@@ -135,7 +135,7 @@ def register_environment(
     *,
     graded: bool = False,
     check: Callable[[Env], None] | None = None,
-    tools: Callable[[Env], list[str]] = lambda config: config.tools,
+    tools: Callable[[Env], list[str]] | None = lambda config: config.tools,
 ) -> Callable[[FactoryT], FactoryT]:
     """Decorator: env.env_name=name. The options are the fields of `Registered`."""
 
@@ -159,6 +159,16 @@ def get_registered(name: str) -> Registered:
 def check_environment(config: Env) -> Registered:
     """Start-up check: the environment is there and can work with its settings (ValueError)."""
     registered = _ENVIRONMENTS.get(config.env_name)
+    if registered.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
+        raise ValueError(
+            f"env.env_name={config.env_name} calls no tools: leave out env.tools, env.mcp_servers and "
+            "env.action_format, or take an environment that does (informal_math, or your own)."
+        )
+    if config.tool_parser and config.action_format == "tags":
+        raise ValueError(
+            f"env.tool_parser={config.tool_parser} reads calls in the model's own format: set "
+            "env.action_format=chat_template too, or leave it out."
+        )
     if registered.check is not None:
         registered.check(config)
     return registered

@@ -30,7 +30,7 @@ LEGENDS = {
 DRAWS = 50  # of walls that leave no way; then there are none
 
 
-@register_environment("grid_world")
+@register_environment("grid_world", tools=None)
 class GridWorld(TextGame):
     """There is always a way within env.max_steps. A move into a wall, or out of the grid, leaves one where one is."""
 

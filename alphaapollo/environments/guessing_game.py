@@ -19,7 +19,7 @@ PROMPT = (
 HIGHER, LOWER = "higher", "lower"
 
 
-@register_environment("guessing_game")
+@register_environment("guessing_game", tools=None)
 class GuessingGame(TextGame):
     """Halving what is left finds one of 2**n - 1 numbers in n guesses. Without listening, n guesses find one number in
     (2**n - 1) / n."""

@@ -30,7 +30,7 @@ def check(config: Env) -> None:
         raise ValueError("env.openenv.url is empty: give the server's address, e.g. http://localhost:8000.")
 
 
-@register_environment("openenv", check=check)
+@register_environment("openenv", check=check, tools=None)
 class OpenEnv:
     """The reward that comes with the end is the episode's score; those before it are rewards of their turns."""
 

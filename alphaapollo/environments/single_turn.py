@@ -6,7 +6,7 @@ from alphaapollo.environments.base import Observation, Services, StepResult, reg
 from alphaapollo.types import Prompt
 
 
-@register_environment("single_turn", graded=True)
+@register_environment("single_turn", graded=True, tools=None)
 class SingleTurn:
     """Shows the prompt as it is and scores the first answer."""
 

@@ -46,7 +46,8 @@ def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable
 
     ValueError: an unknown tool, a setting that a tool does not have, an index that is not there, a name that is taken.
     """
-    names = get_registered(config.env_name).tools(config)
+    names_of = get_registered(config.env_name).tools
+    names = names_of(config) if names_of else []
     limits = config.tool_limits
     settings = {"python_code": {"timeout": config.informal_math.python_code_timeout}} | config.tool_settings
     tools = [*make_tools(names, {name: own for name, own in settings.items() if name in names}), *more]

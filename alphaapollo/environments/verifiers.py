@@ -35,7 +35,7 @@ def check(config: Env) -> None:
         raise ValueError("env.verifiers.name is empty: give what verifiers.load_environment takes, e.g. wordle.")
 
 
-@register_environment("verifiers", check=check)
+@register_environment("verifiers", check=check, tools=None)
 class Verifiers:
     """One example of the environment's own data: row i of ours plays its example i (counted around), from its training
     data where extra_info.split is `train`, else from its evaluation data."""

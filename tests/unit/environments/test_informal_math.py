@@ -172,3 +172,11 @@ def test_a_random_agent_never_breaks_it():
 def test_the_question_of_a_row_without_one_is_its_prompt():
     assert question_of(Prompt(0, "math", "2+2=?")) == "2+2=?"
     assert question_of(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
+
+
+def test_settings_that_nobody_would_read_are_refused():
+    for settings in ({"tools": ["python_code"]}, {"action_format": "chat_template"}):
+        with pytest.raises(ValueError, match="env_name=guessing_game calls no tools"):
+            check_environment(Env(env_name="guessing_game", **settings))
+    with pytest.raises(ValueError, match=r"tool_parser=hermes reads .*set env\.action_format=chat_template"):
+        check_environment(Env(env_name="informal_math", tool_parser="hermes"))
