@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Make a tiny model and questions, warm it up with SFT, train it with GRPO; its programs are run against unit tests.
+#   examples/code/run.sh [SEED [OUT]]        everything is written to OUT (outputs/code), anew
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+seed=${1:-0}
+out=${2:-outputs/code}
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+
+examples/small_run.sh code grpo val "$seed" "$out"
+"$python" -m alphaapollo.observability.curve "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy

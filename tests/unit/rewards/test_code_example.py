@@ -1,0 +1,62 @@
+"""examples/code: its data, its tests and its configurations hold together."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.rewards.base import check_gradable, find_grader
+from alphaapollo.rewards.code import grade
+from alphaapollo.types import Outcome, Prompt
+from examples.code.make_task import problems, rl_rows
+from examples.code.task import LISTS, MIXED_UP, PHRASES, RIGHT, TAKE, Problem, held_out, lesson
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "code"
+
+
+def prompt_of(problem: Problem) -> Prompt:
+    return Prompt(0, "code/lists", problem.question, problem.tests)
+
+
+@pytest.mark.parametrize("taken", PHRASES)
+def test_the_right_function_passes_and_the_one_mixed_up_with_it_does_not(taken):
+    problem = Problem(taken, PHRASES[taken][0], "*", 12)
+    assert grade(prompt_of(problem), problem.program(taken)).reward == 1.0
+    wrong = grade(prompt_of(problem), problem.program(MIXED_UP[taken]))
+    assert (wrong.reward, wrong.outcome) == (0.0, Outcome.SCORED)
+
+
+def test_the_tests_tell_all_six_apart():
+    for values in LISTS:
+        assert len({take(values) for take in TAKE.values()}) == len(TAKE) == len(PHRASES) == len(MIXED_UP)
+
+
+def test_nonsense_is_worth_nothing():
+    problem = Problem("sum(a)", "sum of a", "+", 10)
+    for text in ("def f(a): return ", "sum(a)+10", "def f(a): return 33", "def f(a): return sum(a)+1"):
+        assert grade(prompt_of(problem), text).reward == 0.0
+
+
+def test_the_teacher_mixes_up_more_often_than_not():
+    rng = random.Random(0)
+    taught = [(problem, lesson(problem, rng)) for problem, _ in zip(problems(rng, False), range(2000), strict=False)]
+    right = sum(chat[1]["content"] == problem.program(problem.taken) for problem, chat in taught)
+    assert right / len(taught) == pytest.approx(RIGHT, abs=0.04)
+    assert not any(held_out(chat[0]["content"]) for _, chat in taught)
+
+
+def test_the_rows_are_graded_by_the_code_grader():
+    rows = rl_rows(random.Random("held out"), "val", 50)
+    assert find_grader(rows[0]["data_source"]).name == "code"
+    assert all(held_out(row["prompt"][0]["content"]) for row in rows)
+    truths = [row["reward_model"]["ground_truth"] for row in rows]
+    check_gradable(Prompt(id, "code/lists", "?", truth) for id, truth in enumerate(truths))
+
+
+def test_the_configurations_work():
+    ppo = load_config(Config, "ppo", ["--config-dir", str(EXAMPLE), "--config-name", "grpo"])
+    sft = load_config(SftConfig, "sft", ["--config-dir", str(EXAMPLE), "--config-name", "sft"])
+    assert ppo.trainer.project_name == sft.trainer.project_name == "code"
+    assert ppo.env.env_name == "single_turn"
