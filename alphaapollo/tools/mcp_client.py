@@ -6,7 +6,8 @@
     await server.close()
 
 One connection serves all episodes of a process. When it breaks, the calls under way fail as ToolFailedError and the
-next call connects anew (a stdio server is started again); what such a server kept in memory is lost.
+next call connects anew (a stdio server is started again; a ToolBox makes each of those calls once more). What such a
+server kept in memory is lost.
 """
 
 from __future__ import annotations
@@ -127,6 +128,9 @@ class _Connection:
         except TimeoutError as error:
             await self.close()
             raise ConnectionError(f"no connection within {CONNECT_TIMEOUT:g} s") from error
+        except asyncio.CancelledError:  # the call that wanted it has run out of time: nobody would close it
+            self._task.cancel()
+            raise
 
     async def close(self) -> None:
         self._leave.set()

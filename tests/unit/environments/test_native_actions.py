@@ -1,6 +1,7 @@
 """env.action_format=chat_template: informal_math with a model that calls tools as it was trained to."""
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -184,3 +185,13 @@ def test_memory_context_shows_the_calls_and_their_results(tmp_path):
 def test_a_template_that_forgets_the_thoughts_of_earlier_questions_serves_calls(tmp_path):
     _, trajectory = play(tmp_path, [f"<think>?</think>{call('treble', x=14)}", "\\boxed{42}"], FORGETFUL)
     assert trajectory.score.reward == 1.0
+
+
+def test_a_random_agent_never_breaks_it():
+    rng = random.Random(0)
+    pieces = ["<think>", "</think>", "<tool_call>", "</tool_call>", call("double", x=1), call("treble"), '{"name": ']
+    pieces += ['"double"', "\\ud800", "\ud800", "\0", "[" * 2000, "}", "\n", "é", "\\boxed{42}"]
+    texts = ["".join(rng.choice(pieces) for _ in range(rng.randrange(8))) for _ in range(300)]
+    for result in take(*texts):
+        assert result.done == (result.score is not None) and (result.done or result.observation is not None)
+        assert result.valid or answers(result)

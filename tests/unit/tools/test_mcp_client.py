@@ -138,6 +138,26 @@ def test_a_slow_call_times_out_and_the_server_goes_on() -> None:
     asyncio.run(main())
 
 
+def test_a_server_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
+    mark = tmp_path / "alive"
+    program = (
+        f"import sys, time; open({str(mark)!r}, 'w').close(); sys.stdin.read(); __import__('os').remove({str(mark)!r})"
+    )
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await McpServer("x", command=[sys.executable, "-c", program]).start()
+        assert mark.exists()
+        for _ in range(200):
+            if not mark.exists():
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail("its standard input is still open")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
