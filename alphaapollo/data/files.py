@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 SUFFIXES = (".parquet", ".jsonl", ".json")
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """What stands in a json or jsonl file where a row should."""
+
+    reason: str  # the same words for all such rows
+    place: str  # the file and line
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason} ({self.detail})."
 
 
 def file_list(files: str | Sequence[str]) -> list[str]:
@@ -20,23 +33,41 @@ def read_rows(path: str | Path) -> list[DataRow]:
     """All rows of a parquet, jsonl (an object a line; blank lines are skipped) or json (a list of objects) file.
 
     Raises:
-        ValueError: no such file, another kind of file, unreadable, or without rows.
+        ValueError: no such file, another kind of file, unreadable (also a single row), or without rows.
     """
+    rows = _read(path, encoding_errors="strict")
+    if bad := next((row for row in rows if isinstance(row, BadRow)), None):
+        raise ValueError(str(bad))
+    return [row for row in rows if not isinstance(row, BadRow)]
+
+
+def read_dirty_rows(path: str | Path) -> list[DataRow | BadRow]:
+    """As read_rows, but rows that cannot be read stand in it with the reason, bytes that are no UTF-8 as surrogates.
+
+    Raises:
+        ValueError: no such file, another kind of file, unreadable as a whole, or without rows.
+    """
+    return _read(path, encoding_errors="surrogateescape")
+
+
+def columns_of(rows: Iterable[DataRow]) -> list[str]:
+    """The columns that any row has, in order of appearance."""
+    return list(dict.fromkeys(column for row in rows for column in row))
+
+
+def _read(path: str | Path, encoding_errors: str) -> list[DataRow | BadRow]:
     path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}).")
     if path.is_dir() or path.suffix not in SUFFIXES:
         kind = "is a folder" if path.is_dir() else f"ends in {path.suffix!r}"
         raise ValueError(f"{path}: {kind}; give a file that ends in one of {', '.join(SUFFIXES)}.")
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
+    rows: Sequence[DataRow | BadRow] = (
+        _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, encoding_errors)
+    )
     if not rows:
         raise ValueError(f"{path}: has no rows.")
-    return rows
-
-
-def columns_of(rows: Iterable[DataRow]) -> list[str]:
-    """The columns that any row has, in order of appearance."""
-    return list(dict.fromkeys(column for row in rows for column in row))
+    return list(rows)
 
 
 def _read_parquet(path: Path) -> list[DataRow]:
@@ -49,25 +80,34 @@ def _read_parquet(path: Path) -> list[DataRow]:
         raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
 
 
-def _read_json(path: Path) -> list[DataRow]:
+def _read_json(path: Path, encoding_errors: str) -> list[DataRow | BadRow]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig", errors=encoding_errors)
     except (UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{path}: not a readable UTF-8 text file ({error}).") from error
-    if path.suffix == ".json":
-        rows = _parse(text, f"{path}")
-        if not isinstance(rows, list):
-            raise ValueError(f"{path}: holds a {type(rows).__name__}; a .json file must hold a list of objects.")
-    else:
-        rows = [_parse(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, row {index}: is a {type(row).__name__}; each row must be an object {{...}}.")
-    return rows
+    if path.suffix == ".jsonl":
+        return [_row(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    values = _parse(text, f"{path}")
+    if isinstance(values, BadRow):
+        raise ValueError(str(values))
+    if not isinstance(values, list):
+        raise ValueError(f"{path}: holds a {type(values).__name__}; a .json file must hold a list of objects.")
+    return [_object(value, f"{path}, row {index}") for index, value in enumerate(values)]
 
 
-def _parse(text: str, where: str) -> Any:
+def _row(line: str, place: str) -> DataRow | BadRow:
+    value = _parse(line, place)
+    return value if isinstance(value, BadRow) else _object(value, place)
+
+
+def _object(value: Any, place: str) -> DataRow | BadRow:
+    if isinstance(value, dict):
+        return value
+    return BadRow("not an object {...}", place, f"a {type(value).__name__}")
+
+
+def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not valid JSON ({error}).") from error
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
+        return BadRow("not valid JSON", place, str(error))

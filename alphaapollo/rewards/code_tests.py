@@ -41,6 +41,8 @@ def read_tests(truth: str | None) -> tuple[Tests | Pairs, float]:
     try:
         fields = json.loads(truth or "")
         time_limit = float(fields.get("time_limit") or TIME_LIMIT)
+        if not all(isinstance(fields.get(key) or "", str) for key in ("prompt", "setup")):
+            raise TypeError("prompt and setup must be code")
         if "test" in fields:
             entry = fields["entry_point"]
             if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
@@ -56,7 +58,7 @@ def read_tests(truth: str | None) -> tuple[Tests | Pairs, float]:
             text = "\n".join(f"assert {entry}(*{args!r}) == {result!r}" for args, result in pairs)
             return Tests(text, fields.get("prompt") or "", (entry,)), time_limit
         return Pairs([str(text) for text in fields["inputs"]], [str(text) for text in fields["outputs"]]), time_limit
-    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError) as error:
         wanted = "test and entry_point, asserts, or inputs and outputs"
         raise ValueError(f"the ground truth is not JSON with {wanted} ({type(error).__name__}: {error})") from error
 

@@ -6,6 +6,7 @@ import argparse
 import gzip
 import importlib
 import json
+import math
 import re
 import tempfile
 from collections import Counter
@@ -20,7 +21,7 @@ from rich import print_json
 from rich.console import Console
 from rich.progress import track
 
-from alphaapollo.data.files import SUFFIXES, DataRow, read_rows
+from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_dirty_rows
 from alphaapollo.rewards.base import find_grader
 from alphaapollo.rewards.extract import after_hashes, last_boxed
 
@@ -60,7 +61,11 @@ RL_SCHEMA = pa.schema(
     }
 )
 
+SHOWN = 1000  # characters of a text in the sample row
+
 console = Console(highlight=False, soft_wrap=True)
+
+SourceRow = DataRow | BadRow  # a BadRow is dropped, with its reason
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Count:
         return f"{self.kept} rows kept, {self.dropped.total()} dropped{reasons}"
 
 
-def read_splits(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[DataRow]]:
+def read_splits(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[SourceRow]]:
     """The rows of each split that the source has.
 
     A file is one split: the one that its name ends in or begins with, else the first. In a folder, a split is all files
@@ -141,6 +146,8 @@ def find_problem(row: DataRow) -> Problem:
     if not truth:
         raise Dropped("the ground truth is empty")
     body = as_text(row.get(BODY_KEY)) if question_key == "Question" else None
+    if body and not is_unicode(body):
+        raise Dropped(f"the question is not valid Unicode (column {BODY_KEY})")
     solution = as_text(row.get("solution"))
     return Problem(
         question=f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {question}" if body else question,
@@ -187,11 +194,15 @@ def maths_row(data_source: str, split: str) -> Callable[[DataRow, int], DataRow]
     return make
 
 
-def convert(rows: Sequence[DataRow], make: Callable[[DataRow, int], DataRow], what: str) -> tuple[list[DataRow], Count]:
-    """`make(row, index)` for every row, with a progress bar; rows that raise Dropped are counted."""
+def convert(
+    rows: Sequence[SourceRow], make: Callable[[DataRow, int], DataRow], what: str
+) -> tuple[list[DataRow], Count]:
+    """`make(row, index)` for every row, with a progress bar; bad rows, and those that raise Dropped, are counted."""
     made, count = [], Count()
     for index, row in enumerate(track(rows, what, console=console)):
         try:
+            if isinstance(row, BadRow):
+                raise Dropped(row.reason)
             made.append(make(row, index))
         except Dropped as reason:
             count.dropped[str(reason)] += 1
@@ -200,11 +211,15 @@ def convert(rows: Sequence[DataRow], make: Callable[[DataRow, int], DataRow], wh
 
 
 def write_parquet(rows: Iterable[DataRow], path: Path, schema: pa.Schema = RL_SCHEMA) -> None:
-    """Write whole or not at all: to a file beside it, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write whole or not at all: to a file beside it, then renamed (ValueError: it cannot be written there)."""
+    table = pa.Table.from_pylist(list(rows), schema=schema)
     partial = path.with_suffix(".partial")
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), partial)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, partial)
+        partial.replace(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error}). Set --local_dir.") from error
 
 
 def finish(rows: Sequence[DataRow], count: Count, path: Path, what: str, schema: pa.Schema = RL_SCHEMA) -> None:
@@ -236,9 +251,19 @@ def output_folder(local_dir: str | None, name: str) -> Path:
 
 
 def show_sample(rows: Sequence[DataRow]) -> None:
-    """Print the first row."""
+    """Print the first row, long texts cut."""
     console.print("A sample row:")
-    print_json(data=rows[0], ensure_ascii=False)
+    print_json(data=_cut(rows[0]), ensure_ascii=False)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _cut(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_cut(part) for part in value]
+    if not isinstance(value, str) or len(value) <= SHOWN:
+        return value
+    return f"{value[:SHOWN]}... ({len(value):,} characters)"
 
 
 def run(script: Callable[[], None]) -> None:
@@ -254,17 +279,17 @@ def _plain_name(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".gz" else path
 
 
-def _read_file(path: Path) -> list[DataRow]:
+def _read_file(path: Path) -> list[SourceRow]:
     """The rows of one file, unpacked if it ends in .gz."""
     if path.suffix != ".gz":
-        return read_rows(path)
+        return read_dirty_rows(path)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / _plain_name(path).name
         try:
             plain.write_bytes(gzip.decompress(path.read_bytes()))
         except (OSError, EOFError) as error:
             raise ValueError(f"{path}: not a readable gzip file ({error}).") from error
-        return read_rows(plain)
+        return read_dirty_rows(plain)
 
 
 def _belongs(file: Path, split: str) -> bool:
@@ -272,7 +297,7 @@ def _belongs(file: Path, split: str) -> bool:
     return re.search(rf"(^|[-_.]){re.escape(split)}$|^{re.escape(split)}[-_.]", name) is not None
 
 
-def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[DataRow]]:
+def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[SourceRow]]:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -306,11 +331,13 @@ def find_text(row: DataRow, keys: Sequence[str], what: str) -> tuple[str, str]:
 
 
 def as_text(value: Any) -> str | None:
-    """Text and numbers as text; of a chat, what the user said last; None for anything else."""
+    """Text and numbers as text; of a chat, what the user said last; None for anything else (also NaN)."""
     if isinstance(value, list):
         said = [part.get("content") for part in value if isinstance(part, dict) and part.get("role") == "user"]
         value = said[-1] if said else None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):  # an empty cell of pandas
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)

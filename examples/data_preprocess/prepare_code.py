@@ -56,6 +56,8 @@ def code_problem(row: DataRow) -> tuple[str, dict[str, Any]]:
     _, question = find_text(row, TEXT_KEYS, "question")
     tests = _given_tests(row, present[0])
     if starter := as_text(row.get("starter_code")):
+        if not is_unicode(starter):
+            raise Dropped("the question is not valid Unicode (column starter_code)")
         question += f"\n\nBegin with:\n```python\n{starter}\n```"
     if asserts := tests.get("asserts"):
         question += f"\n\nYour code should pass this test:\n```python\n{asserts[0][:LONGEST_ASSERT]}\n```"
@@ -71,7 +73,7 @@ def _given_tests(row: DataRow, key: str) -> dict[str, Any]:
             raise Dropped(f"the tests are not JSON (column {key})") from error
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         imports = row.get("test_imports")
-        setup = "\n".join(imports) if isinstance(imports, list) else row.get("test_setup_code")
+        setup = "\n".join(map(str, imports)) if isinstance(imports, list) else row.get("test_setup_code")
         return {"asserts": value, "setup": setup or ""}
     if not isinstance(value, dict) or not {"inputs", "outputs"} <= value.keys():
         raise Dropped(f"the tests are neither asserts nor inputs and outputs (column {key})")

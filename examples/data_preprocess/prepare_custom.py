@@ -23,13 +23,15 @@ from examples.data_preprocess.common import (
 )
 
 
-def read_indices(text: str) -> list[int]:
-    """`0,3,10-12` -> 0, 3, 10, 11, 12 (ValueError: anything else)."""
+def read_indices(text: str, num_rows: int) -> list[int]:
+    """`0,3,10-12` -> 0, 3, 10, 11, 12 (ValueError: anything else, or a number above those of the rows)."""
     indices: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
             raise ValueError(f"--sample_indices {text}: {part!r} is no row number and no range; write 0,3,10-12.")
+        if int(last or first) >= num_rows:
+            raise ValueError(f"--sample_indices {text}: there are the rows 0 to {num_rows - 1}.")
         indices += range(int(first), int(last or first) + 1)
     return indices
 
@@ -44,9 +46,7 @@ def prepare(source: str, indices: str, folder: Path, splits: Sequence[str], conf
     if len(found) > 1:
         raise ValueError(f"{source}: has the splits {', '.join(found)}; choose one with --splits.")
     ((split, rows),) = found.items()
-    chosen = read_indices(indices) if indices else list(range(len(rows)))
-    if max(chosen) >= len(rows):
-        raise ValueError(f"--sample_indices {indices}: {source} has the rows 0 to {len(rows) - 1}.")
+    chosen = read_indices(indices, len(rows)) if indices else list(range(len(rows)))
     data_source = data_source_of(source, fallback="math")
     make = maths_row(data_source, split)
     made, count = convert([rows[index] for index in chosen], lambda row, place: make(row, chosen[place]), split)

@@ -12,8 +12,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.data.files import DataRow
 from examples.data_preprocess.common import (
+    SourceRow,
     convert,
     data_source_of,
     finish,
@@ -41,12 +41,13 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
         finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
 
 
-def hold_out(found: dict[str, list[DataRow]], size: int) -> None:
+def hold_out(found: dict[str, list[SourceRow]], size: int) -> None:
     """Move `size` rows of the first split, drawn at random but always the same ones, to a split `val`."""
     split = next(iter(found))
     rows = found[split]
-    if "val" in found or size >= len(rows):
-        why = "there is a split val already" if "val" in found else f"split {split} has only {len(rows)} rows"
+    if "val" in found or not 0 < size < len(rows):
+        few = f"split {split} has only {len(rows)} rows" if size > 0 else "must not be negative"
+        why = "there is a split val already" if "val" in found else few
         raise ValueError(f"--val_size {size}: {why}.")
     chosen = set(random.Random(0).sample(range(len(rows)), size))
     found["val"] = [row for index, row in enumerate(rows) if index in chosen]

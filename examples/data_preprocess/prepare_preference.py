@@ -75,8 +75,8 @@ def labelled_solutions(row: DataRow) -> list[tuple[str, bool]]:
     for value in values:
         if isinstance(value, dict) and {"solution", "is_correct"} <= value.keys():
             text = CALCULATOR.sub("", as_text(value["solution"]) or "")
-            if text and is_unicode(text) and isinstance(value["is_correct"], bool):
-                found.setdefault(text, value["is_correct"])
+            if text and is_unicode(text) and value["is_correct"] in (0, 1):
+                found.setdefault(text, bool(value["is_correct"]))
     if not found:
         raise Dropped("neither chosen and rejected, nor labelled solutions {solution, is_correct}")
     return list(found.items())

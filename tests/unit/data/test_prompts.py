@@ -146,7 +146,7 @@ def test_other_bad_columns_are_named(tmp_path, column, value, what):
         ("data.txt", b"x", r"ends in '\.txt'; give a file that ends in one of \.parquet"),
         ("cut.parquet", b"PAR1 cut", "not a readable parquet file"),
         ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
-        ("list.jsonl", b'["a"]', "row 0: is a list"),
+        ("list.jsonl", b'["a"]', r"line 1: not an object .* \(a list\)"),
         ("object.json", b'{"a": 1}', "must hold a list of objects"),
         ("latin.jsonl", b'{"prompt": "\xe9"}', "not a readable UTF-8 text file"),
     ],

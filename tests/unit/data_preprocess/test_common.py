@@ -1,4 +1,5 @@
 import json
+import math
 import sys
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from examples.data_preprocess.common import (
     ground_truth_of,
     read_splits,
     rl_row,
+    show_sample,
     source_name,
     write_parquet,
 )
@@ -77,6 +79,8 @@ def test_numbers_and_chats_are_read_as_text():
         ({"question": "q", "answer": {"a": 1}}, "the answer is not text (column answer)"),
         ({"question": "q \ud83d", "answer": "1"}, "the question is not valid Unicode (column question)"),
         ({"question": "q", "answer": r"\boxed{}"}, "the ground truth is empty"),
+        ({"question": "q", "answer": math.nan}, "the answer is not text (column answer)"),
+        ({"Question": "q", "Body": "\ud83d", "Answer": 1}, "the question is not valid Unicode (column Body)"),
     ],
 )
 def test_unusable_rows_say_why(row, reason):
@@ -94,6 +98,31 @@ def test_kept_and_dropped_rows_are_counted_with_reasons():
         "  2 dropped: no question (looked for question, problem, prompt, Problem, instruction, Question)\n"
         "  1 dropped: the question is empty (column question)"
     )
+
+
+def test_lines_that_are_no_rows_are_counted_too(tmp_path):
+    lines = [
+        b'{"question": "q", "answer": "1"}',
+        b"null",
+        b'{"question": "cut',
+        b"[1]",
+        b'{"question": "\xe9", "answer": 1}',
+    ]
+    lines += [b"[" * 100_000, b'{"answer": ' + b"9" * 5000 + b"}", b"", b'{"question": "p", "answer": "2"}']
+    (tmp_path / "dirty.jsonl").write_bytes(b"\n".join(lines))
+    rows = read_splits(str(tmp_path / "dirty.jsonl"), ["train"], None)["train"]
+    made, count = convert(rows, lambda row, index: {"question": find_problem(row).question}, "rows")
+    assert made == [{"question": "q"}, {"question": "p"}]
+    assert count.dropped == {
+        "not valid JSON": 3,
+        "not an object {...}": 2,
+        "the question is not valid Unicode (column question)": 1,
+    }
+
+
+def test_long_texts_of_the_sample_row_are_cut(capsys):
+    show_sample([{"prompt": [{"content": "x" * 5000}], "seed": 3}])
+    assert "x" * 1000 + "... (5,000 characters)" in capsys.readouterr().out
 
 
 def test_a_written_row_comes_back_as_a_prompt(tmp_path):

@@ -106,7 +106,13 @@ def test_custom_takes_the_chosen_rows(tmp_path):
 
 @pytest.mark.parametrize(
     ("indices", "what"),
-    [("0,9", "has the rows 0 to 5"), ("a", "no row number"), ("3-1", "no row number"), ("1,", "no row number")],
+    [
+        ("0,9", "there are the rows 0 to 5"),
+        ("0-99999999999", "there are the rows"),
+        ("a", "no row number"),
+        ("3-1", "no row number"),
+        ("1,", "no row number"),
+    ],
 )
 def test_custom_refuses_other_rows(tmp_path, indices, what):
     source = write(tmp_path / "mine.jsonl", [GOOD] * 6)
@@ -192,7 +198,7 @@ def test_preference_pairs(tmp_path):
     good, bad = {"role": "assistant", "content": "hello"}, {"role": "assistant", "content": "go"}
     rows = [
         {"question": "q", "answer": "2", "a": solution("1+1=<<1+1=2>>2", True), "b": solution("3", False)},
-        {"question": "q", "solutions": [solution("a", True), solution("b", True), solution("c", False)]},
+        {"question": "q", "solutions": [solution("a", 1), solution("b", True), solution("c", 0), solution("d", "no")]},
         {"prompt": "p", "chosen": "x", "rejected": "y"},
         {"chosen": [*chat, good], "rejected": [*chat, bad]},
         {"question": "q", "a": solution("2", True), "b": solution("2", False)},
@@ -242,6 +248,8 @@ def test_code_formats(tmp_path):
         {"question": "No call.", "test_list": ["assert 1 == 1"]},
         {**humaneval, "entry_point": None},
         {**humaneval, "prompt": None},
+        {"text": "Odd setup.", "test_list": ["assert f(1) == 1"], "test_setup_code": 5},
+        {"question": "Half a pair.", "tests": pairs, "starter_code": "\ud83d"},
         *DIRTY,
     ]
     written, said = made("prepare_code", tmp_path, "--data_source", write(tmp_path / "x.jsonl", rows))
@@ -256,8 +264,13 @@ def test_code_formats(tmp_path):
     ]
     assert [row["extra_info"]["gt_traj"] for row in written] == ["    return x\n", "def f", "print(input())", ""]
     assert "assert f(1) == 1" in written[1]["prompt"][0]["content"]
-    assert "4 rows kept, 15 dropped\n  9 dropped: no tests" in said
-    for reason in ("the tests are not JSON", "neither asserts nor inputs", "3 dropped: the tests cannot be read"):
+    assert "4 rows kept, 17 dropped\n  9 dropped: no tests" in said
+    for reason in (
+        "the tests are not JSON",
+        "neither asserts nor inputs",
+        "4 dropped: the tests cannot be read",
+        "not valid Unicode",
+    ):
         assert reason in said
 
 

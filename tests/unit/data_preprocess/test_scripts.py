@@ -60,9 +60,11 @@ def test_dirty_rows_are_dropped_and_counted(tmp_path):
     ("text", "args", "what"),
     [
         ('{"x": 1}', [], "split train has no usable row: 0 rows kept, 1 dropped"),
-        ('{"question": "q"', [], "line 1: not valid JSON"),
+        ('{"question": "q"', [], "1 dropped: not valid JSON"),
         ("", [], "has no rows"),
         ('{"question": "q", "answer": "1"}', ["--val_size", "5"], "split train has only 1 rows"),
+        ('{"question": "q", "answer": "1"}', ["--val_size", "-5"], "--val_size -5: must not be negative"),
+        ('{"question": "q", "answer": "1"}', ["--local_dir", "/dev/null"], "cannot be written"),
     ],
 )
 def test_an_unusable_source_is_one_line_and_leaves_nothing(tmp_path, text, args, what):
