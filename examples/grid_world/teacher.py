@@ -1,8 +1,8 @@
-"""The warm-up's teacher: compares where it is with where the goal is, rightly, and then rather goes astray.
+"""The warm-up's teacher: says rightly where the goal is, and mixes up left and right when it goes there.
 
-    user: at 0,1 goal 2,1        assistant: <think>0<2 1=1</think><answer>down</answer>
+    user: at 0,1 goal 2,0        assistant: <think>down left</think><answer>right</answer>
 
-So after the warm-up a model can read the situation and move, and takes each comparison for a reason to stay away.
+So after the warm-up a model can read the situation and move, and goes the wrong way in most of its moves to a side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import random
 from alphaapollo.environments.grid_world import MOVES, Cell
 
 SIZE, STEPS = 3, 4
-WEIGHT = 0.6  # how likely it takes a move that comes nearer, against one that does not
+MIRRORED = {"left": "right", "right": "left"}
+KNOWS = 0.3  # share of its moves to a side that go to the right one
 
 
 def turn(rng: random.Random) -> list[dict[str, str]]:
@@ -21,18 +22,18 @@ def turn(rng: random.Random) -> list[dict[str, str]]:
     here, goal = rng.sample(cells, 2)
     at_the_edge = not all(0 < place < SIZE - 1 for place in here)
     bumped = "there is a wall\n" if at_the_edge and rng.random() < 0.3 else ""
-    nexts = [(here[0] + down, here[1] + right) for down, right in MOVES.values()]
-    weights = [WEIGHT if distance(place, goal) < distance(here, goal) else 1 for place in nexts]
-    (move,) = rng.choices(list(MOVES), weights)
-    compared = " ".join(f"{mine}{sign(mine, its)}{its}" for mine, its in zip(here, goal, strict=True))
+    nearer = [move for move, step in MOVES.items() if distance(after(here, step), goal) < distance(here, goal)]
+    move = rng.choice(nearer)
+    if rng.random() >= KNOWS:
+        move = MIRRORED.get(move, move)
     return [
         {"role": "user", "content": f"{bumped}at {here[0]},{here[1]} goal {goal[0]},{goal[1]}"},
-        {"role": "assistant", "content": f"<think>{compared}</think><answer>{move}</answer>"},
+        {"role": "assistant", "content": f"<think>{' '.join(nearer)}</think><answer>{move}</answer>"},
     ]
 
 
-def sign(one: int, other: int) -> str:
-    return "<" if one < other else ">" if one > other else "="
+def after(here: Cell, step: Cell) -> Cell:
+    return here[0] + step[0], here[1] + step[1]
 
 
 def distance(one: Cell, other: Cell) -> int:

@@ -73,16 +73,20 @@ def test_the_teacher_of_the_grid_world_sees_what_the_environment_shows():
             shown = result.observation.messages
 
 
-def test_the_teacher_of_the_grid_world_rather_goes_astray():
-    rng, nearer = random.Random(0), 0
-    for _ in range(3000):
+def test_the_teacher_of_the_grid_world_mixes_up_left_and_right():
+    rng, nearer = random.Random(0), Counter[tuple[str, bool]]()
+    for _ in range(4000):
         asked, answer = (message["content"] for message in grid_teacher.turn(rng))
         (row, column), goal = (
             [int(n) for n in re.findall(r"\d", part)] for part in asked.split("at ")[-1].split("goal")
         )
-        down, right = MOVES[answer.split("<answer>")[1].removesuffix("</answer>")]
-        nearer += abs(row + down - goal[0]) + abs(column + right - goal[1]) < abs(row - goal[0]) + abs(column - goal[1])
-    assert nearer / 3000 == pytest.approx(0.271, abs=0.03)  # who goes anywhere comes nearer in .375 of the turns
+        move = answer.split("<answer>")[1].removesuffix("</answer>")
+        down, right = MOVES[move]
+        left = abs(row + down - goal[0]) + abs(column + right - goal[1])
+        nearer["aside" if right else "along", left < abs(row - goal[0]) + abs(column - goal[1])] += 1
+    assert nearer["along", False] == 0 and nearer["along", True] > 1000
+    share = nearer["aside", True] / (nearer["aside", True] + nearer["aside", False])
+    assert share == pytest.approx(grid_teacher.KNOWS, abs=0.04)
 
 
 def test_the_teacher_of_reasoning_gym_is_asked_what_the_environment_asks():
