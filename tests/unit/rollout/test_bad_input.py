@@ -327,5 +327,6 @@ def test_an_environment_that_never_ends_is_stopped_by_the_turn_limit(folder, moo
     assert (played.bad["end"], len(played.bad["turns"])) == ("turn_limit", 5)
     assert (played.bad["outcome"], played.bad["reward"]) == ("wrong_format", 0.0)  # the model's: it never answered
     assert played.bad["reason"].startswith("no score before the turn limit: ")
+    assert played.bad["components"].keys() == played.fine["components"].keys()  # gdpo compares them
     assert (played.metrics["end/turn_limit"], played.metrics["outcome/wrong_format"]) == (0.5, 0.5)
     assert played.fine["reward"] == 1.0
