@@ -281,15 +281,17 @@ def test_the_draws_are_those_of_a_validation_and_greedy_has_none(command: Comman
 
 
 def test_episodes_of_several_turns_without_a_reward_function(command: Command) -> None:
-    command.run(
-        "env.env_name=guessing_game", "env.max_steps=3", "custom_reward_function.path=", "data.max_response_length=99"
-    )
+    game = ("env.env_name=guessing_game", "env.max_steps=3", "custom_reward_function.path=")
+    command.run(*game, "data.max_response_length=99")
     records = command.records()
     assert len(records) == 18 and max(len(record["turns"]) for record in records) > 1
     everything = command.summary()["all"]
     assert everything["failed"] == 0 and sum(everything["ends"].values()) == 18
     tokens = sum(turn["num_tokens"] for record in records for turn in record["turns"])
     assert everything["figures"]["response_length"]["value"] == pytest.approx(tokens / 18)
+    assert {record["prompt"][0]["content"][:20] for record in records} == {"I have chosen a whol"}
+    assert [record["row_prompt"] for record in records[::3]] == [row["prompt"] for row in ROWS]
+    assert "finished   6 prompts" in command.run(*game, "data.max_response_length=99")  # whatever was asked: its rows
 
 
 def test_long_prompts_are_left_out_and_told(command: Command) -> None:
