@@ -68,7 +68,8 @@ class Verdict:
         marked = marked_answer(self.answer.response)
         said = _short(self.answer.response if marked is None else marked)
         why = f": {self.score.reason}" if self.score.reason else ""
-        return f"row {self.answer.row}, {self.kind}{why}\n  truth  {self.answer.prompt.ground_truth}\n  answer {said}"
+        truth = _short(self.answer.prompt.ground_truth or "")
+        return f"row {self.answer.row}, {self.kind}{why}\n  truth  {truth}\n  answer {said}"
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _short(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", metavar="DATA", help="jsonl, json or parquet file of labelled answers")
+    parser.add_argument("data", metavar="DATA", help="jsonl or parquet file of labelled answers")
     parser.add_argument("--json", action="store_true", help="end with the counts as one line of JSON")
     parser.add_argument("--data_source", default="", help="grade all rows as of this data source")
     parser.add_argument("--workers", type=int, default=2, help="grader processes")
@@ -200,7 +201,7 @@ def main() -> None:
     verdicts, result = asyncio.run(audit(answers, args.workers, args.timeout))
     for verdict in verdicts:
         if verdict.kind != "agreement":
-            print(verdict)
+            print(str(verdict).encode("utf-8", "backslashreplace").decode())  # answers may hold half a surrogate pair
     print(result)
     if args.json:
         print(json.dumps(vars(result)))

@@ -44,12 +44,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memory-mb", type=int, default=1024, help="MiB for each file (default 1024)")
     parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="leave a layer out")
     parser.add_argument("--unsafe", action="store_true", help="run even where no seccomp filter holds the code")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.timeout <= 0 or options.memory_mb <= 0:
+        parser.error("--timeout and --memory-mb must be above 0")
+    return options
 
 
 def _run(sandbox: Sandbox, name: str, options: argparse.Namespace) -> SandboxResult:
     try:
-        code = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        code = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
         return sandbox.run(code, timeout=options.timeout, memory_mb=options.memory_mb, echo=True)
     except (OSError, UnicodeError, SandboxError, SandboxUnavailableError) as error:
         return SandboxResult(Status.REFUSED, "", str(error), 0.0, "none", f"not run: {error}")

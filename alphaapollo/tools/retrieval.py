@@ -51,9 +51,11 @@ class Index:
                 f"no index of documents at {folder} ({error.strerror}). Make one from a folder with one subfolder a "
                 f"repo_name: python -m alphaapollo.tools.retrieval build FOLDER --out {folder}"
             ) from error
-        if manifest["format"] != FORMAT:
+        except ValueError:
+            manifest = {}  # broken: the format says so
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError(
-                f"the index at {folder} has format {manifest['format']}, this is for {FORMAT}. Make it again: "
+                f"the index at {folder} is broken, or not of format {FORMAT}. Make it again: "
                 f"python -m alphaapollo.tools.retrieval build FOLDER --out {folder}"
             )
         self._places: dict[str, str] = manifest["repositories"]
@@ -91,7 +93,7 @@ def build(source: str | Path, out: str | Path) -> dict[str, tuple[int, dict[str,
     Each subfolder is a repository; without subfolders the folder itself is one. Returns for each the number of
     passages, and of files left out by reason.
 
-    ValueError: `source` is no folder or has no documents, or `out` is something else than an index.
+    ValueError: `source` is no folder or has no documents, or `out` is no index or cannot be written.
     """
     import bm25s
 
@@ -125,6 +127,8 @@ def build(source: str | Path, out: str | Path) -> dict[str, tuple[int, dict[str,
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
+    except OSError as error:
+        raise ValueError(f"{out}: the index cannot be made ({error}).") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return report
@@ -206,6 +210,8 @@ def main() -> int:
     asking.add_argument("query")
     asking.add_argument("--top-k", type=int, default=3)
     options = parser.parse_args()
+    if options.command == "query" and options.top_k < 1:
+        parser.error("--top-k must be at least 1")
     try:
         if options.command == "build":
             for name, (number, left_out) in build(options.folder, options.out).items():

@@ -22,7 +22,7 @@ ROWS = [
     {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "4", "is_correct": True},
     {"data_source": "gsm8k", "response": "#### 5", "ground_truth": "4", "is_correct": False},
     {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "4", "is_correct": False},
-    {"data_source": "gsm8k", "response": "no idea", "ground_truth": "4", "is_correct": True},
+    {"data_source": "gsm8k", "response": "no idea \ud83d", "ground_truth": "4", "is_correct": True},
     {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "none", "is_correct": True},
     {"data_source": "math", "response": r"\\boxed{0.5}", "ground_truth": 0.5, "is_correct": 1},
 ]
@@ -48,7 +48,7 @@ def test_the_last_line_has_the_counts_and_disagreements_are_listed(tmp_path):
     assert counts == COUNTS
     text = "\n".join(lines)
     assert "row 2, false positive\n  truth  4\n  answer 4" in text
-    assert "row 3, false negative: no number in the answer\n  truth  4\n  answer no idea" in text
+    assert "row 3, false negative: no number in the answer\n  truth  4\n  answer no idea \\ud83d" in text
     assert "row 4, failure: the reward function failed: ValueError: the ground truth 'none' has no number" in text
     assert "row 0" not in text and lines[-1].startswith("6 rows, agreement 50.00%, 1 false positives")
 

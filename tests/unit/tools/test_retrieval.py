@@ -103,6 +103,13 @@ def test_a_missing_index_names_the_command(tmp_path: Path) -> None:
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path / "none")}})
 
 
+@pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"format": 0}'])
+def test_a_broken_index_says_so(tmp_path: Path, manifest: str) -> None:
+    (tmp_path / "index.json").write_text(manifest)
+    with pytest.raises(ValueError, match=r"is broken, or not of format 1\. Make it again"):
+        make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
+
+
 def test_an_index_that_vanishes_is_a_failure_of_the_tool(index_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(index_folder, tmp_path / "copy")
     toolbox = ToolBox([LocalRag(str(copy))], ToolLimits())
@@ -137,6 +144,9 @@ def test_what_cannot_be_built(tmp_path: Path) -> None:
         build(tmp_path / "docs", tmp_path / "out")
     with pytest.raises(ValueError, match="exists and is not an index"):
         build(tmp_path / "docs", tmp_path / "docs")
+    (tmp_path / "docs" / "a.md").write_text("x")
+    with pytest.raises(ValueError, match="the index cannot be made"):
+        build(tmp_path / "docs", "/dev/null/out")
     assert not (tmp_path / "out").exists()
 
 

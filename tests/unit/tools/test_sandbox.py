@@ -284,7 +284,7 @@ def runs(pid: str) -> bool:
 
 def test_the_command(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
-    good.write_text("print('hi')\n6 * 7")
+    good.write_bytes(b"\xef\xbb\xbfprint('hi')\n6 * 7")  # with the mark that Windows' editors write
     bad.write_text("1 / 0")
     command = [sys.executable, "-m", "alphaapollo.tools.python_sandbox", str(good), str(bad), str(tmp_path / "none.py")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
