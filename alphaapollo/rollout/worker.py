@@ -96,14 +96,14 @@ class RolloutWorker:
         self._runner: EpisodeRunner | None = None
 
     async def start(self) -> None:
-        """Engine, graders, tools and tokenizer, side by side."""
+        """The tools, which may be refused; then engine, graders and tokenizer, side by side."""
         env, path = self._env, self._model.tokenizer_path or self._model.path
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        self._tools = await open_toolbox(env)
         gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
         try:
-            tokenizer, self._tools, *_ = await asyncio.gather(
+            tokenizer, *_ = await asyncio.gather(
                 asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code),
-                open_toolbox(env),
                 self.engine.start(),
                 self._rewards.start(),
             )
