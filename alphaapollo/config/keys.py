@@ -46,6 +46,12 @@ def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
     return {name: list(type(section).model_fields) for name, section in _walk_sections(schema(), "")}
 
 
+def in_map(name: str, schema: type[BaseModel]) -> bool:
+    """Is it a name of the user's in a key that is a map, e.g. `reward.components.format`?"""
+    maps = (key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
+    return any(name.startswith(f"{key}.") for key in maps)
+
+
 def _walk(section: BaseModel, prefix: str) -> Iterable[Key]:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, plain, sections, unknown_key_problem
+from alphaapollo.config.keys import accepted_keys, in_map, plain, sections, unknown_key_problem
 from alphaapollo.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
@@ -167,7 +167,7 @@ def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel],
             if isinstance(got, str) and f"{name}={got}" not in _presets(folders):
                 presets = [preset for preset in _presets(folders) if preset.startswith(f"{name}=")]
                 problems.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
-        elif name not in known:
+        elif name not in known and not in_map(name, schema):
             problems.append(unknown_key_problem(name, schema, got))
     if problems:
         raise ConfigError(problems)
@@ -194,7 +194,7 @@ def _compose(
     try:
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
-            words = [_as_hydra_wants(override, set(chosen), folders) for override in overrides]
+            words = [_as_hydra_wants(override, schema, set(chosen), folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_in_one_line(error, name)) from None
@@ -202,7 +202,7 @@ def _compose(
     return {str(key): value for key, value in values.items()}
 
 
-def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path]) -> str:
+def _as_hydra_wants(override: Override, schema: type[BaseModel], chosen: set[str], folders: Sequence[Path]) -> str:
     """The override as text. A preset that the YAML does not choose itself comes after all of it (Hydra's `+`);
     on keys a `+` means nothing here, since every key exists, but Hydra wants it to put new names into a map."""
     assert override.input_line is not None
@@ -214,7 +214,8 @@ def _as_hydra_wants(override: Override, chosen: set[str], folders: Sequence[Path
     is_preset = _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list)
     if is_preset:
         return word if override.key_or_group in chosen else f"+{word}"
-    return f"++{word}" if override.is_add() or isinstance(override.value(), dict) else word
+    is_new = override.is_add() or isinstance(override.value(), dict) or in_map(override.key_or_group, schema)
+    return f"++{word}" if is_new else word
 
 
 def _in_one_line(error: Exception, name: str) -> str:

@@ -50,6 +50,18 @@ def test_a_plus_and_a_number_as_text_are_understood():
     assert (config.trainer.seed, config.trainer.experiment_name, config.data.val_files) == (3, "7", "")
 
 
+def test_names_in_maps_are_set_one_by_one():
+    words = ["reward.components.format=0.1", "reward.components={language: 0.2}", "+reward.components.task=0.9"]
+    words += ["env.tool_settings.local_rag.index=a/b", "env.reasoning_gym.settings.chain_sum.max_terms=3"]
+    config = load_config(Config, "ppo", [*words, "env.mcp_servers.files.command=[a,b]", "~reward.components.task"])
+    assert config.reward.components == {"format": 0.1, "language": 0.2}
+    assert config.env.tool_settings == {"local_rag": {"index": "a/b"}}
+    assert config.env.reasoning_gym.settings == {"chain_sum": {"max_terms": 3}}
+    assert config.env.mcp_servers["files"].command == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"reward\.components: expected map of text to number, got \{format:x\}"):
+        load_config(Config, "ppo", ["reward.components.format=x"])
+
+
 @pytest.mark.parametrize("preset", sorted(f"{file.parent.name}={file.stem}" for file in SHIPPED.glob("*/*.yaml")))
 def test_every_shipped_preset_loads_and_changes_something(preset: str):
     assert load(preset) != Config()
