@@ -11,7 +11,7 @@ from typing import Literal
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
-from alphaapollo.config.notices import Device, generation_notices, notices, sft_notices
+from alphaapollo.config.notices import Device, eval_notices, generation_notices, notices, sft_notices
 from alphaapollo.config.schema import (
     Actor,
     Config,
@@ -89,7 +89,7 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
     return generation_notices(config, device)
 
 
-def check_eval(config: EvalConfig) -> None:
+def check_eval(config: EvalConfig) -> list[str]:
     """As `check`, for main_eval."""
     problems = [
         *_check_required("data.path", config.data.path),
@@ -99,6 +99,7 @@ def check_eval(config: EvalConfig) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+    return eval_notices(config)
 
 
 def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:

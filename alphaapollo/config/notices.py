@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import accepted_keys, plain, value_of
-from alphaapollo.config.schema import Algorithm, Config, GenerationConfig, Optimizer, SftConfig
+from alphaapollo.config.keys import accepted_keys, plain, sections, value_of
+from alphaapollo.config.schema import Algorithm, Config, Env, EvalConfig, GenerationConfig, Optimizer, SftConfig
 
 Device = Literal["cpu", "cuda"]
 Switch = tuple[bool, str, list[str]]  # is it on, what to say if not, the keys that then do nothing
@@ -39,6 +39,7 @@ OF_TRAINING = (  # keys of sections that main_generation shares with main_ppo
     "rollout.free_cache_engine",
     *(f"rollout.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k", "greedy")),
 )
+OF_ALL_ENVIRONMENTS = ("env.rollout", "env.tool_limits")  # the other sections of env belong to one each
 
 
 def notices(config: Config, device: Device, num_cores: int) -> list[str]:
@@ -64,11 +65,18 @@ def generation_notices(config: GenerationConfig, device: Device) -> list[str]:
         *_void_by_device(device, GENERATION_GPU_ONLY, GENERATION_CPU_ONLY),
         *((key, "data.n_samples counts the samples") for key in ("rollout.n", "env.rollout.n")),
         *((key, "it is about training") for key in OF_TRAINING),
+        *_switched_off(_env_switches(config.env)),
+        *_void_function_name(config.custom_reward_function.path),
     ]
     lines = void_lines(config, void)
     if config.rollout.temperature == 0 and config.data.n_samples > 1:
         lines.append(f"data.n_samples={config.data.n_samples} at rollout.temperature=0: the samples will be equal.")
     return lines
+
+
+def eval_notices(config: EvalConfig) -> list[str]:
+    """As `notices`, for main_eval."""
+    return void_lines(config, _void_function_name(config.custom_reward_function.path))
 
 
 def void_lines(config: BaseModel, void: Iterable[tuple[str, str]]) -> list[str]:
@@ -92,7 +100,8 @@ def _void_by_device(device: Device, gpu_only: Iterable[str], cpu_only: Iterable[
 def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:
     actor = config.actor_rollout_ref.actor
     switches = [*_actor_switches(config), *_reward_switches(config.algorithm), *_trainer_switches(config)]
-    yield from ((key, because) for is_on, because, keys in switches if not is_on for key in keys)
+    yield from _switched_off([*switches, *_env_switches(config.env)])
+    yield from _void_function_name(config.custom_reward_function.path)
     yield from _void_schedule(f"{ACTOR}.optim", actor.optim)
     yield from _void_schedule("critic.optim", config.critic.optim)
 
@@ -163,11 +172,6 @@ def _trainer_switches(config: Config) -> list[Switch]:
             "algorithm.reference_reset.patience is null",
             ["algorithm.reference_reset.min_gain"],
         ),
-        (
-            config.env.context == "memory",
-            f"env.context is {config.env.context}",
-            ["env.history_length", "env.memory_type"],
-        ),
         (bool(config.data.val_files), "data.val_files is empty", ["trainer.test_freq"]),
         (trainer.total_training_steps is None, "trainer.total_training_steps is given", ["trainer.total_epochs"]),
         (
@@ -177,6 +181,33 @@ def _trainer_switches(config: Config) -> list[Switch]:
         ),
         (trainer.save_freq != -1, "trainer.save_freq is -1", ["trainer.max_ckpt_to_keep"]),
     ]
+
+
+def _env_switches(env: Env) -> list[Switch]:
+    by_name = f"env.env_name is {env.env_name}"
+    switches: list[Switch] = [
+        (env.context == "memory", f"env.context is {env.context}", ["env.history_length", "env.memory_type"]),
+        (env.env_name != "single_turn", f"{by_name}, which has one turn", ["env.max_steps", "env.context"]),
+        (
+            env.informal_math.enable_python_code or "python_code" in env.tools,
+            "env.informal_math.enable_python_code is false",
+            ["env.informal_math.python_code_timeout"],
+        ),
+    ]
+    if env.custom_module:  # an environment of the user's own may read every section
+        return switches
+    own = [name for name in sections(Config) if name.startswith("env.") and name not in OF_ALL_ENVIRONMENTS]
+    keys = {name: [key for key in accepted_keys(Config) if key.startswith(f"{name}.")] for name in own}
+    return [*switches, *((name == f"env.{env.env_name}", by_name, keys[name]) for name in own)]
+
+
+def _switched_off(switches: Iterable[Switch]) -> Iterator[tuple[str, str]]:
+    yield from ((key, because) for is_on, because, keys in switches if not is_on for key in keys)
+
+
+def _void_function_name(path: str) -> Iterator[tuple[str, str]]:
+    if not path:
+        yield "custom_reward_function.name", "custom_reward_function.path is empty"
 
 
 def _void_schedule(prefix: str, optim: Optimizer) -> Iterator[tuple[str, str]]:

@@ -94,6 +94,12 @@ def is_gradable(prompt: Prompt) -> bool:
     return grader is not None and (grader.judges or prompt.ground_truth is not None)
 
 
+def is_judged(data_source: str) -> bool:
+    """Does a language model grade it, where no function of the user's does?"""
+    grader = _match(data_source)
+    return grader is not None and grader.judges
+
+
 def get_reward(data_source: str, judge: Mapping[str, Any] | None = None) -> RewardFunction:
     """The built-in reward function of a data source; imports what it needs.
 

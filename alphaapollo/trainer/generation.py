@@ -83,7 +83,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     model = config.model
     renderer = make_renderer(config.env, model)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
-    check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
+    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
     device = resolve_device(config.trainer.device, machine.num_gpus)
     on_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes // config.rollout.tensor_model_parallel_size
     generation = Generation(

@@ -16,7 +16,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import Registered
 from alphaapollo.environments.toolbox import open_toolbox
-from alphaapollo.rewards.base import check_gradable, check_judge
+from alphaapollo.rewards.base import check_gradable, check_judge, is_judged
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
 from alphaapollo.rewards.protocol import Grading
@@ -96,9 +96,12 @@ def read_prompts(
     return prompts, [f"{what}: {lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}."]
 
 
-def check_rewards(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True) -> None:
-    """ValueError: a reward function or component that is not there, or prompts that the graders cannot grade.
-    `graded`: the environment asks for a reward function at all."""
+def check_rewards(
+    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True
+) -> list[str]:
+    """What to tell about the keys. `graded`: every row needs a reward function.
+
+    ValueError: a reward function or component that is not there, or prompts that the graders cannot grade."""
     if custom.path or reward.custom_module:
         check_grading(
             Grading(custom.path, custom.name, reward.components, reward.required, module=reward.custom_module)
@@ -108,3 +111,9 @@ def check_rewards(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewar
     if graded and not custom.path:
         check_gradable(prompts)
         check_judge({prompt.data_source for prompt in prompts}, reward)
+    if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):
+        because = (
+            "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"
+        )
+        return [f"reward.judge.model={reward.judge.model} has no effect: {because}."]
+    return []

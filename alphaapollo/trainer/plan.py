@@ -100,7 +100,7 @@ def read_inputs(config: Config) -> Inputs:
         check_length_budgets(prompts)
     graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
     has_function = find_function(config, graded, everything)
-    check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
+    notices += check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
     return Inputs(
         prompts,
         val_prompts,

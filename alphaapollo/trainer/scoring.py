@@ -48,13 +48,16 @@ class Graded:
 
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     """Check everything, read the files, and say what will be done."""
-    check_eval(config)
+    notices = check_eval(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
-    check_rewards([problem.prompt for problem in problems], config.reward, config.custom_reward_function)
+    prompts = [problem.prompt for problem in problems]
+    notices += check_rewards(prompts, config.reward, config.custom_reward_function)
     count = sum(len(problem.responses) for problem in problems)
     terminal.print(
         f"{config.trainer.folder}: {count} responses to {len(problems)} problems", markup=False, soft_wrap=True
     )
+    for notice in notices:
+        terminal.print(f"note: {notice}", markup=False, soft_wrap=True)
     return problems
 
 

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.check import check, check_sft, resolve_device
+from alphaapollo.config.check import check, check_generation, check_sft, resolve_device
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 
 
 @pytest.fixture
@@ -216,6 +216,27 @@ ACTOR = "actor_rollout_ref.actor"
             "algorithm.reference_reset.patience is null",
         ),
         (
+            ["env.env_name=informal_math", "env.history_length=3"],
+            "env.history_length=3",
+            "env.context is append",
+        ),
+        (["env.max_steps=3"], "env.max_steps=3", "env.env_name is single_turn, which has one turn"),
+        (["env.grid_world.size=9"], "env.grid_world.size=9", "env.env_name is single_turn"),
+        (
+            [
+                "env.env_name=informal_math",
+                "env.informal_math.python_code_timeout=3",
+                "env.informal_math.enable_python_code=False",
+            ],
+            "env.informal_math.python_code_timeout=3.0",
+            "env.informal_math.enable_python_code is false",
+        ),
+        (
+            ["custom_reward_function.name=mine"],
+            "custom_reward_function.name=mine",
+            "custom_reward_function.path is empty",
+        ),
+        (
             [f"{ACTOR}.loss_scale_factor=100"],
             f"{ACTOR}.loss_scale_factor=100.0",
             f"{ACTOR}.loss_agg_mode is token-mean",
@@ -224,6 +245,20 @@ ACTOR = "actor_rollout_ref.actor"
 )
 def test_keys_behind_a_switch_that_is_off(needed: list[str], overrides: list[str], key: str, because: str):
     assert outcome([*needed, *overrides]) == [f"{key} has no effect: {because}."]
+
+
+def test_an_environment_of_ones_own_may_read_every_section(needed: list[str], tmp_path: Path):
+    (tmp_path / "own.py").touch()
+    argv = [*needed, "env.custom_module=own.py", "env.env_name=own", "env.max_steps=3", "env.grid_world.size=9"]
+    assert outcome(argv) == []
+
+
+def test_generation_has_the_same_notices_of_environments(tmp_path: Path):
+    (tmp_path / "rows.jsonl").touch()
+    argv = ["model.path=a/b", f"data.path={tmp_path}/rows.jsonl", "env.grid_world.size=9"]
+    assert check_generation(load_config(GenerationConfig, "generation", argv), 0, 8) == [
+        "env.grid_world.size=9 has no effect: env.env_name is single_turn."
+    ]
 
 
 def test_every_problem_is_named_at_once(needed: list[str]):

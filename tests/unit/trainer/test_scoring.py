@@ -177,3 +177,11 @@ def test_refused(
     error = capsys.readouterr().err
     assert code == 2 and says in error, error
     assert not (tmp_path / "out").exists()
+
+
+def test_keys_without_effect_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "rows.jsonl", rows())
+    assert run(tmp_path, path, "reward.judge.model=some/model", "custom_reward_function.name=mine") == 0
+    printed = capsys.readouterr().out
+    assert "note: custom_reward_function.name=mine has no effect: custom_reward_function.path is empty." in printed
+    assert "note: reward.judge.model=some/model has no effect: no data_source is judge or judge/NAME." in printed
