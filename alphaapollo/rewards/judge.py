@@ -51,9 +51,12 @@ def make(settings: Mapping[str, Any]) -> RewardFunction:
                 temperature=judge.temperature,
                 max_tokens=judge.max_tokens,
             )
+            said = reply.choices[0].message.content
         except openai.APIError as error:
             return failure(f"the judge gave no answer: {type(error).__name__}: {error}")
-        return read_verdict(reply.choices[0].message.content if reply.choices else None)
+        except (ValueError, TypeError, AttributeError, IndexError) as error:  # the client takes any JSON for a reply
+            return failure(f"the judge's server does not answer as OpenAI's does: {type(error).__name__}: {error}")
+        return read_verdict(said)
 
     return grade
 

@@ -22,7 +22,8 @@ PROMPT = Prompt(id=0, data_source="judge", content=[{"role": "user", "content": 
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server with `replies` (a text, or a status) to give in turn, the last for ever; `requests` it has got."""
+    """A server with `replies` (a text, a status, or a whole body) to give in turn, the last for ever; `requests` it has
+    got."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     replies, requests = [], []
 
@@ -31,8 +32,10 @@ def server(monkeypatch):
             requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             reply = replies.pop(0) if len(replies) > 1 else replies[0]
             status, body = (reply, {"error": {"message": "slow down"}}) if isinstance(reply, int) else (200, None)
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": reply}}
+            said = None if isinstance(reply, bytes) else reply
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
             data = json.dumps(body or {"id": "1", "object": "chat.completion", "choices": [choice]}).encode()
+            data = reply if isinstance(reply, bytes) else data
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("retry-after-ms", "10")
@@ -70,6 +73,15 @@ def test_it_is_asked_about_question_truth_and_answer(server):
 def test_refusals_are_repeated(server, status):
     assert judged(server, status, status, "SCORE: 1") == Score(1.0, {"accuracy": 1.0})
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b'"text"', b"[]", b'{"choices": []}', b'{"choices": [{}]}', b'{"error": "x"}']
+)
+def test_a_server_of_another_kind_is_a_failure_that_says_so(server, body):
+    score = judged(server, body)
+    assert score.outcome is Outcome.GRADER_FAILED
+    assert score.reason.startswith("the judge's server does not answer as OpenAI's does: ")
 
 
 def test_a_refusal_for_ever_is_a_failure_with_its_reason(server):
