@@ -5,10 +5,11 @@ Trajectory (or its line in a results file, or a graded text) -> Result -> summar
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,20 +114,47 @@ def result_of_record(record: Mapping[str, Any]) -> Result:
     )
 
 
-def summarize(results: Iterable[Result], num_samples: int) -> tuple[Summary, dict[str, Summary]]:
-    """All results together, and those of each data source in alphabetical order. `num_samples`: n, of a problem."""
+def join_repeats(results: Sequence[Result], prompts: Iterable[Prompt]) -> list[Result]:
+    """Samples of rows that repeat a problem, as prepare_validation writes them, become samples of its first row.
+
+    A repeat has the data source, the prompt, the ground truth and the extra_info.index of an earlier row.
+    """
+    first: dict[tuple[object, ...], int] = {}
+    before: Counter[int] = Counter()
+    places: dict[int, tuple[int, int]] = {}  # prompt -> (problem, repeats before)
+    for prompt in prompts:
+        index = prompt.extra_info.get("index")
+        key = (prompt.data_source, json.dumps(prompt.content), prompt.ground_truth, index)
+        problem = prompt.id if index is None else first.setdefault(key, prompt.id)
+        places[prompt.id] = problem, before[problem]
+        before[problem] += 1
+    n = max((result.sample for result in results), default=0) + 1
+    return [
+        replace(result, problem=problem, sample=repeats * n + result.sample)
+        for result in results
+        for problem, repeats in [places[result.problem]]
+    ]
+
+
+def most_samples(results: Iterable[Result]) -> int:
+    """n: the samples of the problem that has most."""
+    return max(Counter(result.problem for result in results).values(), default=1)
+
+
+def summarize(results: Iterable[Result]) -> tuple[Summary, dict[str, Summary]]:
+    """All results together, and those of each data source in alphabetical order."""
     by_source: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_source[result.data_source].append(result)
     everything = [result for own in by_source.values() for result in own]
-    sources = {source: _summary(source, by_source[source], num_samples) for source in sorted(by_source)}
+    sources = {source: _summary(source, by_source[source]) for source in sorted(by_source)}
     if len(sources) == 1:
         return next(iter(sources.values())), sources
-    return _summary("all", everything, num_samples), sources
+    return _summary("all", everything), sources
 
 
-def _summary(data_source: str, results: Sequence[Result], num_samples: int) -> Summary:
-    names, values = problem_values(results, num_samples)
+def _summary(data_source: str, results: Sequence[Result]) -> Summary:
+    names, values = problem_values(results, most_samples(results))
     means, counts = _means(values)
     low, high = bootstrap_interval(values)
     return Summary(

@@ -25,7 +25,14 @@ from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_lo
 from alphaapollo.observability.counter import Counter
 from alphaapollo.trainer.evaluate import Result, result_of
 from alphaapollo.trainer.factories import build_engine
-from alphaapollo.trainer.inputs import check_rewards, find_environment, find_machine, make_renderer, read_prompts
+from alphaapollo.trainer.inputs import (
+    check_lengths,
+    check_rewards,
+    find_environment,
+    find_machine,
+    make_renderer,
+    read_prompts,
+)
 from alphaapollo.trainer.progress import move_aside
 from alphaapollo.trainer.report import report
 from alphaapollo.trainer.results import Finished, ResultsFile, read_finished
@@ -80,8 +87,8 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     machine = find_machine(config.trainer.controller)
     notices = check_generation(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
-    model = config.model
-    renderer = make_renderer(config.env, model)
+    check_lengths(config.model, config.rollout, config.data)
+    renderer = make_renderer(config.env, config.model)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
     device = resolve_device(config.trainer.device, machine.num_gpus)
@@ -111,7 +118,7 @@ async def run(generation: Generation, terminal: Terminal) -> None:
             results += await _play(generation, crew, terminal)
         finally:
             await crew.close()
-    report(results, config.data.n_samples, folder, terminal)
+    report(results, generation.prompts, folder, terminal)
 
 
 async def launch(generation: Generation) -> EngineCrew:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.algorithms.custom import load_custom_module
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
@@ -16,6 +16,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import Registered
 from alphaapollo.environments.toolbox import open_toolbox
+from alphaapollo.models.load import load_config
 from alphaapollo.rewards.base import check_gradable, check_judge, is_judged
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
@@ -80,6 +81,21 @@ def _check_history(env: Env, renderer: Renderer) -> None:
             "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "
             "the model would be trained on chats that it never meets. Set env.context=memory (a fresh prompt every "
             "turn), or give the tokenizer a chat_template that leaves earlier turns alone."
+        )
+
+
+def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
+    """ValueError: prompt and response together are longer than the model has positions, which vLLM refuses to serve."""
+    if rollout.name != "vllm":
+        return
+    text = load_config(model).get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
+    wanted = data.max_prompt_length + data.max_response_length
+    if positions is not None and not scaled and wanted > positions:
+        raise ValueError(
+            f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
+            f"{wanted} tokens: {model.path} has {positions} positions. Lower either."
         )
 
 

@@ -19,7 +19,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Layout, Machine, make_layout
 from alphaapollo.environments.base import get_registered
 from alphaapollo.trainer.combinations import check_combinations
-from alphaapollo.trainer.inputs import check_rewards, find_environment, make_renderer, read_prompts
+from alphaapollo.trainer.inputs import check_lengths, check_rewards, find_environment, make_renderer, read_prompts
 from alphaapollo.trainer.reward_model import Reader, find_function, make_reader
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.types import Prompt, Sampling
@@ -90,6 +90,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
 def read_inputs(config: Config) -> Inputs:
     """Read tokenizer and data, and try the reward function's import: what is wrong with them shows now."""
     data, model = config.data, config.actor_rollout_ref.model
+    check_lengths(model, config.actor_rollout_ref.rollout, data)
     renderer = make_renderer(config.env, model)
     prompts, notices = read_prompts(data.train_files, "data.train_files", renderer, data)
     val_prompts: list[Prompt] = []

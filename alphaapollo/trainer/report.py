@@ -14,7 +14,8 @@ from rich.console import Console as Terminal
 from rich.table import Table
 
 from alphaapollo.observability.disk import writing
-from alphaapollo.trainer.evaluate import Figure, Result, Summary, summarize
+from alphaapollo.trainer.evaluate import Figure, Result, Summary, join_repeats, summarize
+from alphaapollo.types import Prompt
 
 FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
 TOKENS = ("response_length",)  # figures that are no shares
@@ -22,9 +23,11 @@ TOKENS = ("response_length",)  # figures that are no shares
 WIDE = 1000  # columns: a narrow terminal wraps a row, where rich would cut the names in it
 
 
-def report(results: Sequence[Result], num_samples: int, folder: Path, terminal: Terminal) -> None:
-    """Print and write the figures. ValueError: every sample failed (the figures are written all the same)."""
-    summary = summarize(results, num_samples)
+def report(results: Sequence[Result], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
+    """Print and write the figures. `prompts`: those that the results are of.
+
+    ValueError: every sample failed (the figures are written all the same)."""
+    summary = summarize(join_repeats(results, prompts))
     print_summary(*summary, terminal)
     files = write_summary(folder, *summary)
     terminal.print(f"written: {', '.join(map(str, files))}", markup=False, soft_wrap=True)

@@ -108,8 +108,7 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
                 json.dumps(_record(problems, one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything
             )
         part.replace(folder / "scores.jsonl")
-    num_samples = max(len(problem.responses) for problem in problems)
-    report([one.result for one in everything], num_samples, folder, terminal)
+    report([one.result for one in everything], [problem.prompt for problem in problems], folder, terminal)
 
 
 async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[Graded]:

@@ -9,7 +9,7 @@ from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.collect import generate
-from alphaapollo.trainer.evaluate import Result, mean_figures, result_of
+from alphaapollo.trainer.evaluate import Result, join_repeats, mean_figures, most_samples, result_of
 from alphaapollo.trainer.reward_model import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
@@ -41,27 +41,35 @@ async def validate(
         if trained_reward:
             await trained_reward.add_to(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in trained_reward.figures().items()}
-        metrics |= metrics_of_groups(groups[suffix], n, suffix)
+        metrics |= metrics_of_groups(groups[suffix], suffix)
     return metrics, groups
 
 
-def metrics_of_groups(groups: Sequence[TrajectoryGroup], n: int, suffix: str) -> dict[str, float]:
+def metrics_of_groups(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:
     """Of all prompts together and, where there are several, of each data source."""
-    results = [result_of(group.prompt, one, vote=n > 1) for group in groups for one in group.trajectories]
-    metrics = val_metrics(results, n, f"val/{{}}{suffix}")
+    results = _results(groups, vote=False)
+    if most_samples(results) > 1:
+        results = _results(groups, vote=True)
+    metrics = val_metrics(results, f"val/{{}}{suffix}")
     sources = sorted({result.data_source for result in results})
     if len(sources) > 1:
         for source in sources:
             own = [result for result in results if result.data_source == source]
-            metrics |= val_metrics(own, n, f"val/{source}/{{}}{suffix}")
+            metrics |= val_metrics(own, f"val/{source}/{{}}{suffix}")
     return metrics
 
 
-def val_metrics(results: Sequence[Result], n: int, name: str) -> dict[str, float]:
-    """The metrics of a validation with n samples a prompt: means over prompts, failed samples left out.
+def _results(groups: Sequence[TrajectoryGroup], vote: bool) -> list[Result]:
+    played = [result_of(group.prompt, one, vote) for group in groups for one in group.trajectories]
+    return join_repeats(played, [group.prompt for group in groups])
+
+
+def val_metrics(results: Sequence[Result], name: str) -> dict[str, float]:
+    """The metrics of a validation: means over problems with up to n samples each, failed samples left out.
 
     `name` has a place for the figure's name, e.g. "val/{}_greedy". With n > 1 pass@k for the powers of two, and maj@n.
     """
+    n = most_samples(results)
     figures = mean_figures(results, n)
     metrics = {name.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
     if math.isnan(figures["reward"]):

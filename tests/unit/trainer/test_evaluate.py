@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console as Terminal
 
 from alphaapollo.observability.rollout_log import trajectory_lines
-from alphaapollo.trainer.evaluate import Result, problem_values, result_of, result_of_record, summarize
+from alphaapollo.trainer.evaluate import Result, join_repeats, problem_values, result_of, result_of_record, summarize
 from alphaapollo.trainer.report import outcome_line, print_summary, write_summary
 from alphaapollo.types import (
     Completion,
@@ -47,7 +47,7 @@ TWO_PROBLEMS = [
 
 
 def test_figures_by_hand() -> None:
-    everything, sources = summarize(TWO_PROBLEMS, 4)
+    everything, sources = summarize(TWO_PROBLEMS)
     assert list(sources) == ["a"] and everything is sources["a"]
     values = {name: figure.value for name, figure in everything.figures.items()}
     assert values == pytest.approx(
@@ -71,7 +71,7 @@ def test_figures_by_hand() -> None:
 def test_failures_are_left_out_and_counted() -> None:
     failed = [result(0, 1, None), result(0, 3, None, outcome=Outcome.ENVIRONMENT_FAILED), result(2, 0, None)]
     kept = [one for one in TWO_PROBLEMS if one.problem == 1 or one.accuracy]
-    everything, _ = summarize([*kept, *failed], 4)
+    everything, _ = summarize([*kept, *failed])
     figures = everything.figures
     assert figures["avg@4"].value == pytest.approx((1.0 + 0.125) / 2)
     assert figures["avg@4"].problems == 2, "a problem without any score is in no figure"
@@ -84,19 +84,19 @@ def test_failures_are_left_out_and_counted() -> None:
 
 
 def test_nothing_scored_has_no_figures() -> None:
-    everything, _ = summarize([result(0, 0, None, num_tokens=None), result(1, 0, None, num_tokens=None)], 1)
+    everything, _ = summarize([result(0, 0, None, num_tokens=None), result(1, 0, None, num_tokens=None)])
     assert everything.figures == {} and everything.failed == 2
 
 
 def test_wrong_format_is_a_zero_and_not_a_failure() -> None:
-    everything, _ = summarize([result(0, 0, 0.0, outcome=Outcome.WRONG_FORMAT), result(1, 0, 1.0)], 1)
+    everything, _ = summarize([result(0, 0, 0.0, outcome=Outcome.WRONG_FORMAT), result(1, 0, 1.0)])
     assert everything.figures["avg@1"].value == 0.5 and everything.failed == 0
     assert everything.outcomes == {"wrong_format": 1, "scored": 1}
 
 
 def test_sources_apart_and_together() -> None:
     other = [result(7, sample, 1.0, "x", data_source="b") for sample in range(4)]
-    everything, sources = summarize([*other, *TWO_PROBLEMS], 4)
+    everything, sources = summarize([*other, *TWO_PROBLEMS])
     assert list(sources) == ["a", "b"]
     assert [own.figures["pass@1"].value for own in sources.values()] == [0.25, 1.0]
     assert everything.data_source == "all"
@@ -106,13 +106,33 @@ def test_sources_apart_and_together() -> None:
 
 def test_the_order_of_results_does_not_matter() -> None:
     shuffled = [TWO_PROBLEMS[index] for index in np.random.default_rng(0).permutation(8)]
-    assert summarize(shuffled, 4) == summarize(TWO_PROBLEMS, 4)
+    assert summarize(shuffled) == summarize(TWO_PROBLEMS)
     assert np.array_equal(problem_values(shuffled, 4)[1], problem_values(TWO_PROBLEMS, 4)[1])
 
 
 def trajectory(sample: int, score: Score, texts: list[str]) -> Trajectory:
     turns = [Turn([1, 2], Completion([3] * len(text), [-1.0] * len(text), StopReason.STOP, 0), text) for text in texts]
     return Trajectory(5, sample, turns, [], score, EpisodeEnd.TURN_LIMIT, 0.5)
+
+
+def test_rows_that_repeat_a_problem_are_further_samples_of_it() -> None:
+    def row(number: int, source: str, text: str, index: int | None) -> Prompt:
+        return Prompt(number, source, text, "7", {} if index is None else {"index": index})
+
+    prompts = [row(0, "a", "x", 0), row(1, "a", "x", 0), row(2, "a", "y", 1), row(3, "b", "x", 0)]
+    prompts += [row(4, "a", "x", 5), row(5, "a", "x", None), row(6, "a", "x", None)]  # alike, but no repeats
+    results = [result(prompt.id, sample, 0.0) for prompt in prompts for sample in (0, 1)]
+    joined = [(one.problem, one.sample) for one in join_repeats(results, prompts)]
+    assert joined[:8] == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
+    assert joined[8:] == [(4, 0), (4, 1), (5, 0), (5, 1), (6, 0), (6, 1)]
+
+
+def test_each_data_source_has_its_own_n() -> None:
+    results = [*TWO_PROBLEMS, result(7, 0, 1.0, data_source="b")]
+    everything, sources = summarize(results)
+    assert "avg@4" in sources["a"].figures and "pass@2" not in sources["b"].figures
+    assert sources["b"].figures["avg@1"].value == 1.0
+    assert (everything.figures["pass@1"].problems, everything.figures["pass@4"].problems) == (3, 2)
 
 
 def test_a_record_read_back_is_the_same_result() -> None:
@@ -135,7 +155,7 @@ def test_a_record_read_back_is_the_same_result() -> None:
 
 def test_table_json_and_csv(tmp_path: Path) -> None:
     results = [*TWO_PROBLEMS, result(7, 0, 1.0, data_source="b/" + "long" * 20), result(7, 1, None, data_source="b/x")]
-    everything, sources = summarize(results, 4)
+    everything, sources = summarize(results)
     out = StringIO()
     print_summary(everything, sources, Terminal(file=out, width=60))
     lines = out.getvalue().splitlines()
@@ -164,5 +184,5 @@ def test_table_json_and_csv(tmp_path: Path) -> None:
 
 
 def test_outcome_line_of_rows_without_a_data_source() -> None:
-    everything, _ = summarize([result(0, 0, 1.0, data_source="", end=None)], 1)
+    everything, _ = summarize([result(0, 0, 1.0, data_source="", end=None)])
     assert outcome_line(everything).startswith("(no data source): 1 samples")

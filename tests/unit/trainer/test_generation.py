@@ -316,6 +316,7 @@ def test_long_prompts_are_left_out_and_told(command: Command) -> None:
         (["env.env_name=gym"], "unknown environment 'gym'"),
         (["reward.components={fromat: 0.1}"], "no component is named 'fromat'"),
         (["rollout.top_p=0"], "rollout.top_p=0: nothing is left to sample"),
+        (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 tokens: "),
         (["rollout.num_engines=2"], "trainer.controller=local: it has one engine, not 2"),
         (["rollout.tensor_model_parallel_size=2"], "only the vllm engine splits a model"),
         (["trainer.device=cuda"], "this machine has no GPU"),

@@ -120,8 +120,8 @@ def test_the_figures_are_those_of_an_evaluation() -> None:
         for problem in range(13)
         for sample in range(4)
     ]
-    figures = summarize(results, 4)[0].figures
-    metrics = val_metrics(results, 4, "val/{}")
+    figures = summarize(results)[0].figures
+    metrics = val_metrics(results, "val/{}")
     assert metrics == {
         "val/failed": 0.0,
         "val/accuracy": figures["avg@4"].value,
@@ -134,4 +134,4 @@ def test_the_figures_are_those_of_an_evaluation() -> None:
 
 def test_what_fails_throughout_has_only_its_share() -> None:
     failed = [Result(0, sample, "a", Outcome.GRADER_FAILED, math.nan, math.nan, None, 3) for sample in range(2)]
-    assert val_metrics(failed, 2, "val/{}") == {"val/failed": 1.0}
+    assert val_metrics(failed, "val/{}") == {"val/failed": 1.0}
