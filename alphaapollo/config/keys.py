@@ -48,8 +48,12 @@ def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
 
 def in_map(name: str, schema: type[BaseModel]) -> bool:
     """Is it a name of the user's in a key that is a map, e.g. `reward.components.format`?"""
+    return _map_of(name, schema) is not None
+
+
+def _map_of(name: str, schema: type[BaseModel]) -> str | None:
     maps = (key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
-    return any(name.startswith(f"{key}.") for key in maps)
+    return next((key for key in maps if name.startswith(f"{key}.")), None)
 
 
 def _walk(section: BaseModel, prefix: str) -> Iterable[Key]:
@@ -187,6 +191,9 @@ def explain(name: str) -> str:
     for schema in COMMANDS.values():
         if name in sections(schema):
             return f"{name}: accepted (a section with {', '.join(sections(schema)[name])})"
+    for schema in COMMANDS.values():
+        if (whole := _map_of(name, schema)) is not None:
+            return f"{name}: accepted (a name in the map {whole}: {accepted_keys(schema)[whole].meaning.rstrip('.')})"
     for schema in COMMANDS.values():
         verdict = verl_verdict(name, schema)
         if verdict is not None:

@@ -72,6 +72,11 @@ def test_explain_is_one_line(key: str, line: str):
     assert explain(key) == line
 
 
+def test_explain_knows_names_in_maps():
+    said = "reward.components.format: accepted (a name in the map reward.components: Extra rewards by name"
+    assert explain("reward.components.format").startswith(said)
+
+
 def test_explain_names_the_nearest_keys():
     assert explain("algorithm.gama").startswith("algorithm.gama: unknown (nearest algorithm.gamma, ")
 
