@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -30,5 +31,12 @@ def load_custom_module(path: str, key: str = "algorithm.custom_module") -> Modul
         spec.loader.exec_module(module)
     except Exception as error:  # the user's code may raise anything
         del sys.modules[name]
-        raise ValueError(f"{key}={path!r} fails while imported: {error!r}; mend the file.") from error
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{key}={path!r} fails while imported: {what}{_line(error, str(file))}") from error
     return module
+
+
+def _line(error: Exception, file: str) -> str:
+    """The line of the file in which it happened; a SyntaxError says it itself."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({file}, line {lines[-1].lineno}: {lines[-1].line})" if lines else ""

@@ -65,11 +65,18 @@ def test_not_python(tmp_path: Path):
         load_custom_module(write(tmp_path, "", "notes.txt"))
 
 
-@pytest.mark.parametrize("text", ["import nowhere_to_be_found", "1 / 0", "def broken(:"])
-def test_a_module_that_fails(tmp_path: Path, text: str):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import nowhere_to_be_found", r"ModuleNotFoundError: .*bad\.py, line 1: import nowhere_to_be_found\)"),
+        ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(.*bad\.py, line 2: 1 / 0\)"),
+        ("def broken(:", r"SyntaxError: .*bad\.py, line 1\)"),
+    ],
+)
+def test_a_module_that_fails(tmp_path: Path, text: str, says: str):
     path = write(tmp_path, text, "bad.py")
     for _ in range(2):  # a failed module is not taken for a loaded one
-        with pytest.raises(ValueError, match="fails while imported"):
+        with pytest.raises(ValueError, match=f"fails while imported: {says}"):
             load_custom_module(path)
 
 
