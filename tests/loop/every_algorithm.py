@@ -99,7 +99,7 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection) -> None:
 
 
 async def run_case(config: Config, crew: Any, start: Path) -> list[dict[str, float]]:
-    prepared = prepare(config)
+    prepared = await asyncio.to_thread(prepare, config)  # it has an event loop of its own
     actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
     await crew.policy.ranks.call(lambda worker: use(worker, actor, correction))
     await crew.policy.load(str(start / "policy"))
@@ -129,7 +129,7 @@ async def main(model: str, data: str, out: Path) -> None:
     rows.to_parquet(out / "train.parquet")
     data = str(out / "train.parquet")
     everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
-    crew = await launch(prepare(settings(model, data, out, everything)))
+    crew = await launch(await asyncio.to_thread(prepare, settings(model, data, out, everything)))
     try:
         await crew.policy.save(str(out / "policy"))
         assert crew.critic is not None
