@@ -119,6 +119,7 @@ class Turn:
     reward: float = 0.0  # the environment's own step reward; the outcome stands in Trajectory.score
     valid: bool = True  # false: the environment could not read an action in the text
     info: dict[str, Any] = field(default_factory=dict)
+    observation: list[Message] | None = None  # what the environment answered; None: nothing, the episode was over
 
 
 @dataclass(slots=True)

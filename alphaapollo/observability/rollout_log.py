@@ -7,11 +7,11 @@ One line, e.g. (shortened):
     {"step": 12, "prompt_id": 17, "sample": 0, "data_source": "openai/gsm8k", "prompt": [{"role": ...}],
      "ground_truth": "14", "text": "7 + 7 = 14", "reward": 1.0, "components": {"accuracy": 1.0}, "outcome": "scored",
      "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
-     "turns": [{"text": "7 + 7 = 14", "stop_reason": "stop", "weight_version": 11, "reward": 0.0, "valid": true, ...}],
+     "turns": [{"text": "7 + 7 = 14", "observation": null, "stop_reason": "stop", "reward": 0.0, "valid": true, ...}],
      "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0}]}
 
 `prompt` is what the model was asked first; where an environment asks something else than its row, `row_prompt` is the
-row's (else null).
+row's (else null). A turn's `observation` are the messages with which the environment answered it, null if it did not.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict
 def _turn_record(turn: Turn) -> dict[str, Any]:
     return {
         "text": turn.text,
+        "observation": turn.observation,
         "num_context_tokens": len(turn.context_ids),
         "num_tokens": len(turn.completion.token_ids),
         "num_cached_tokens": turn.completion.num_cached_tokens,

@@ -127,7 +127,7 @@ class EpisodeRunner:
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            content = check_first(await self._call(environment.reset, task.prompt))
+            content = check_first(await self._call(environment, "reset", task.prompt))
             first = context.begin(content)
             attempt.asked = content
             return await self._take_turns(task, attempt, environment, context, first)
@@ -147,8 +147,9 @@ class EpisodeRunner:
             attempt.turns.append(turn)
             attempt.seen.append(context.seen)
 
-            result = check_step(await self._call(environment.step, turn.text))
+            result = check_step(await self._call(environment, "step", turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
+            turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:
                 self._cut(turn, result.kept_chars)
             attempt.score = result.score
@@ -175,9 +176,10 @@ class EpisodeRunner:
         reason = f"no score before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 
-    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call(self, environment: Environment, name: str, *arguments: Any) -> Any:
         """Call into an environment: async methods on this loop, sync ones in a thread."""
-        with blaming(method.__qualname__):
+        with blaming(f"{type(environment).__qualname__}.{name}"):
+            method = getattr(environment, name)
             try:
                 if inspect.iscoroutinefunction(method):
                     return await method(*arguments)
@@ -190,7 +192,7 @@ class EpisodeRunner:
         """The episode's result stands, whatever comes of closing."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._call(environment.close)
+                await self._call(environment, "close")
         except (EnvironmentFailure, TimeoutError) as error:
             logger.warning("an environment did not close: %r", error)
 

@@ -206,7 +206,7 @@ def _check_chats(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) 
     other += "policy, so it is shown each chat rendered anew, but "
     if config.env.max_steps > 1:
         raise ValueError(
-            f"{other}env.max_steps={config.env.max_steps}: the messages between several turns are not kept. Set "
+            f"{other}env.max_steps={config.env.max_steps}: only chats of one turn can be. Set "
             "env.max_steps=1, or give a reward model with the policy's tokenizer and chat template."
         )
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]

@@ -1,5 +1,6 @@
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
         "turns": [
             {
                 "text": "14",
+                "observation": None,
                 "num_context_tokens": 2,
                 "num_tokens": 2,
                 "num_cached_tokens": 0,
@@ -79,6 +81,13 @@ def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
         ],
         "rows": [{"ids": [1, 2, 7, 7], "mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.25, -0.25], "first_turn": 0}],
     }
+
+
+def test_a_turn_has_what_the_environment_answered():
+    played = trajectory()
+    played.turns.insert(0, replace(played.turns[0], observation=[{"role": "tool", "content": "24.0\n"}]))
+    (line,) = map(json.loads, trajectory_lines(1, group(played)))
+    assert [turn["observation"] for turn in line["turns"]] == [[{"role": "tool", "content": "24.0\n"}], None]
 
 
 def test_a_failure_without_reward_or_turns_is_a_line_too():

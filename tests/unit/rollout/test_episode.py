@@ -136,6 +136,7 @@ def test_two_turns_append_what_the_environment_adds():
     first, second = trajectory.turns
     assert (first.context_ids, first.text, first.reward, first.valid) == ([1, 2], "5", 0.25, False)
     assert first.info == {"tool": "x"}
+    assert (first.observation, second.observation) == ([{"role": "user", "content": "7 8"}], None)
     assert (second.context_ids, second.text) == ([7, 8], "6")
     (row,) = trajectory.rows
     assert row.token_ids == [1, 2, 5, STOP, 7, 8, 6]
@@ -338,6 +339,18 @@ def test_what_a_sync_environment_raises_is_its_failure(error):
     trajectory = play(engine, Raising(), Raising())
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
     assert trajectory.score.reason.startswith(f"{Raising.step.__qualname__}: ")
+
+
+@pytest.mark.parametrize(
+    ("missing", "end"), [("reset", "environment_failed"), ("step", "environment_failed"), ("close", "done")]
+)
+def test_an_environment_without_a_method_does_not_end_the_run(monkeypatch, missing, end):
+    monkeypatch.delattr(Environment, missing)
+    engine, _ = answers([5], [5])
+    trajectory = play(engine, Environment(done(1.0)), Environment(done(1.0)))
+    assert trajectory.end == end
+    if end == "environment_failed":
+        assert f"'Environment' object has no attribute '{missing}' (attempt 2 of 2)" in trajectory.score.reason
 
 
 def test_an_engine_error_is_not_the_environments():
