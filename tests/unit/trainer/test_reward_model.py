@@ -248,9 +248,7 @@ def test_what_cannot_be_a_reward_model_is_refused(
 ) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
     assert "has 128 positions. Set 128 or less" in refusal(models, reward_model__max_length=129)
-    assert "env.max_steps=2: only chats of one turn can be" in refusal(
-        models, renderer, env__max_steps=2
-    )
+    assert "env.max_steps=2: only chats of one turn can be" in refusal(models, renderer, env__max_steps=2)
     assert "its tokenizer has no chat template" in refusal(models, renderer)
     save_scorer("qwen3", tmp_path)
     make_tokenizer(tmp_path)  # of about 270 tokens
