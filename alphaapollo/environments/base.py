@@ -22,6 +22,8 @@ from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
 
+METHODS = ("reset", "step", "close")  # an environment's
+
 ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
 """`await score(prompt, text)`: the reward function in its isolation. Never raises for a grader's trouble."""
 
@@ -159,6 +161,7 @@ def get_registered(name: str) -> Registered:
 def check_environment(config: Env) -> Registered:
     """Start-up check: the environment is there and can work with its settings (ValueError)."""
     registered = _ENVIRONMENTS.get(config.env_name)
+    _check_methods(config.env_name, registered.factory)
     if registered.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
         raise ValueError(
             f"env.env_name={config.env_name} calls no tools: leave out env.tools, env.mcp_servers and "
@@ -172,3 +175,12 @@ def check_environment(config: Env) -> Registered:
     if registered.check is not None:
         registered.check(config)
     return registered
+
+
+def _check_methods(name: str, factory: EnvironmentFactory) -> None:
+    """What another factory than a class makes is not known before it makes it."""
+    if isinstance(factory, type) and (missing := [one for one in METHODS if not callable(getattr(factory, one, None))]):
+        raise ValueError(
+            f"env.env_name={name}: the class {factory.__name__} has no method {' and no '.join(missing)}. An "
+            f"environment has {', '.join(METHODS)}; where there is nothing to free: `async def close(self): ...`."
+        )

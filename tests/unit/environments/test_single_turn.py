@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from alphaapollo.config.schema import Env
-from alphaapollo.environments import get_environment, register_environment
+from alphaapollo.environments import base, check_environment, get_environment, register_environment
 from alphaapollo.environments.base import Observation, Services
 from alphaapollo.types import Message, Outcome, Prompt, Score
 
@@ -46,3 +46,17 @@ def test_an_unknown_environment_names_the_nearest():
 def test_an_environment_registers_once():
     with pytest.raises(ValueError, match="registered twice"):
         register_environment("single_turn")(get_environment("single_turn"))
+
+
+def test_a_class_without_the_methods_of_an_environment_is_refused():
+    class Halfway:
+        def __init__(self, services): ...
+
+        def step(self, action): ...
+
+    register_environment("halfway")(Halfway)
+    try:
+        with pytest.raises(ValueError, match=r"env_name=halfway: the class Halfway has no method reset and no close\."):
+            check_environment(Env(env_name="halfway"))
+    finally:
+        base._ENVIRONMENTS._entries.pop("halfway")
