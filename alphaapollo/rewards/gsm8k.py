@@ -1,7 +1,8 @@
 r"""Word problems whose answer is one number.
 
 The number is the last one of the marked answer (`<answer>`, `\boxed`, `####`: see extract.marked_answer), or of the
-whole text where none is marked. Numbers are compared as exact fractions: `1,200`, `$1200.00` and `2400/2` are equal.
+whole text where none is marked. Numbers are compared as exact fractions: `1,200`, `$1200.00`, `1.2e3`
+and `2400/2` are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from alphaapollo.types import Outcome, Prompt, Score
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 MAX_DIGITS = 200  # a model that repeats itself; Python refuses to read numbers of thousands of digits
-UNSIGNED = r"(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+THOUSANDS = re.compile(r"(?<=\d)(?:\\[,;!]|\{,\}|,\\!|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")  # 1{,}000
+SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")  # 1 000; in a text, 5 100 may be two numbers
+POWER_OF_TEN = re.compile(r"(?<=\d)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*\{?\s*([-+]?\d+)\s*\}?")
+DATE = re.compile(r"\b\d{4}-(?:0[1-9]|1[0-2])(?:-\d{2})?\b(?!\s*=)")  # no number, nor a subtraction
+UNSIGNED = r"(?:(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?)"
 # A minus sign belongs to the number unless it subtracts (5-3, x-3); a currency sign may stand between.
 NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSIGNED}))?")
 
@@ -33,16 +38,27 @@ def grade(prompt: Prompt, completion: str) -> Score:
 def read_number(text: str) -> Fraction | None:
     """The final number of a text."""
     marked = marked_answer(text)
+    if marked is not None:
+        marked = SPACED.sub(lambda number: number[0].replace(" ", ""), marked)
     answer = LATEX_FRACTION.sub(r"\1/\2", text if marked is None else marked)
-    numbers = NUMBER.findall(answer)
+    answer = POWER_OF_TEN.sub(r"e\1", THOUSANDS.sub("", answer))
+    numbers = NUMBER.findall(DATE.sub("", answer))
     return _to_fraction(*numbers[-1]) if numbers else None
 
 
 def _to_fraction(sign: str, numerator: str, denominator: str) -> Fraction | None:
-    if len(numerator) + len(denominator) > MAX_DIGITS:
+    if _num_digits(numerator) + _num_digits(denominator) > MAX_DIGITS:
         return None
     value = Fraction(numerator.replace(",", ""))
     divisor = Fraction(denominator.replace(",", "") or 1)
     if divisor == 0:
         return None
     return -value / divisor if sign else value / divisor
+
+
+def _num_digits(number: str) -> int:
+    """At most how many it has when it is written out."""
+    mantissa, _, exponent = number.lower().partition("e")
+    if len(exponent) > len(str(MAX_DIGITS)) + 1:
+        return MAX_DIGITS + 1
+    return len(mantissa) + abs(int(exponent or 0))

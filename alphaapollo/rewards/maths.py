@@ -45,6 +45,11 @@ FEW_WORDS = re.compile(r"[a-zA-Z]+(?: [a-zA-Z]+)?")
 LAST_WORDS = re.compile(
     r"(?: is| are| equals|=)\s+((?:(?![a-zA-Z]{2}|[$=\\\n]).){1,40}?)\.?\s*$"
 )  # `is 2√3.`, without words
+NO_WORD = r"((?:(?![a-zA-Z]{2}|[=<>≤≥\n:;]|\.\s).){1,40}?)"
+ALTERNATIVES = re.compile(
+    rf"(?:^|[a-zA-Z]{{2}}\s|=){NO_WORD}(?:\s[a-zA-Z]+)?,?\s+or\s+(?:[a-zA-Z]\s*=\s*)?{NO_WORD}(?:\s[a-zA-Z]+){{0,3}}\.?\s*$",
+    re.MULTILINE,
+)  # `is 5 or 6.`, `5 cm or 6 cm`
 BETWEEN_BOXES = r"(?:[\s,$}]|\\text\{|\band\b|\bor\b|\b[a-z]\s*=)*"
 SEVERAL_BOXES = re.compile(rf"\\boxed\{{[^{{}}]*\}}(?:{BETWEEN_BOXES}\\boxed\{{[^{{}}]*\}})+")
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -127,8 +132,13 @@ def final_answer(text: str, in_words: bool = False) -> str | None:
 
 
 def _last_words(text: str) -> str | None:
-    """The expression with which the text ends: 2√3 of "The length is 2√3."."""
-    ends = LAST_WORDS.search(BOLD.sub(r"\1", text))
+    """The expression with which the text ends: 2√3 of "The length is 2√3.", and "5, 6" of "It is 5 or 6."."""
+    text = BOLD.sub(r"\1", text)
+    if (several := ALTERNATIVES.search(text.strip().rpartition("\n")[2])) and all(
+        read(f"\\boxed{{{tidy(one)}}}") for one in several.groups()
+    ):
+        return ", ".join(one.strip() for one in several.groups())
+    ends = LAST_WORDS.search(text)
     return ends[1] if ends and read(f"\\boxed{{{tidy(ends[1])}}}") else None
 
 

@@ -7,9 +7,11 @@ import re
 from alphaapollo.rewards.extract import marked_answer
 from alphaapollo.types import Outcome, Prompt, Score
 
-# `B`, `(b)`, `B. Paris`, `Option B: Paris`; a small letter only in brackets, for "a" is a word
+# `B`, `(b)`, `B. Paris`, `Option B: Paris`, `B is correct`; a small letter in brackets, or alone, for "a" is a word
 LETTER = re.compile(
-    r"\s*(?:[Oo]ption\s+|[Cc]hoice\s+)?(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])(?=\s*(?:[.):,]|$|\n)))", re.ASCII
+    r"\s*(?:[Oo]ption\s+|[Cc]hoice\s+)?(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])(?=\s*(?:[.):,]|$|\n))"
+    r"|([A-Za-z])(?=\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b|\)|\.?\s*$))",
+    re.ASCII,
 )
 LATEX = re.compile(r"\\(?:text(?:bf|rm)?|math(?:bf|rm)|boxed)\s*|[{}$*]")
 STATED = re.compile(r"(?i:answer|choice|option)(?:\s+(?i:is|should be|would be))?\s*:?\s+(?=[(\[]?\s*[A-Za-z]\b)")
@@ -43,7 +45,7 @@ def find_letter(text: str) -> str | None:
 def letter(text: str) -> str | None:
     """The letter that a text begins with."""
     found = LETTER.match(LATEX.sub("", text).strip())
-    return (found[1] or found[2]).upper() if found else None
+    return (found[1] or found[2] or found[3]).upper() if found else None
 
 
 def _stated(text: str) -> str | None:
