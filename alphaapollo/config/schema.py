@@ -440,7 +440,7 @@ class InformalMath(Section):
     enable_local_rag: bool = False
     """The model may search the index of env.tool_settings.local_rag.index."""
     python_code_timeout: PositiveFloat = 10.0
-    """Seconds for one piece of code."""
+    """Seconds for one piece of code, at most env.tool_limits.timeout."""
     prompt: str = ""
     """What is asked in place of the environment's own words; `{question}` is filled in."""
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from alphaapollo.config.schema import Env
+from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.config.schema import McpServer as McpSettings
 from alphaapollo.environments.base import get_registered
 from alphaapollo.environments.projection import THINK
@@ -17,6 +17,7 @@ from alphaapollo.registry import nearest
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
+from alphaapollo.tools.base import tools as tools_by_name
 from alphaapollo.tools.toolbox import Closable, ToolBox, ToolLimits
 
 if TYPE_CHECKING:
@@ -44,13 +45,15 @@ async def open_toolbox(config: Env) -> ToolBox | None:
 def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable] = ()) -> ToolBox | None:
     """The tools by name and `more` of them; None where there are none. The box closes what it `owns`.
 
-    ValueError: an unknown tool, a setting that a tool does not have, an index that is not there, a name that is taken.
+    ValueError: an unknown tool, settings of a tool that is not there, a setting that a tool does not have, an index
+    that is missing, a name that is taken, Python that may take longer than a call.
     """
     names_of = get_registered(config.env_name).tools
     names = names_of(config) if names_of else []
     limits = config.tool_limits
-    settings = {"python_code": {"timeout": config.informal_math.python_code_timeout}} | config.tool_settings
-    tools = [*make_tools(names, {name: own for name, own in settings.items() if name in names}), *more]
+    settings = _settings(config, names)
+    tools = [*make_tools(names, settings), *more]
+    _check_time(config, settings)
     if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
         raise ValueError(
             f"the tool {taken[0]}: <{taken[0]}> means something else to env.action_format=tags. Rename it, leave it "
@@ -61,6 +64,41 @@ def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable
         if tools
         else None
     )
+
+
+def _settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Those of env.tool_settings, and informal_math's time for Python."""
+    given, named = config.tool_settings, config.informal_math.python_code_timeout
+    for name in given:
+        if name not in names:
+            near = nearest(name, tools_by_name.names(), count=1)
+            hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
+            raise ValueError(
+                f"env.tool_settings.{name}: the environment {config.env_name} is given no such tool.{hint} It is "
+                f"given: {', '.join(names) or 'none'}. Known: {', '.join(tools_by_name.names())}. "
+                "Name it in env.tools, or leave its settings out."
+            )
+    if "python_code" not in names:
+        return given
+    own = given.get("python_code", {})
+    if own.get("timeout", named) != named != InformalMath().python_code_timeout:
+        raise ValueError(
+            f"env.tool_settings.python_code.timeout={own['timeout']} and "
+            f"env.informal_math.python_code_timeout={named:g} are the same setting: leave one out."
+        )
+    return {**given, "python_code": {"timeout": named, **own}}
+
+
+def _check_time(config: Env, settings: dict[str, dict[str, Any]]) -> None:
+    """`settings`: such that tools could be made of them."""
+    limit, seconds = config.tool_limits.timeout, float(settings.get("python_code", {}).get("timeout", 0))
+    if seconds > limit:
+        in_settings = "timeout" in config.tool_settings.get("python_code", {})
+        key = "tool_settings.python_code.timeout" if in_settings else "informal_math.python_code_timeout"
+        raise ValueError(
+            f"env.{key}={seconds:g}: env.tool_limits.timeout={limit:g} would end the code before. Raise the limit, or "
+            "lower the code's time."
+        )
 
 
 def _server(name: str, settings: McpSettings) -> McpServer:

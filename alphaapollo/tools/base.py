@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from alphaapollo.registry import Registry
 
 
@@ -86,16 +88,35 @@ tools: Registry[Callable[..., Tool]] = Registry("tool")
 def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> list[Tool]:
     """The tools of these names, each with its own settings.
 
-    ValueError: an unknown name, or a setting that the tool does not have.
+    ValueError: an unknown name, or a setting that the tool does not have, that it lacks, or that is of another type.
     """
     made = []
     for name in names:
-        factory, given = tools.get(name), settings.get(name, {})
-        known = list(inspect.signature(factory).parameters)
-        if unknown := sorted(set(given) - set(known)):
-            raise ValueError(f"tool {name}: no setting {', '.join(unknown)}; it has {', '.join(known) or 'none'}.")
-        made.append(factory(**given))
+        factory = tools.get(name)
+        made.append(factory(**_checked(name, factory, settings.get(name, {}))))
     return made
+
+
+def _checked(name: str, factory: Callable[..., Tool], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, in the types that the factory's signature says."""
+    known, key = inspect.signature(factory, eval_str=bool(given)).parameters, f"env.tool_settings.{name}"
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(f"tool {name}: no setting {', '.join(unknown)}; it has {', '.join(known) or 'none'}.")
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one for one, its in known.items() if its.default is its.empty and its.kind not in many]
+    if missing := [one for one in needed if one not in given]:
+        raise ValueError(f"tool {name}: it needs {', '.join(missing)}. Set {key}.{missing[0]}.")
+    lax = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
+    checked = {}
+    for one, value in given.items():
+        kind = known[one].annotation
+        try:
+            checked[one] = TypeAdapter(Any if kind is inspect.Parameter.empty else kind, config=lax).validate_python(
+                value
+            )
+        except ValidationError as error:
+            raise ValueError(f"{key}.{one}={value}: {error.errors()[0]['msg']}.") from error
+    return checked
 
 
 def cut_middle(text: str, limit: int) -> str:

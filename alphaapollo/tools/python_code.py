@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import PositiveFloat, PositiveInt
+
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, default_sandbox
 
@@ -32,8 +34,8 @@ class PythonCode:
 
     def __init__(
         self,
-        timeout: float = 10.0,
-        memory_mb: int = 1024,
+        timeout: PositiveFloat = 10.0,
+        memory_mb: PositiveInt = 1024,
         keep_state: bool = False,
         sandbox: Sandbox | None = None,
     ):

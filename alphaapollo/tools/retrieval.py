@@ -145,7 +145,12 @@ class LocalRag:
     name = "local_rag"
     text_argument: str | None = None
 
-    def __init__(self, index: str):
+    def __init__(self, index: str = ""):
+        if not index:
+            raise ValueError(
+                "the tool local_rag needs an index: set env.tool_settings.local_rag.index=INDEX. Make one from a "
+                "folder with one subfolder a repo_name: python -m alphaapollo.tools.retrieval build FOLDER --out INDEX"
+            )
         self._index = Index(index)
         names = self._index.names
         self.description = (

@@ -180,3 +180,59 @@ def test_settings_that_nobody_would_read_are_refused():
             check_environment(Env(env_name="guessing_game", **settings))
     with pytest.raises(ValueError, match=r"tool_parser=hermes reads .*set env\.action_format=chat_template"):
         check_environment(Env(env_name="informal_math", tool_parser="hermes"))
+
+
+def python_in(**settings: Any) -> str:
+    """How python_code describes itself to the model."""
+    tools = make_toolbox(Env(env_name="informal_math", **settings))
+    assert tools is not None
+    return tools.schemas()[0]["function"]["description"]
+
+
+def test_the_time_for_python_stands_beside_its_other_settings():
+    more = {"python_code": {"memory_mb": 300}}
+    assert "Time limit: 3 s" in python_in(informal_math={"python_code_timeout": 3}, tool_settings=more)
+    assert "Time limit: 4 s" in python_in(tool_settings={"python_code": {"timeout": 4}})
+    with pytest.raises(ValueError, match=r"timeout=4 and env\.informal_math\.python_code_timeout=3 are the same"):
+        python_in(informal_math={"python_code_timeout": 3}, tool_settings={"python_code": {"timeout": 4}})
+
+
+def test_python_may_not_take_longer_than_a_call():
+    sixty = {"python_code_timeout": 60}
+    with pytest.raises(
+        ValueError, match=r"informal_math\.python_code_timeout=60: env\.tool_limits\.timeout=30 would end"
+    ):
+        python_in(informal_math=sixty)
+    with pytest.raises(ValueError, match=r"tool_settings\.python_code\.timeout=60: env\.tool_limits\.timeout=30 would"):
+        python_in(tool_settings={"python_code": {"timeout": 60}})
+    assert "Time limit: 60 s" in python_in(informal_math=sixty, tool_limits={"timeout": 60})
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (
+            {"tool_settings": {"pyhton_code": {}}},
+            r"pyhton_code: .*Did you mean 'python_code'\?.*given: python_code\. Known",
+        ),
+        (
+            {"tool_settings": {"local_rag": {"index": "x"}}},
+            r"local_rag: .*given: python_code\. Known.*Name it in env\.tools",
+        ),
+        ({"tool_settings": {"python_code": {"timeout": "abc"}}}, r"python_code\.timeout=abc: .*a valid number"),
+        ({"tool_settings": {"python_code": {"memory_mb": -1}}}, r"python_code\.memory_mb=-1: .*greater than 0"),
+        ({"tool_settings": {"python_code": {"memory": 1}}}, "no setting memory; it has timeout, memory_mb"),
+        (
+            {"informal_math": {"enable_local_rag": True}},
+            r"set env\.tool_settings\.local_rag\.index.*retrieval build FOLDER",
+        ),
+    ],
+)
+def test_wrong_settings_of_tools_are_refused(env, says):
+    with pytest.raises(ValueError, match=says):
+        make_toolbox(Env(env_name="informal_math", **env))
+
+
+def test_settings_of_tools_are_refused_where_nothing_is_called():
+    with pytest.raises(ValueError, match=r"single_turn is given no such tool\. It is given: none"):
+        make_toolbox(Env(tool_settings={"python_code": {"timeout": 3}}))

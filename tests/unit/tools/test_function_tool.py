@@ -125,3 +125,22 @@ def test_docstrings() -> None:
         "A.",
         {"x": "first", "y": "second"},
     )
+
+
+def test_settings_arrive_in_the_types_of_the_signature() -> None:
+    given = {}
+
+    @tools.register("with_settings")
+    def make(path: str, size: int = 1, free=None):
+        given.update(path=path, size=size, free=free)
+        return function_tool(search)
+
+    try:
+        make_tools(["with_settings"], {"with_settings": {"path": 2024, "size": "3", "free": "x"}})
+        assert given == {"path": "2024", "size": 3, "free": "x"}
+        with pytest.raises(
+            ValueError, match=r"with_settings: it needs path\. Set env\.tool_settings\.with_settings\.path"
+        ):
+            make_tools(["with_settings"], {})
+    finally:
+        tools._entries.pop("with_settings")
