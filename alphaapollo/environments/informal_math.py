@@ -28,6 +28,7 @@ or answer with <answer>\boxed{...}</answer>."""
 RUN_PYTHON = (
     "run Python with <python_code>...</python_code>, whose result comes back in <tool_response>...</tool_response>,"
 )
+PLAIN_VALUES: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "null": None}
 
 
 def tools_of(config: Env) -> list[str]:
@@ -82,5 +83,36 @@ def _how_to_call(function: dict[str, Any]) -> str:
     name = function["name"]
     if name == "python_code":
         return RUN_PYTHON
-    example = json.dumps(dict.fromkeys(function["parameters"].get("properties", {}), "..."))
+    properties = function["parameters"].get("properties", {})
+    example = json.dumps(
+        {key: example_of(one, function["parameters"]) for key, one in properties.items()}, ensure_ascii=False
+    )
     return f"call <{name}>{example}</{name}> ({function['description']}),"
+
+
+def example_of(schema: Any, whole: dict[str, Any], seen: tuple[str, ...] = ()) -> Any:
+    """A value of a JSON schema's type: its default, or the first that it lists; dots stand for a text. `whole`: the
+    schema that it is a part of, to which it may refer; `seen`: where it did, so that one that holds itself ends.
+
+    >>> example_of({"type": "integer", "default": 3}, {})
+    3
+    """
+    if not isinstance(schema, dict) or schema.get("$ref") in seen:
+        return "..."
+    if place := schema.get("$ref"):
+        found: Any = whole
+        for step in place.split("/")[1:]:
+            found = found.get(step) if isinstance(found, dict) else None
+        return example_of(found, whole, (*seen, place))
+    if given := [schema[key] for key in ("default", "const") if key in schema]:
+        return given[0]
+    if listed := schema.get("enum") or schema.get("examples"):
+        return listed[0]
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return None if {"type": "null"} in options else example_of(options[0], whole, seen)
+    kind = schema.get("type", "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        properties = schema.get("properties", {})
+        return {name: example_of(properties.get(name), whole, seen) for name in schema.get("required", [])}
+    return schema.get("minimum", PLAIN_VALUES.get(kind, "..."))

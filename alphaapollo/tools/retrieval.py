@@ -160,7 +160,11 @@ class LocalRag:
         self.parameters: dict[str, Any] = {
             "type": "object",
             "properties": {
-                "repo_name": {"type": "string", "description": f"Which one: {', '.join(names)}."},
+                "repo_name": {
+                    "type": "string",
+                    "description": f"Which one: {', '.join(names)}.",
+                    "examples": names[:1],
+                },
                 "query": {"type": "string", "description": "Words to look for.", "minLength": 1},
                 "top_k": {
                     "type": "integer",

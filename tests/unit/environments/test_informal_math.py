@@ -3,17 +3,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.environments import check_environment, get_environment
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.environments.informal_math import instruction, question_of
+from alphaapollo.environments.informal_math import example_of, instruction, question_of
 from alphaapollo.environments.toolbox import make_toolbox
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool
+from alphaapollo.tools.retrieval import build
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
@@ -122,7 +124,52 @@ def test_a_bad_call_is_refused_with_the_reason(body, says):
     assert response(result)["status"] == "refused" and says in response(result)["text"] and not result.valid
     _, (right,) = play('<double>{"x": 21}</double>', tools=box)
     assert response(right) == {"status": "ok", "text": "42"}
-    assert '<double>{"x": "..."}</double> (Twice x.)' in instruction(box)
+    assert '<double>{"x": 1}</double> (Twice x.)' in instruction(box)
+
+
+def test_a_call_is_shown_as_it_would_be_accepted(tmp_path):
+    (tmp_path / "docs" / "sympy").mkdir(parents=True)
+    (tmp_path / "docs" / "sympy" / "a.md").write_text("dsolve solves equations")
+    build(tmp_path / "docs", tmp_path / "index")
+    tools = make_toolbox(
+        Env(
+            env_name="informal_math",
+            informal_math={"enable_python_code": False, "enable_local_rag": True},
+            tool_settings={"local_rag": {"index": str(tmp_path / "index")}},
+        )
+    )
+    call = '<local_rag>{"repo_name": "sympy", "query": "...", "top_k": 3}</local_rag>'
+    assert call in instruction(tools)
+    _, (result,) = play(call.replace("...", "dsolve"), tools=tools)
+    assert response(result)["status"] == "ok"
+
+
+class Point(BaseModel):
+    x: float
+    label: str = "a"
+
+
+def everything(
+    count: Annotated[int, Field(ge=2)],
+    unit: Literal["km", "mi"],
+    where: Point,
+    either: int | str,
+    maybe: int | None,
+    many: list[int],
+    on: bool,
+):
+    """Takes all sorts."""
+
+
+def test_arguments_are_shown_in_their_types():
+    box = ToolBox([function_tool(everything)], ToolLimits())
+    arguments = '{"count": 2, "unit": "km", "where": {"x": 1.5}, "either": 1, "maybe": null, "many": [], "on": true}'
+    assert f"<everything>{arguments}</everything>" in instruction(box)
+    _, (result,) = play(f"<everything>{arguments}</everything>", tools=box)
+    assert response(result)["status"] == "ok"
+    assert example_of({"type": ["string", "null"]}, {}) == example_of(True, {}) == "..."
+    itself = {"type": "object", "properties": {"next": {"$ref": "#/$defs/A"}}, "required": ["next"]}
+    assert example_of({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
 
 
 def test_a_broken_tool_is_the_environments_failure():
