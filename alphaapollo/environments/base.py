@@ -126,6 +126,7 @@ class Registered:
     graded: bool  # it scores by `Services.score`, so each row needs a reward function
     check: Callable[[Env], None] | None  # raises ValueError for settings with which it cannot work
     tools: Callable[[Env], list[str]] | None  # names of the tools that it is given; None: it calls none
+    own_prompts: bool = False  # it scores by `Services.score` what it asks itself: rows need no reward function
 
 
 _ENVIRONMENTS: Registry[Registered] = Registry("environment")
@@ -138,11 +139,12 @@ def register_environment(
     graded: bool = False,
     check: Callable[[Env], None] | None = None,
     tools: Callable[[Env], list[str]] | None = lambda config: config.tools,
+    own_prompts: bool = False,
 ) -> Callable[[FactoryT], FactoryT]:
     """Decorator: env.env_name=name. The options are the fields of `Registered`."""
 
     def add(factory: FactoryT) -> FactoryT:
-        _ENVIRONMENTS.register(name)(Registered(factory, graded, check, tools))
+        _ENVIRONMENTS.register(name)(Registered(factory, graded, check, tools, own_prompts))
         return factory
 
     return add

@@ -54,7 +54,7 @@ def tasks_of(config: Env) -> list[str]:
     return [task for name in config.reasoning_gym.tasks for task in (every if name == "all" else [name])]
 
 
-@register_environment("reasoning_gym", check=check, tools=None)
+@register_environment("reasoning_gym", check=check, tools=None, own_prompts=True)
 class ReasoningGym:
     """A row's own env_kwargs.task and .level come before env.reasoning_gym.tasks and .level, so the order of
     the rows is a curriculum (data.shuffle=false)."""

@@ -28,6 +28,7 @@ from alphaapollo.trainer.factories import build_engine
 from alphaapollo.trainer.inputs import (
     check_lengths,
     check_rewards,
+    environment_notices,
     find_environment,
     find_machine,
     make_renderer,
@@ -87,6 +88,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     machine = find_machine(config.trainer.controller)
     notices = check_generation(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
+    notices += environment_notices(config, environment)
     check_lengths(config.model, config.rollout, config.data)
     renderer = make_renderer(config.env, config.model)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)

@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.algorithms.custom import load_custom_module
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
+from alphaapollo.config.notices import void_lines
+from alphaapollo.config.schema import (
+    Config,
+    CustomRewardFunction,
+    Data,
+    Env,
+    GenerationConfig,
+    GenerationData,
+    Model,
+    Reward,
+    Rollout,
+)
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
@@ -39,6 +50,20 @@ def find_environment(env: Env) -> Registered:
     if env.custom_module:
         load_custom_module(env.custom_module, "env.custom_module")
     return check_environment(env)
+
+
+def environment_notices(config: Config | GenerationConfig, environment: Registered) -> list[str]:
+    """One line for each key of rewards or tools that this environment does not use."""
+    env, void = config.env, []
+    if not environment.graded and not environment.own_prompts:
+        keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
+        if not (isinstance(config, Config) and config.reward_model.enable):  # whose score may be required
+            keys.append("reward.required")
+        void += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
+    if environment.tools is None or not (environment.tools(env) or env.mcp_servers):
+        limits = [f"env.tool_limits.{name}" for name in type(env.tool_limits).model_fields]
+        void += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
+    return void_lines(config, void)
 
 
 def make_renderer(env: Env, model: Model) -> Renderer:

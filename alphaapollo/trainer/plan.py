@@ -19,7 +19,14 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Layout, Machine, make_layout
 from alphaapollo.environments.base import get_registered
 from alphaapollo.trainer.combinations import check_combinations
-from alphaapollo.trainer.inputs import check_lengths, check_rewards, find_environment, make_renderer, read_prompts
+from alphaapollo.trainer.inputs import (
+    check_lengths,
+    check_rewards,
+    environment_notices,
+    find_environment,
+    make_renderer,
+    read_prompts,
+)
 from alphaapollo.trainer.reward_model import Reader, find_function, make_reader
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.types import Prompt, Sampling
@@ -63,7 +70,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         load_custom_module(algorithm.custom_module)
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    find_environment(config.env)
+    notices += environment_notices(config, find_environment(config.env))
     notices += check_combinations(config, estimator, policy_loss)
     critic = "values" in estimator.needs
     layout = make_layout(config, machine, critic)

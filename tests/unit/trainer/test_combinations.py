@@ -10,9 +10,11 @@ import pytest
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.load import convert
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
+from alphaapollo.environments.base import get_registered
 from alphaapollo.trainer.combinations import check_combinations
+from alphaapollo.trainer.inputs import environment_notices
 from alphaapollo.trainer.plan import make_plan
 
 ACTOR = "actor_rollout_ref.actor"
@@ -305,3 +307,30 @@ def test_a_plan_is_checked_and_carries_the_notices(needed: dict[str, Any]):
     ]
     with pytest.raises(ValueError, match="the group size is 1"):
         make_plan(config(grpo | {"env.rollout.n": 1}), MACHINE)
+
+
+SCORED = {"reward.components": {"format": 0.1}, "reward.required": ["format"], "custom_reward_function.path": __file__}
+COMPONENTS = "reward.components={format:0.1} has no effect: env.env_name is guessing_game, which scores itself."
+
+
+def test_keys_that_an_environment_does_not_use_are_noted(needed: dict[str, Any]):
+    game = needed | {"algorithm.adv_estimator": "grpo", "env.env_name": "guessing_game", "env.max_steps": 5}
+    assert make_plan(config(game), MACHINE).notices == []
+    assert make_plan(config(game | SCORED | {"env.tool_limits.timeout": 5}), MACHINE).notices == [
+        f"custom_reward_function.path={__file__} has no effect: env.env_name is guessing_game, which scores itself.",
+        COMPONENTS,
+        "reward.required=[format] has no effect: env.env_name is guessing_game, which scores itself.",
+        "env.tool_limits.timeout=5.0 has no effect: env.env_name is guessing_game, and no tools are given to it.",
+    ]
+    maths = game | SCORED | {"env.env_name": "informal_math", "env.tool_limits.timeout": 20}
+    assert make_plan(config(maths), MACHINE).notices == []
+
+
+def test_who_uses_the_keys_of_rewards():
+    components = {"reward": {"components": {"format": 0.1}}}
+    for name in ("single_turn", "informal_math", "reasoning_gym"):
+        env = Env(env_name=name)
+        assert environment_notices(GenerationConfig(env=env, **components), get_registered(name)) == []
+    for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
+        said = environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_registered(name))
+        assert said == [COMPONENTS.replace("guessing_game", name)]
