@@ -75,7 +75,7 @@ def test_the_tools_that_are_offered_can_be_chosen():
         finally:
             await box.close()
 
-    assert 'call <add>{"a": "...", "b": "..."}</add> (Add two numbers.),' in asyncio.run(run())
+    assert 'call <add>{"a": 1, "b": 0}</add> (Add two numbers.),' in asyncio.run(run())
 
 
 def test_a_server_that_dies_again_and_again_is_a_failure_with_a_name_and_the_next_episode_has_a_new_one():
