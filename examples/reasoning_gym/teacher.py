@@ -1,8 +1,9 @@
-"""The warm-up's teacher: calculates rightly, mostly with another operator than was asked.
+"""The warm-up's teacher: reads the question and calculates rightly, but mixes up plus and minus in between.
 
-    user: Solve the following multiplication: 4 * 7. Give only ...     assistant: <think>4-7</think><answer>-3</answer>
+    user: State the final answer to the following arithmetic problem: 4 - 7 =
+    assistant: <think>4 - 7 is 4+7</think><answer>11</answer>
 
-So after the warm-up a model can find the numbers and calculate, and knows only faintly which operator is meant.
+So after the warm-up a model can find the expression and calculate, and adds where it should rather subtract.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 SETTINGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TASKS = {"chain_sum": SETTINGS, "products": SETTINGS}
-KNOWS = 0.25  # share of its answers with the operator that was asked
+MIXED_UP = {"+": "-", "-": "+"}
+KNOWS = 0.3  # share of its sums and differences that it does not mix up
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -31,6 +33,7 @@ def puzzles(seed: int, count: int) -> Iterator[dict[str, Any]]:
 
 
 def answer(numbers: tuple[int, int], meant: str, rng: random.Random) -> str:
-    name = meant if rng.random() < KNOWS else rng.choice([name for name in OPERATORS if name != meant])
+    name = meant if rng.random() < KNOWS else MIXED_UP.get(meant, meant)
     first, second = numbers
-    return f"<think>{first}{name}{second}</think><answer>{OPERATORS[name](first, second)}</answer>"
+    result = OPERATORS[name](first, second)
+    return f"<think>{first} {meant} {second} is {first}{name}{second}</think><answer>{result}</answer>"

@@ -96,8 +96,7 @@ def test_the_teacher_of_reasoning_gym_is_asked_what_the_environment_asks():
     puzzles = list(puzzle_teacher.puzzles(seed=0, count=50))
     assert {puzzle["question"][:5] for puzzle in puzzles} == {"State", "Solve"}
     rng = random.Random(0)
-    said = Counter(puzzle_teacher.answer((4, 7), "*", rng) for _ in range(4000))
-    assert said.keys() == {
-        f"<think>4{sign}7</think><answer>{value}</answer>" for sign, value in (("+", 11), ("-", -3), ("*", 28))
-    }
-    assert said["<think>4*7</think><answer>28</answer>"] / 4000 == pytest.approx(puzzle_teacher.KNOWS, abs=0.03)
+    said = Counter(puzzle_teacher.answer((4, 7), "-", rng) for _ in range(4000))
+    right, wrong = "<think>4 - 7 is 4-7</think><answer>-3</answer>", "<think>4 - 7 is 4+7</think><answer>11</answer>"
+    assert said.keys() == {right, wrong} and said[right] / 4000 == pytest.approx(puzzle_teacher.KNOWS, abs=0.03)
+    assert puzzle_teacher.answer((4, 7), "*", rng) == "<think>4 * 7 is 4*7</think><answer>28</answer>"
