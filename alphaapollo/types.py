@@ -122,6 +122,30 @@ class Turn:
     observation: list[Message] | None = None  # what the environment answered; None: nothing, the episode was over
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeTurn:
+    """A turn as a reward function sees it; the fields are those of Turn. Of the last one, while the environment still
+    answers it, there is the text alone."""
+
+    text: str
+    observation: list[Message] | None = None
+    reward: float = 0.0
+    valid: bool = True
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """An episode as a reward function with a parameter `trajectory` sees it: without tokens.
+
+    Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
+    EpisodeTurn("so 14")])`.
+    """
+
+    text: str  # what a function of `completion` gets; empty where a limit came before the answer
+    turns: list[EpisodeTurn]
+
+
 @dataclass(slots=True)
 class Row:
     """One token sequence to train on: a whole trajectory (append context) or one turn of it (memory context)."""

@@ -509,7 +509,7 @@ class CustomRewardFunction(Section):
     path: str = ""
     """Python file with your reward function; empty = by data_source from the registry."""
     name: str = "compute_score"
-    """The function in it: `(prompt, completion) -> float | dict of floats`."""
+    """The function in it: `(prompt, completion or trajectory) -> float | dict of floats`."""
 
 
 class Judge(Section):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.observability.disk import writing
-from alphaapollo.observability.metrics import finite
+from alphaapollo.observability.metrics import finite, plain
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 
 QUEUED_STEPS = 4  # more than that, and the loop waits for the disk
@@ -75,9 +75,9 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = trajectory_record(step, group.prompt, trajectory)
             try:
-                line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=_plain)
+                line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=plain)
             except ValueError:  # nan or inf somewhere, which JSON does not have
-                line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=_plain)
+                line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
             # half a surrogate pair, from an environment, say, has no UTF-8 but a JSON escape: \ud800
             yield line.encode("utf-8", "backslashreplace").decode() + "\n"
 
@@ -133,8 +133,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(item) for item in value]
     return finite(value) if isinstance(value, float) else value
-
-
-def _plain(value: Any) -> Any:
-    """What an environment's `info` may hold besides JSON's own types: arrays and numbers of numpy, else its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

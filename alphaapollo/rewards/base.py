@@ -1,6 +1,7 @@
 """What a reward function is, which one grades a data source, and what its answer means.
 
-A reward function takes `(prompt, completion)` and returns
+A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`: by the name of its second parameter it gets
+the text that is graded, or the whole episode (see `types.Episode`). It returns
   * a number: the reward, or
   * a dict of named numbers: `reward` is the total if it is there, else the total is their sum; the other names are
     components, shown in metrics and used by filters (`accuracy`), or
@@ -12,18 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from alphaapollo.config.schema import Reward
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.types import Episode, Outcome, Prompt, Score
 
 RewardResult = float | Mapping[str, float] | Score
 RewardFunction = Callable[[Prompt, str], RewardResult]
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -189,3 +192,13 @@ def to_number(value: object, what: str) -> float:
 def failure(reason: str) -> Score:
     """A grader's failure: no reward, to be masked."""
     return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)
+
+
+def takes_trajectory(function: Callable[..., Any]) -> bool:
+    """Whether its second parameter is named `trajectory`."""
+    return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
+
+
+def on_episodes(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
+    """The function of an episode, which it gets whole if it takes a trajectory, else as its text."""
+    return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)

@@ -8,7 +8,7 @@ from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import failure
 from alphaapollo.rewards.isolation import GraderError, GraderPool
 from alphaapollo.rewards.protocol import Grading, decode_reply, encode_request
-from alphaapollo.types import Prompt, Score
+from alphaapollo.types import Prompt, Score, Turn
 
 ATTEMPTS = 2  # a failure is tried once more
 
@@ -50,12 +50,16 @@ class RewardClient:
         except GraderError as error:
             raise ValueError(str(error)) from error
 
-    async def score(self, prompt: Prompt, text: str) -> Score:
+    async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
         """What the reward function says; where it fails twice, a Score with outcome GRADER_FAILED and reward NaN.
 
-        Never raises for what a reward function does.
+        `turns` are those of the episode so far, for functions that take a trajectory; without them the text is the one
+        turn. Never raises for what a reward function does.
         """
-        request = encode_request(prompt, text)
+        try:
+            request = encode_request(prompt, text, turns if self._pool.takes_turns else ())
+        except (TypeError, ValueError) as error:
+            return failure(f"the trajectory cannot be given to the reward function: {error}")
         for _ in range(ATTEMPTS):
             try:
                 score = decode_reply(await self._pool.run(request))

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from alphaapollo.rewards.base import RewardFunction
-from alphaapollo.rewards.protocol import HEADER, READY, Grading, worker_command, worker_environment
+from alphaapollo.rewards.protocol import HEADER, READY, READY_FOR_TURNS, Grading, worker_command, worker_environment
 
 IMPORT_TIMEOUT = 120.0  # seconds
 
@@ -21,7 +21,7 @@ def check_grading(grading: Grading) -> None:
 
     Raises:
         ValueError: no such file, it does not import (with the line), no function of that name in it, one that does not
-            take (prompt, completion), or components that are not known.
+            take (prompt, completion) or (prompt, trajectory), or components that are not known.
     """
     path = grading.path or grading.module
     try:
@@ -36,7 +36,7 @@ def check_grading(grading: Grading) -> None:
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"{path}: importing it takes more than {IMPORT_TIMEOUT:g} s.") from error
     message = done.stdout[HEADER.size :]
-    if message != READY:
+    if message not in (READY, READY_FOR_TURNS):
         ended = f"{path}: importing it ended the process with exit code {done.returncode}."
         raise ValueError(message.decode() or ended)
 
@@ -59,8 +59,8 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
         signature.bind("prompt", "completion")
     except TypeError as error:
         raise ValueError(
-            f"{path}: {name}{signature} must take (prompt, completion): {error}. The ground truth is "
-            "prompt.ground_truth, other columns are in prompt.extra_info."
+            f"{path}: {name}{signature} must take (prompt, completion) or (prompt, trajectory): {error}. The "
+            "ground truth is prompt.ground_truth, other columns are in prompt.extra_info."
         ) from error
     checked: RewardFunction = function
     return checked

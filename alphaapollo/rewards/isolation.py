@@ -22,6 +22,7 @@ from alphaapollo.rewards.protocol import (
     HEADER,
     IMPORTING,
     READY,
+    READY_FOR_TURNS,
     Grading,
     to_frame,
     worker_command,
@@ -106,6 +107,7 @@ class GraderPool:
         self._grading = grading
         self._timeout = timeout
         self._num_workers = num_workers
+        self.takes_turns = False  # whether a function takes a trajectory: known once it has started
         self._queue: asyncio.Queue[_Job] = asyncio.Queue()
         self._processes: set[_Process] = set()
         self._num_starting = 0
@@ -158,7 +160,8 @@ class GraderPool:
         except asyncio.CancelledError:
             await process.end()
             raise
-        if frame != READY:
+        self.takes_turns = frame == READY_FOR_TURNS
+        if frame not in (READY, READY_FOR_TURNS):
             await process.end()
             raise GraderError(frame.decode())
         return process

@@ -1,8 +1,8 @@
 """How a grader's process is started, and the frames that go over its pipes.
 
-A frame is a 4-byte big-endian length and that many bytes. Requests are pickled (prompt, completion); replies are JSON,
-one for each request, in order (a process that grades untrusted text is not trusted to unpickle from). Two notices stand
-apart from replies, and the first frame is READY or why the process cannot start.
+A frame is a 4-byte big-endian length and that many bytes. Requests are pickled (prompt, completion, turns as JSON);
+replies are JSON, one for each request, in order (a process that grades untrusted text is not trusted to unpickle from).
+Two notices stand apart from replies, and the first frame is READY, READY_FOR_TURNS or why the process cannot start.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.observability.metrics import plain
+from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
 
 READY = b"ready"  # started, or done with importing: the clock of the request at work starts now
+READY_FOR_TURNS = b"ready for turns"  # the same at the start, where a function takes a trajectory
 IMPORTING = b"importing"  # a built-in grader's libraries, on its first use: this is not grading time
 HEADER = struct.Struct(">I")
 
@@ -59,13 +61,19 @@ def read_frame(pipe: BinaryIO) -> bytes | None:
     return pipe.read(*HEADER.unpack(header)) if header else None
 
 
-def encode_request(prompt: Prompt, completion: str) -> bytes:
-    return pickle.dumps((prompt, completion), protocol=pickle.HIGHEST_PROTOCOL)
+def encode_request(prompt: Prompt, completion: str, turns: Sequence[Turn] = ()) -> bytes:
+    """The turns go as JSON, for what an environment puts into them is known on this side alone (TypeError, ValueError:
+    JSON cannot hold it)."""
+    shown = [[turn.text, turn.observation, turn.reward, turn.valid, turn.info] for turn in turns]
+    record = json.dumps(shown, default=plain) if turns else ""
+    return pickle.dumps((prompt, completion, record), protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def decode_request(data: bytes) -> tuple[Prompt, str]:
-    prompt, completion = pickle.loads(data)
-    return prompt, completion
+def decode_request(data: bytes) -> tuple[Prompt, Episode]:
+    """Where no turns were sent, the completion is the only one."""
+    prompt, completion, record = pickle.loads(data)
+    turns = [EpisodeTurn(*shown) for shown in json.loads(record)] if record else [EpisodeTurn(completion)]
+    return prompt, Episode(completion, turns)
 
 
 def encode_reply(score: Score) -> bytes:

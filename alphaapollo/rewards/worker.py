@@ -7,14 +7,26 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from alphaapollo.rewards.base import RewardFunction, failure, get_reward, to_number, to_score
-from alphaapollo.rewards.components import Component, check_components, combine, load_components
+from alphaapollo.rewards.base import failure, get_reward, on_episodes, takes_trajectory, to_number, to_score
+from alphaapollo.rewards.components import check_components, combine, load_components
 from alphaapollo.rewards.custom import describe, import_file, load_reward_function
-from alphaapollo.rewards.protocol import IMPORTING, READY, Grading, decode_request, encode_reply, read_frame, to_frame
-from alphaapollo.types import Prompt, Score
+from alphaapollo.rewards.protocol import (
+    IMPORTING,
+    READY,
+    READY_FOR_TURNS,
+    Grading,
+    decode_request,
+    encode_reply,
+    read_frame,
+    to_frame,
+)
+from alphaapollo.types import Episode, Prompt, Score
+
+EpisodeFunction = Callable[[Prompt, Episode], Any]
 
 PR_SET_PDEATHSIG = 1
 
@@ -25,35 +37,36 @@ class Worker:
     def __init__(self, grading: Grading):
         self._requests, self._replies = _take_pipes()
         self._grading = grading
-        self._custom: RewardFunction | None = None
-        self._functions: dict[str, RewardFunction] = {}  # by data source
-        self._components: dict[str, Component] = {}
+        self._custom: EpisodeFunction | None = None
+        self._functions: dict[str, EpisodeFunction] = {}  # by data source
+        self._components: dict[str, EpisodeFunction] = {}
 
     def run(self) -> None:
-        grading = self._grading
+        grading, own = self._grading, []
         try:
             if grading.module:
                 import_file(grading.module, "reward.custom_module")
             if grading.path:
-                self._custom = load_reward_function(grading.path, grading.name)
+                own = [load_reward_function(grading.path, grading.name)]
+                self._custom = on_episodes(own[0])
             check_components(grading.weights, grading.required)
-            self._components = load_components(grading.weights)
+            components = load_components(grading.weights)
+            self._components = {name: on_episodes(component) for name, component in components.items()}
         except ValueError as error:
             self._write(str(error).encode(errors="replace"))
             return
-        self._write(READY)
+        self._write(READY_FOR_TURNS if any(map(takes_trajectory, [*own, *components.values()])) else READY)
         while (request := read_frame(self._requests)) is not None:
-            prompt, completion = decode_request(request)
-            self._write(encode_reply(self._grade(prompt, completion)))
+            self._write(encode_reply(self._grade(*decode_request(request))))
 
-    def _grade(self, prompt: Prompt, completion: str) -> Score:
+    def _grade(self, prompt: Prompt, episode: Episode) -> Score:
         grading = self._grading
         try:
-            task = to_score((self._custom or self._built_in(prompt.data_source))(prompt, completion))
+            task = to_score((self._custom or self._built_in(prompt.data_source))(prompt, episode))
             if not (grading.weights or grading.required):
                 return task
             parts = {
-                name: to_number(component(prompt, completion), f"component {name!r}")
+                name: to_number(component(prompt, episode), f"component {name!r}")
                 for name, component in self._components.items()
             }
             return combine(task, parts, grading.weights, grading.required)
@@ -61,10 +74,10 @@ class Worker:
             path = Path(grading.path or grading.module).expanduser().resolve()
             return failure(f"the reward function failed: {describe(error, path)}")
 
-    def _built_in(self, data_source: str) -> RewardFunction:
+    def _built_in(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._functions:
             self._write(IMPORTING)
-            self._functions[data_source] = get_reward(data_source, self._grading.judge)
+            self._functions[data_source] = on_episodes(get_reward(data_source, self._grading.judge))
             self._write(READY)
         return self._functions[data_source]
 

@@ -14,11 +14,11 @@ import logging
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from alphaapollo.environments.base import Environment, EnvironmentFailure, ScoreFn, blaming
+from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout.context import Context, append_context_rows, check_rows
 from alphaapollo.rollout.engine import Engine
@@ -59,7 +59,7 @@ class EpisodeTask:
 
     prompt: Prompt
     sample: int
-    make_environment: Callable[[], Environment]
+    make_environment: Callable[[Sequence[Turn]], Environment]  # given the turns, to which the episode adds as it goes
     sampling: Sampling  # max_tokens: of the whole episode; in append context what the environment adds counts too
     seed_of_turn: Callable[[int], int]
     name: str  # unique among the episodes in flight
@@ -88,7 +88,7 @@ class EpisodeRunner:
     decode: Callable[[Sequence[int]], str]
     make_context: Callable[[Environment], Context]
     limits: EpisodeLimits
-    grade: ScoreFn | None = None
+    grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     sync_calls: SyncCalls = field(default_factory=SyncCalls)
 
     async def run(self, task: EpisodeTask) -> Trajectory:
@@ -105,7 +105,7 @@ class EpisodeRunner:
             try:
                 async with asyncio.timeout(self.limits.seconds - (time.perf_counter() - started)):
                     end = await self._play(task, attempt)
-                    score = attempt.score or await self._unscored(task.prompt, end)
+                    score = attempt.score or await self._unscored(task.prompt, end, attempt.turns)
                 break
             except TimeoutError:
                 end = EpisodeEnd.TIME_LIMIT
@@ -123,7 +123,7 @@ class EpisodeRunner:
 
     async def _play(self, task: EpisodeTask, attempt: _Attempt) -> EpisodeEnd:
         with blaming("making the environment"):
-            environment = task.make_environment()
+            environment = task.make_environment(attempt.turns)
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
@@ -167,12 +167,12 @@ class EpisodeRunner:
                 return EpisodeEnd.TOKEN_LIMIT
             budget -= context.cost(context_ids)
 
-    async def _unscored(self, prompt: Prompt, end: EpisodeEnd) -> Score:
+    async def _unscored(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
         """What an episode without a score is worth: 0, or what the reward function says of an empty answer, so that it
         has all named parts of the others' scores."""
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment gave no score")
-        score = Score(0.0) if self.grade is None else await self.grade(prompt, "")
+        score = Score(0.0) if self.grade is None else await self.grade(prompt, "", turns)
         reason = f"no score before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 

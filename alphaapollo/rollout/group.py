@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from alphaapollo.environments.base import EnvironmentFactory, Services
+from alphaapollo.environments.base import Environment
 from alphaapollo.rollout.episode import EpisodeRunner, EpisodeTask
 from alphaapollo.seeds import derive_seed
-from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup
+from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup, Turn
 
 
 async def run_group(
-    request: GroupRequest, runner: EpisodeRunner, factory: EnvironmentFactory, services: Services
+    request: GroupRequest, runner: EpisodeRunner, make_environment: Callable[[Sequence[Turn]], Environment]
 ) -> TrajectoryGroup:
     """All episodes of the group, in sample order whatever order they end in, and the greedy baseline where it is asked
     for. Should one of them raise (an engine's death, a prompt too long), the others are cancelled."""
@@ -24,7 +25,7 @@ async def run_group(
         return EpisodeTask(
             prompt,
             sample,
-            make_environment=partial(factory, services),
+            make_environment,
             sampling=sampling,
             seed_of_turn=partial(derive_seed, sampling.seed, purpose, request.draw, prompt.id, sample),
             name=f"{purpose}.{request.draw}.{prompt.id}.{sample}",

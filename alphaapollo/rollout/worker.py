@@ -13,6 +13,7 @@ import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt, WeightUpdate
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.vllm_engine import VllmEngine
@@ -130,8 +131,11 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        services = Services(self._rewards.score, self._env, self._tools, self._read_calls)
-        return await run_group(request, self._runner, self._environment.factory, services)
+        return await run_group(request, self._runner, self._make_environment)
+
+    def _make_environment(self, turns: Sequence[Turn]) -> Environment:
+        score = partial(self._rewards.score, turns=turns)
+        return self._environment.factory(Services(score, self._env, self._tools, self._read_calls))
 
     @property
     def holds_weights(self) -> bool:

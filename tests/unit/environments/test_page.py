@@ -61,7 +61,7 @@ def play(*answers: str) -> Trajectory:
     services = base.Services(score=None, config=Env())  # type: ignore[arg-type]
     prompt = Prompt(0, "text", "...")
     return asyncio.run(
-        runner.run(EpisodeTask(prompt, 0, lambda: factory(services), Sampling(200), lambda turn: 0, "t"))
+        runner.run(EpisodeTask(prompt, 0, lambda _: factory(services), Sampling(200), lambda turn: 0, "t"))
     )
 
 

@@ -12,7 +12,7 @@ from alphaapollo.rewards.base import GRADERS, to_score
 from alphaapollo.rewards.components import COMPONENTS, check_components, combine
 from alphaapollo.rewards.custom import check_grading, load_reward_function
 from alphaapollo.rewards.protocol import Grading
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 if not PAGE.exists():
@@ -49,9 +49,20 @@ def test_the_function_works(tmp_path):
 
 
 @pytest.mark.timeout(60)
+def test_the_function_of_a_trajectory_works(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(examples("python")[1])
+    check_grading(Grading(str(path), "compute_score"))
+    prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
+    turns = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
+    score = to_score(load_reward_function(str(path), "compute_score")(prompt, Episode("so 4", turns)))
+    assert score == Score(0.9, {"accuracy": 1.0, "calls": 1.0})
+
+
+@pytest.mark.timeout(60)
 def test_the_component_works(tmp_path):
     path = tmp_path / "polite.py"
-    path.write_text(examples("python")[1])
+    path.write_text(examples("python")[2])
     check_grading(Grading(module=str(path), weights={"polite": 0.1}))
 
 

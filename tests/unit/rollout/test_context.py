@@ -25,7 +25,7 @@ def play(engine, environment, history_length: int = 2, longest: int = 100, max_t
 
     runner = EpisodeRunner(engine, Numbers().decode, make_context, EpisodeLimits(9, 5.0))
     sampling = Sampling(max_tokens, stop_token_ids=(STOP,))
-    task = EpisodeTask(PROMPT, 0, lambda: environment, sampling, lambda turn: turn, "t")
+    task = EpisodeTask(PROMPT, 0, lambda _: environment, sampling, lambda turn: turn, "t")
     return asyncio.run(runner.run(task))
 
 
@@ -78,7 +78,7 @@ def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
     engine, asked = answers([5], [6])
     runner = EpisodeRunner(engine, Numbers().decode, make_context, EpisodeLimits(9, 5.0))
     environment = Environment(show("3"), show("4 4 4"))  # 1 2 6 4 4 4 is longer than 5, whatever is forgotten
-    task = EpisodeTask(PROMPT, 0, lambda: environment, Sampling(20), lambda turn: turn, "t")
+    task = EpisodeTask(PROMPT, 0, lambda _: environment, Sampling(20), lambda turn: turn, "t")
     trajectory = asyncio.run(runner.run(task))
     assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and environment.closed
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED

@@ -21,6 +21,7 @@ from alphaapollo.types import (
     Score,
     StopReason,
     Trajectory,
+    Turn,
 )
 
 STOP = 9
@@ -105,7 +106,7 @@ def play(
     task = EpisodeTask(
         PROMPT,
         sample=1,
-        make_environment=lambda: left.pop(0),
+        make_environment=lambda _: left.pop(0),
         sampling=Sampling(max_tokens, stop_token_ids=(STOP,)),
         seed_of_turn=lambda turn: 100 + turn,
         name="t",
@@ -194,14 +195,15 @@ def test_a_graded_episode_without_an_answer_is_graded_as_an_empty_one(limits, en
     """So its score has the components of the others, and no answer is worth what the reward function says."""
     graded = []
 
-    async def grade(prompt: Prompt, text: str) -> Score:
-        graded.append((prompt, text))
+    async def grade(prompt: Prompt, text: str, turns: Sequence[Turn]) -> Score:
+        graded.append((prompt, text, [(turn.text, turn.observation) for turn in turns]))
         return Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, "nothing there")
 
     engine, _ = answers([5, STOP])
     trajectory = play(engine, Environment(show("7 8")), grade=grade, **limits)
     reason = f"no score before the {end.replace('_', ' ')}: nothing there"
-    assert trajectory.end is end and graded == [(PROMPT, "")]
+    assert trajectory.end is end
+    assert graded == [(PROMPT, "", [("5", [{"role": "user", "content": "7 8"}])])]
     assert trajectory.score == Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, reason)
 
 
@@ -278,7 +280,7 @@ def test_an_environment_that_cannot_begin(first):
 
 
 def test_an_environment_that_cannot_be_made():
-    def make():
+    def make(turns):
         raise KeyError("game")
 
     engine, _ = answers()
@@ -321,7 +323,7 @@ def test_sync_environments_do_not_block_each_other():
     async def run() -> list[Trajectory]:
         engine = FakeEngine(10, script=lambda *_: [5, STOP])
         runner = make_runner(engine, EpisodeLimits(1, 30.0))
-        tasks = [EpisodeTask(PROMPT, i, SlowSync, Sampling(4), lambda turn: 0, f"t{i}") for i in range(4)]
+        tasks = [EpisodeTask(PROMPT, i, lambda _: SlowSync(), Sampling(4), lambda turn: 0, f"t{i}") for i in range(4)]
         return await asyncio.gather(*map(runner.run, tasks))
 
     started = time.perf_counter()

@@ -40,7 +40,8 @@ def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
         lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
         EpisodeLimits(1, 60.0),
     )
-    return asyncio.run(run_group(request, runner, get_environment("single_turn"), Services(grade, Env())))
+    make = get_environment("single_turn")
+    return asyncio.run(run_group(request, runner, lambda _: make(Services(grade, Env()))))
 
 
 def request(draw: int = 5, validate: bool = False) -> GroupRequest:
