@@ -160,10 +160,10 @@ class GraderPool:
         except asyncio.CancelledError:
             await process.end()
             raise
-        self.takes_turns = frame == READY_FOR_TURNS
         if frame not in (READY, READY_FOR_TURNS):
             await process.end()
             raise GraderError(frame.decode())
+        self.takes_turns = frame == READY_FOR_TURNS
         return process
 
     async def _serve(self, process: _Process) -> None:
