@@ -25,7 +25,7 @@ setup-dev: ## and what tests and checks need
 test: setup-dev ## all tests (those that need a GPU skip without one)
 	@$(PYTEST) $(ARGS)
 
-test-unit: setup-dev ## the tests that take seconds
+test-unit: setup-dev ## the tests without engine and Ray
 	@$(PYTEST) tests/unit $(ARGS)
 
 test-loop: setup-dev ## whole runs on the real stack, on a CPU
