@@ -36,7 +36,6 @@ FIT = {  # where a recipe needs more than its group size
     "tis": ROUGH_ENGINE,
     "icepop": ROUGH_ENGINE,
     "mis": ROUGH_ENGINE,
-    "length_budget": (*GROUP, "algorithm.adv_estimator=dr_grpo"),  # see the note below the table
     "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
 }
 LONGER = 2.5  # times the iterations, for those with one optimiser step in each instead of four
