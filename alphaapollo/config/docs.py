@@ -10,7 +10,7 @@ from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, plain, verl_ke
 
 INTRO = """# Configuration
 
-<!-- Made by `python -m alphaapollo.config docs` from alphaapollo/config/schema.py; do not edit. -->
+<!-- Made by `python -m alphaapollo.config docs` from alphaapollo/config/schema; do not edit. -->
 
     python -m alphaapollo.trainer.main_ppo algorithm=grpo actor_rollout_ref.model.path=Qwen/Qwen3-0.6B \\
         data.train_files=train.parquet trainer.experiment_name=first

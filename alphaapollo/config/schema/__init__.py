@@ -1,0 +1,107 @@
+"""Every option of the project: its name, type, default and meaning. The only home of defaults.
+
+A file a section (`data.py` is `data.*`), and one a program (`ppo.py` is main_ppo's whole configuration). The docstring
+under a field is its documentation (docs/config.md is made from it). Key names follow verl where the meaning is the
+same. Unknown keys are errors. No torch, no Ray, no Hydra here.
+"""
+
+from alphaapollo.config.schema.actor import Actor, AggregationMode, KLKind, PolicyLoss, Reference
+from alphaapollo.config.schema.algorithm import (
+    Algorithm,
+    FilterGroups,
+    Filtration,
+    KLController,
+    LengthBudget,
+    OverlongPenalty,
+    ReferenceReset,
+    RolloutCorrection,
+)
+from alphaapollo.config.schema.base import Frequency, Ratio, Scalar, Section
+from alphaapollo.config.schema.critic import Critic, CriticModel
+from alphaapollo.config.schema.data import Data
+from alphaapollo.config.schema.env import (
+    Env,
+    EnvRollout,
+    GridWorld,
+    GuessingGame,
+    InformalMath,
+    McpServer,
+    OpenEnv,
+    ReasoningGym,
+    ToolLimits,
+    Verifiers,
+)
+from alphaapollo.config.schema.eval import EvalConfig, EvalData, EvalTrainer
+from alphaapollo.config.schema.generation import GenerationConfig, GenerationData, GenerationRollout, GenerationTrainer
+from alphaapollo.config.schema.model import Fsdp, Model, Optimizer, RefFsdp
+from alphaapollo.config.schema.ppo import ActorRolloutRef, Config
+from alphaapollo.config.schema.reward import (
+    CustomRewardFunction,
+    Judge,
+    Reward,
+    RewardModel,
+    RewardModelFsdp,
+    RewardModelPath,
+)
+from alphaapollo.config.schema.rollout import Rollout, ValSampling
+from alphaapollo.config.schema.sft import SftConfig, SftData, SftTrainer
+from alphaapollo.config.schema.trainer import RunFolder, Trainer
+
+__all__ = [
+    "Actor",
+    "ActorRolloutRef",
+    "AggregationMode",
+    "Algorithm",
+    "Config",
+    "Critic",
+    "CriticModel",
+    "CustomRewardFunction",
+    "Data",
+    "Env",
+    "EnvRollout",
+    "EvalConfig",
+    "EvalData",
+    "EvalTrainer",
+    "FilterGroups",
+    "Filtration",
+    "Frequency",
+    "Fsdp",
+    "GenerationConfig",
+    "GenerationData",
+    "GenerationRollout",
+    "GenerationTrainer",
+    "GridWorld",
+    "GuessingGame",
+    "InformalMath",
+    "Judge",
+    "KLController",
+    "KLKind",
+    "LengthBudget",
+    "McpServer",
+    "Model",
+    "OpenEnv",
+    "Optimizer",
+    "OverlongPenalty",
+    "PolicyLoss",
+    "Ratio",
+    "ReasoningGym",
+    "RefFsdp",
+    "Reference",
+    "ReferenceReset",
+    "Reward",
+    "RewardModel",
+    "RewardModelFsdp",
+    "RewardModelPath",
+    "Rollout",
+    "RolloutCorrection",
+    "RunFolder",
+    "Scalar",
+    "Section",
+    "SftConfig",
+    "SftData",
+    "SftTrainer",
+    "ToolLimits",
+    "Trainer",
+    "ValSampling",
+    "Verifiers",
+]

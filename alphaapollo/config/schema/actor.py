@@ -1,0 +1,105 @@
+"""`actor_rollout_ref.actor` and `.ref`: the policy's update."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.model import Fsdp, Optimizer, RefFsdp
+
+KLKind = Literal[
+    "kl",
+    "abs",
+    "mse",
+    "low_var_kl",
+    "full",
+    "k1",
+    "k2",
+    "k3",
+    "kl+",
+    "abs+",
+    "mse+",
+    "low_var_kl+",
+    "k1+",
+    "k2+",
+    "k3+",
+]
+AggregationMode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-mean-token-mean",
+]
+
+
+class PolicyLoss(Section):
+    loss_mode: str = "ppo"
+    """The policy loss, by name in the registry."""
+    cispo_mask_low: PositiveFloat | None = None
+    """cispo, unified form: drop tokens with A < 0 and a ratio below 1 - this; null = none."""
+    cispo_mask_high: PositiveFloat | None = None
+    """cispo, unified form: drop tokens with A > 0 and a ratio above 1 + this; null = none."""
+    clip_cov_ratio: Ratio = 2e-4
+    """clip_cov: share of the tokens whose loss is dropped."""
+    clip_cov_lb: float = 1.0
+    """clip_cov: they are drawn from covariances above this ..."""
+    clip_cov_ub: float = 5.0
+    """clip_cov: ... and below this."""
+    kl_cov_ratio: Ratio = 2e-4
+    """kl_cov: share of the tokens, those of the largest covariance, that get a KL penalty."""
+    ppo_kl_coef: NonNegativeFloat = 1.0
+    """kl_cov: its coefficient."""
+
+
+class Actor(Section):
+    ppo_mini_batch_size: PositiveInt = 256
+    """Trajectories (not rows, not turns) an optimiser step, over all ranks."""
+    ppo_max_token_len_per_gpu: PositiveInt = 16384
+    """Tokens of one micro-batch at most, on each rank. A longer row is a micro-batch of its own."""
+    ppo_epochs: PositiveInt = 1
+    """Passes over a batch."""
+    shuffle: bool = True
+    """Deal the trajectories into mini-batches at random (a function of trainer.seed and the step)."""
+    grad_clip: PositiveFloat = 1.0
+    """Largest gradient norm."""
+    clip_ratio: PositiveFloat | None = None
+    """Clip range, both sides; null = the loss's own (ppo 0.2)."""
+    clip_ratio_low: PositiveFloat | None = None
+    """Lower clip range; null = clip_ratio."""
+    clip_ratio_high: PositiveFloat | None = None
+    """Upper clip range (DAPO's clip-higher: 0.28); null = clip_ratio."""
+    clip_ratio_c: float | None = None
+    """Dual clip: bound of the ratio where the advantage is negative (usually 3.0, must be > 1); null = off."""
+    tau_pos: PositiveFloat = 1.0
+    """sapo: temperature of the gate where the advantage is positive."""
+    tau_neg: PositiveFloat = 1.05
+    """sapo: temperature of the gate where it is not."""
+    policy_loss: PolicyLoss = PolicyLoss()
+    loss_agg_mode: AggregationMode = "token-mean"
+    """How token losses become one number; see docs/algorithms."""
+    loss_scale_factor: PositiveFloat | None = None
+    """The constant of seq-mean-token-sum-norm; null = data.max_response_length."""
+    entropy_coeff: NonNegativeFloat = 0.0
+    """Entropy bonus."""
+    use_kl_loss: bool = False
+    """Add the KL to the reference model to the loss."""
+    kl_loss_coef: NonNegativeFloat = 0.001
+    """Its coefficient."""
+    kl_loss_type: KLKind = "low_var_kl"
+    """Its estimator; a trailing + takes the gradient of k2."""
+    use_invalid_action_penalty: bool = False
+    """Subtract the penalty from the reward on the last token of an invalid turn."""
+    invalid_action_penalty_coef: NonNegativeFloat = 0.1
+    """The penalty."""
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """Ranks that share one sequence; only 1 is supported yet."""
+    optim: Optimizer = Optimizer()
+    fsdp_config: Fsdp = Fsdp()
+
+
+class Reference(Section):
+    fsdp_config: RefFsdp = RefFsdp()

@@ -1,0 +1,55 @@
+"""`model`, `optim` and `fsdp_config`: what every role that holds a model has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from alphaapollo.config.schema.base import Ratio, Section
+
+
+class Model(Section):
+    path: str = ""
+    """Hugging Face hub id or a local folder with config, weights and tokenizer (required)."""
+    tokenizer_path: str = ""
+    """Where the tokenizer lies, when not with the model."""
+    trust_remote_code: bool = False
+    """Run the Python code that a model's folder brings along."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of forward and backward; auto = bfloat16 on GPU, float32 on CPU. Master weights stay float32."""
+    attention: Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"] = "auto"
+    """Attention over unpadded rows. auto = flash if installed, else varlen, on GPU; padded (length-sorted) on CPU."""
+    enable_gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class Optimizer(Section):
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
+    betas: tuple[Ratio, Ratio] = (0.9, 0.999)
+    """AdamW's decay rates."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay of the matrices (norms and biases are left alone)."""
+    lr_warmup_steps: int = Field(default=-1, ge=-1)
+    """Linear warm-up in optimiser steps; -1 = lr_warmup_steps_ratio decides."""
+    lr_warmup_steps_ratio: Ratio = 0.0
+    """Linear warm-up as a share of all optimiser steps."""
+    warmup_style: Literal["constant", "cosine"] = "constant"
+    """The schedule after the warm-up."""
+    min_lr_ratio: Ratio = 0.0
+    """Where the cosine ends, as a share of lr."""
+
+
+class Fsdp(Section):
+    param_offload: bool = False
+    """Keep parameters in host memory between uses (GPU only; void on a CPU)."""
+    optimizer_offload: bool = False
+    """Keep the optimiser's state in host memory between updates (GPU only; void on a CPU)."""
+
+
+class RefFsdp(Section):
+    param_offload: bool = False
+    """Keep the reference model in host memory between uses (GPU only; void on a CPU)."""

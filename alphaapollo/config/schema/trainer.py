@@ -1,0 +1,67 @@
+"""`trainer`: where a run goes, how long it takes, and on what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from alphaapollo.config.schema.base import Frequency, Section
+
+
+class RunFolder(Section):
+    """What the `trainer` section of every command has."""
+
+    project_name: str = "alphaapollo"
+    """First folder of the run under output_dir."""
+    experiment_name: str = "default"
+    """Second folder of the run under output_dir."""
+    output_dir: str = "outputs"
+    """Where runs go: <output_dir>/<project_name>/<experiment_name>."""
+
+    @property
+    def folder(self) -> Path:
+        """Where this run goes."""
+        return Path(self.output_dir) / self.project_name / self.experiment_name
+
+
+class Trainer(RunFolder):
+    logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
+    """Trackers besides metrics.jsonl, which is always written."""
+    total_epochs: PositiveInt = 1
+    """Passes over the training data, unless total_training_steps is given."""
+    total_training_steps: PositiveInt | None = None
+    """Iterations; null = from total_epochs."""
+    save_freq: Frequency = 20
+    """Checkpoint every so many iterations, and at the end; -1 = never."""
+    max_ckpt_to_keep: PositiveInt | None = 2
+    """Older checkpoints are removed; null = keep all."""
+    test_freq: Frequency = 20
+    """Validate every so many iterations, and at the end; -1 = never."""
+    val_before_train: bool = True
+    """Validate before the first iteration."""
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """auto = from this run's newest whole checkpoint; disable = start anew; resume_path = from resume_from_path."""
+    resume_from_path: str = ""
+    """A checkpoint folder, for resume_mode=resume_path."""
+    export_hf: bool = True
+    """At the end, write the policy as a Hugging Face folder: <run>/model."""
+    critic_warmup: NonNegativeInt = 0
+    """First iterations that train the critic only."""
+    n_gpus_per_node: PositiveInt = 1
+    """Training ranks a node: GPUs, or processes on a machine without them."""
+    nnodes: PositiveInt = 1
+    """Nodes."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto = cuda if there is a GPU."""
+    cpu_threads: PositiveInt | None = None
+    """Torch threads of a training rank on a CPU; null = cores / ranks."""
+    seed: int = 0
+    """Seed of everything that is drawn: rollouts, mini-batches, fresh heads."""
+    controller: Literal["ray", "local"] = "ray"
+    """ray = worker processes; local = everything in this process, for tests and debugging (one rank)."""
+    start_timeout: PositiveFloat = 600.0
+    """Seconds that workers and engines may take to start; then the run stops and names who did not."""
+    dry_run: bool = False
+    """Compose, check, print the plan, and stop."""
