@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from alphaapollo.rewards.base import failure, get_reward, on_episodes, takes_trajectory, to_number, to_score
 from alphaapollo.rewards.components import check_components, combine, load_components
-from alphaapollo.rewards.custom import describe, import_file, load_reward_function
+from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.protocol import (
     IMPORTING,
     READY,
@@ -25,6 +25,7 @@ from alphaapollo.rewards.protocol import (
     to_frame,
 )
 from alphaapollo.types import Episode, Prompt, Score
+from alphaapollo.user_module import describe, load_user_module
 
 EpisodeFunction = Callable[[Prompt, Episode], Any]
 
@@ -45,7 +46,7 @@ class Worker:
         grading, own = self._grading, []
         try:
             if grading.module:
-                import_file(grading.module, "reward.custom_module")
+                load_user_module(grading.module, "reward.custom_module")
             if grading.path:
                 own = [load_reward_function(grading.path, grading.name)]
                 self._custom = on_episodes(own[0])

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.schema import Env
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
 from alphaapollo.tools.calls import Call, ReadCalls, UnreadableCallError, without_thoughts
+from alphaapollo.user_module import load_user_module
 
 Parse = Callable[[str], list[Call]]
 """A parser as its library has it: for a text that it cannot read it may raise anything, or find no call."""
@@ -45,7 +45,7 @@ def check_call_reader(
 def _try_to_make(env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[dict[str, Any]]) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     if env.custom_module:  # it may register a parser
-        load_custom_module(env.custom_module, "env.custom_module")
+        load_user_module(env.custom_module, "env.custom_module")
     make_call_reader(env.tool_parser, ToolRenderer(load_tokenizer(tokenizer_path, trust_remote_code), schemas))
 
 

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
@@ -34,6 +33,7 @@ from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt, WeightUpdate
+from alphaapollo.user_module import load_user_module
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.vllm_engine import VllmEngine
@@ -79,7 +79,7 @@ class RolloutWorker:
         self._env = env
         self._data = data
         if env.custom_module:
-            load_custom_module(env.custom_module, "env.custom_module")
+            load_user_module(env.custom_module, "env.custom_module")
         self._environment = get_registered(env.env_name)
         self._tools: ToolBox | None = None
         self._read_calls: ReadCalls | None = None

@@ -57,11 +57,11 @@ def build_policy(
     placement: RankPlacement,
     client: Any,
 ) -> PolicyWorker:
-    from alphaapollo.algorithms.custom import load_custom_module
+    from alphaapollo.user_module import load_user_module
     from alphaapollo.workers.policy import PolicyWorker
 
     if config.algorithm.custom_module:
-        load_custom_module(config.algorithm.custom_module)
+        load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     role = config.actor_rollout_ref
     return PolicyWorker(
         model=role.model,

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.notices import void_lines
 from alphaapollo.config.schema import (
     Config,
@@ -34,6 +33,7 @@ from alphaapollo.rewards.custom import check_grading
 from alphaapollo.rewards.protocol import Grading
 from alphaapollo.rollout.call_reader import check_call_reader
 from alphaapollo.types import Prompt
+from alphaapollo.user_module import load_user_module
 
 
 def find_machine(controller: str) -> Machine:
@@ -48,7 +48,7 @@ def find_machine(controller: str) -> Machine:
 def find_environment(env: Env) -> Registered:
     """The environment, the user's own among them. ValueError: an unknown one, or settings with which it cannot work."""
     if env.custom_module:
-        load_custom_module(env.custom_module, "env.custom_module")
+        load_user_module(env.custom_module, "env.custom_module")
     return check_environment(env)
 
 

@@ -12,7 +12,6 @@ from rich.console import Console as Terminal
 from rich.table import Table
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
-from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.schema import Config
@@ -30,6 +29,7 @@ from alphaapollo.trainer.inputs import (
 from alphaapollo.trainer.reward_model import Reader, find_function, make_reader
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.types import Prompt, Sampling
+from alphaapollo.user_module import load_user_module
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
     notices = check(config, machine.num_gpus, machine.num_cores)
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
     if algorithm.custom_module:
-        load_custom_module(algorithm.custom_module)
+        load_user_module(algorithm.custom_module, "algorithm.custom_module")
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     notices += environment_notices(config, find_environment(config.env))

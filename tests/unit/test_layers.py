@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 # Lowest first. A room imports rooms of lower levels, and itself.
 LEVELS = [
     ["types", "registry", "seeds", "watchdog"],
+    ["user_module"],
     ["config"],
     ["observability"],
     ["algorithms", "tools", "rewards", "data"],
@@ -34,7 +35,18 @@ HOMES = {
     "torch.utils.tensorboard": ["observability.*"],
     "tensorboard": ["observability.*"],
 }
-NO_TORCH = {"types", "registry", "seeds", "watchdog", "config", "data", "tools", "rewards", "environments"}
+NO_TORCH = {
+    "types",
+    "registry",
+    "seeds",
+    "watchdog",
+    "user_module",
+    "config",
+    "data",
+    "tools",
+    "rewards",
+    "environments",
+}
 INSIDE_FUNCTIONS_ONLY = ["transformers"]  # importing a module of ours stays cheap
 
 

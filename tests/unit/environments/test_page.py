@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alphaapollo.algorithms.custom import load_custom_module
 from alphaapollo.config.keys import accepted_keys, sections
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config, Env
@@ -21,6 +20,7 @@ from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.tools.function_tool import function_tool
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Score, Trajectory
+from alphaapollo.user_module import load_user_module
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 if not PAGE.exists():
@@ -69,7 +69,7 @@ def test_the_environment_of_fifteen_lines_plays(tmp_path):
     code = example("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     (tmp_path / "doubling.py").write_text(code)
-    load_custom_module(str(tmp_path / "doubling.py"), "env.custom_module")
+    load_user_module(str(tmp_path / "doubling.py"), "env.custom_module")
     assert base.check_environment(Env(env_name="doubling")).graded is False
     won, lost = play("4", "6", "8"), play("4", "7")
     assert (won.end, won.score.reward) == (EpisodeEnd.DONE, 1.0)
@@ -93,7 +93,7 @@ def test_the_environment_with_tools_plays(tmp_path):
         return [await environment.step(text) for text in ('<twice>{"x": 21}</twice>', "So <answer>42</answer>!")]
 
     (tmp_path / "asked.py").write_text(example("python", 1))
-    load_custom_module(str(tmp_path / "asked.py"), "env.custom_module")
+    load_user_module(str(tmp_path / "asked.py"), "env.custom_module")
     called, answered = asyncio.run(run())
     assert '"text": "42"' in called.observation.messages[0]["content"]
     assert answered.score == Score(1.0) and answered.kept_chars == len("So <answer>42</answer>")

@@ -33,13 +33,13 @@ def test_it_may_import_its_neighbours_and_print(tmp_path):
 
 
 def test_a_missing_file():
-    with pytest.raises(ValueError, match=r"none\.py: no such file \(custom_reward_function\.path"):
+    with pytest.raises(ValueError, match=r"custom_reward_function\.path: no such file: none\.py"):
         check_reward_function("none.py", "compute_score")
 
 
 def test_a_missing_name_lists_the_functions_there_are(tmp_path):
     path = write(tmp_path, "import os\ndef grade(prompt, completion): return 1.0\ndef helper(): pass")
-    with pytest.raises(ValueError, match="has no function 'compute_score'; it defines grade, helper"):
+    with pytest.raises(ValueError, match=r"\.name: .* has no 'compute_score'\. It defines grade, helper\."):
         check_reward_function(path, "compute_score")
 
 
@@ -54,11 +54,11 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
         ("import os\nos._exit(3)", "ended the process with exit code 3"),
         (
-            "def f(data_source, solution_str, ground_truth): return 1.0",
+            "def f(prompt, completion, ground_truth): return 1.0",
             r"must take \(prompt, completion\).*ground_truth",
         ),
-        ("f = 5", "f is a int; write a plain `def f"),
-        ("async def f(prompt, completion): return 1.0", "f is an async function"),
+        ("f = 5", r"f in .* is a int\. Write a plain `def f"),
+        ("async def f(prompt, completion): return 1.0", "is an async function"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path, source, what):
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path, source, what):
 def test_a_file_that_is_not_python(tmp_path):
     path = tmp_path / "reward.txt"
     path.write_text("x")
-    with pytest.raises(ValueError, match="must be a Python file"):
+    with pytest.raises(ValueError, match="is not a Python file"):
         check_reward_function(str(path), "f")
 
 
@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_component_is_said(tmp_path, change, what):
 
 
 def test_a_module_that_is_not_there():
-    with pytest.raises(ValueError, match=r"none\.py: no such file \(reward\.custom_module"):
+    with pytest.raises(ValueError, match=r"reward\.custom_module: no such file: none\.py"):
         check_grading(Grading(module="none.py"))
 
 

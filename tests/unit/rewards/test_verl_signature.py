@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.rewards.verl_signature import read_result
+from alphaapollo.types import Prompt, Score
+
+PROMPT = Prompt(0, "openai/gsm8k", "?", ground_truth="4", extra_info={"index": 7})
+
+
+def load(tmp_path, source):
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+    return load_reward_function(str(path), "compute_score")
+
+
+def test_verls_function_grades_by_name(tmp_path):
+    source = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+    source += "    return 1.0 if (data_source, solution_str, ground_truth) == ('openai/gsm8k', 'so 4', '4') else 0.0"
+    assert to_score(load(tmp_path, source)(PROMPT, "so 4")) == Score(1.0)
+    assert to_score(load(tmp_path, source)(PROMPT, "so 5")) == Score(0.0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value"),
+    [
+        ("solution_str, ground_truth", "float(solution_str == ground_truth)"),
+        ("ground_truth, solution_str, method='strict'", "float(solution_str == ground_truth)"),
+        ("solution_str, **kwargs", "float(kwargs['extra_info']['index'] == 7 and len(kwargs) == 3)"),
+        ("data_source, solution_str, ground_truth, extra_info", "float(extra_info == {'index': 7})"),
+        ("*, solution_str", "float(solution_str == '4')"),
+    ],
+)
+def test_any_order_and_any_of_them(tmp_path, parameters, value):
+    function = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
+    assert to_score(function(PROMPT, "4")) == Score(1.0)
+
+
+def test_verls_result_in_our_words():
+    result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
+    assert to_score(read_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
+    assert read_result({"a": 1.0}) == {"a": 1.0} and read_result(0.5) == 0.5
+    with pytest.raises(TypeError, match="the reward is a str"):
+        to_score(read_result({"score": "high"}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "what"),
+    [
+        ("solution_str, tokenizer", r"is called with solution_str by name.*missing a required argument: 'tokenizer'"),
+        ("data_sources, solution_strs, ground_truths, extra_infos", "takes a whole batch .*write it for one"),
+        ("solution_str, /", "is called with solution_str by name"),
+    ],
+)
+def test_what_verl_would_not_pass_is_refused(tmp_path, parameters, what):
+    with pytest.raises(ValueError, match=rf"custom_reward_function\.name: .*reward\.py: compute_score.*{what}"):
+        load(tmp_path, f"def compute_score({parameters}):\n    return 1.0")
