@@ -41,7 +41,7 @@ def test_verls_result_in_our_words():
     result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
     assert to_score(read_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
     assert read_result({"a": 1.0}) == {"a": 1.0} and read_result(0.5) == 0.5
-    with pytest.raises(TypeError, match="the reward is a str"):
+    with pytest.raises(TypeError, match="component 'reward' is a str"):
         to_score(read_result({"score": "high"}))
 
 
