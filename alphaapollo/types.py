@@ -216,7 +216,7 @@ class WeightUpdate:
     has already carried the tensors (CUDA IPC, NCCL)."""
 
     version: int
-    digest: str  # of the tensors sent: see workers/weight_sync/digest
+    digest: str  # of the tensors sent: see weights/digest.py
     path: str = ""
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from alphaapollo.config.notices import Device
+from alphaapollo.controller.crew import started
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.controller.launch import started
 from alphaapollo.controller.ranks import LocalRanks
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 
+from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
-from alphaapollo.controller.launch import Roles, free_port, started
 from alphaapollo.controller.placement import Layout
 from alphaapollo.controller.ranks import LocalRanks
+from alphaapollo.network import free_port
 
 
 class LocalCrew:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
-from alphaapollo.controller.launch import Roles, started
 from alphaapollo.controller.placement import Layout, Machine
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.ray_client import RayWeightSyncClient
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost, Seat
+from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

@@ -13,8 +13,8 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from alphaapollo.controller.launch import free_port
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, resolve
+from alphaapollo.network import free_port
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.watchdog import die_with
 

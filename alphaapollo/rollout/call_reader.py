@@ -107,7 +107,7 @@ def _of_vllm(name: str, renderer: ToolRenderer) -> Parse:
             f"env.tool_parser={name}: its parsers come with vLLM, which is not installed. Install alphaapollo[cpu] or "
             "[gpu], or take a tokenizer with a response_template."
         )
-    from alphaapollo.rollout.vllm_tool_parser import vllm_parse
+    from alphaapollo.rollout.vllm.tool_parser import vllm_parse
 
     return vllm_parse(name, renderer)
 
@@ -116,7 +116,7 @@ def _choices(renderer: ToolRenderer) -> str:
     """Which of vLLM's parsers would do: each is tried."""
     if importlib.util.find_spec("vllm") is None:
         return "They come with vLLM, which is not installed: install alphaapollo[cpu] or [gpu]."
-    from alphaapollo.rollout.vllm_tool_parser import parser_names
+    from alphaapollo.rollout.vllm.tool_parser import parser_names
 
     fitting = [name for name in parser_names() if _fits(name, renderer)]
     if not fitting:

@@ -1,6 +1,6 @@
 """What the rollout needs of an inference engine: tokens in, tokens out.
 
-vllm_engine.py is the real one, hf_engine.py its slow twin for comparison, fake_engine.py the twin that makes the
+vllm/engine.py is the real one, hf_engine.py its slow twin for comparison, fake_engine.py the twin that makes the
 loop testable in seconds.
 """
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from alphaapollo.models.weight_digest import format_digest, tensors_digest
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.engines import EngineSpec
+from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt, WeightUpdate
+from alphaapollo.weights.digest import format_digest, tensors_digest
 
 
 @dataclass

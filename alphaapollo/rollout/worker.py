@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.config.notices import Device
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Environment, Services, get_registered
@@ -26,17 +27,18 @@ from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.engine import Engine
-from alphaapollo.rollout.engines import Device, EngineSpec, engine_dtype, make_engine
+from alphaapollo.rollout.engines import make_engine
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.spec import EngineSpec, engine_dtype
 from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt, WeightUpdate
 from alphaapollo.user_module import load_user_module
 
 if TYPE_CHECKING:
-    from alphaapollo.rollout.vllm_engine import VllmEngine
+    from alphaapollo.rollout.vllm.engine import VllmEngine
 
 THREADS = 64  # for what tools and sandbox do in threads
 
@@ -54,7 +56,7 @@ class RolloutWorker:
         model: Model,
         rollout: Rollout,
         env: Env,
-        data: Data,
+        data: Data | GenerationData,
         reward: Reward,
         custom_reward: CustomRewardFunction,
         device: Device,
@@ -179,7 +181,7 @@ class RolloutWorker:
 
     @property
     def _vllm(self) -> VllmEngine:
-        from alphaapollo.rollout.vllm_engine import VllmEngine
+        from alphaapollo.rollout.vllm.engine import VllmEngine
 
         assert isinstance(self.engine, VllmEngine), "only vLLM has a weight transfer of its own"
         return self.engine
@@ -192,7 +194,7 @@ class RolloutWorker:
         )
 
 
-def context_factory(env: Env, renderer: Renderer, data: Data) -> Callable[[Environment], Context]:
+def context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -> Callable[[Environment], Context]:
     """How this run's episodes show their past. All share one renderer of prompts: samples of a group begin alike."""
     prompts = PromptRenderer(renderer.prompt_ids, data.max_prompt_length, data.truncation)
     if env.context == "append":

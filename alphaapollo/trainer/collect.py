@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from alphaapollo.algorithms.group_filter import keep_group
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer.step import trainable
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.step import trainable, usable
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 
 
@@ -22,6 +24,47 @@ class Collected:
     groups: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int
+
+
+async def collect(run: Run, step: int, timer: Timer) -> Collected:
+    """Generate until `data.train_batch_size` groups stand: one round, or with dynamic sampling as many as it takes."""
+    config, size = run.config, run.config.data.train_batch_size
+    filters = config.algorithm.filter_groups
+    generated: list[TrajectoryGroup] = []
+    kept: list[TrajectoryGroup] = []
+    rounds = 0
+    while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
+        start = run.progress.prompts_consumed
+        draws = zip(range(start, start + size), run.stream.indices(start, size), strict=True)
+        requests = [
+            GroupRequest(
+                run.prompts[index],
+                config.group_size,
+                run.plan.sampling,
+                draw=draw,
+                greedy_baseline=run.plan.greedy_baseline,
+            )
+            for draw, index in draws
+        ]
+        run.progress.prompts_consumed += size
+        with timer("generate"):
+            groups = await generate(run.crew.engines, requests, run.console, "generate")
+        if run.trained_reward:
+            with timer("reward_model"):
+                await run.trained_reward.add_to(groups)
+        check_not_all_failed(groups)
+        generated += groups
+        groups = [group for group in groups if usable(group)]
+        kept += [group for group in groups if not filters.enable or has_signal(group, filters.metric)]
+        rounds += 1
+    if filters.enable and len(kept) < size:
+        run.console.notice(
+            f"step {step}: {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
+            "(algorithm.filter_groups.max_num_gen_batches); training on those."
+        )
+    with timer("generate"):
+        await run.crew.engines.sleep()
+    return Collected(kept[:size], generated, rounds)
 
 
 async def generate(

@@ -1,160 +1,52 @@
-"""What every command finds, reads and checks before it starts anything."""
+"""The data of a run: read, checked and held against the length limits before a worker starts."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from alphaapollo.config.notices import void_lines
-from alphaapollo.config.schema import (
-    Config,
-    CustomRewardFunction,
-    Data,
-    Env,
-    GenerationConfig,
-    GenerationData,
-    Model,
-    Reward,
-    Rollout,
-)
-from alphaapollo.controller.placement import Machine, detect_machine
-from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
-from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.environments import check_environment
-from alphaapollo.environments.base import Registered
-from alphaapollo.environments.toolbox import open_toolbox
-from alphaapollo.models.load import load_config
-from alphaapollo.rewards.base import check_gradable, check_judge, is_judged
-from alphaapollo.rewards.components import check_components
-from alphaapollo.rewards.custom import check_grading
-from alphaapollo.rewards.protocol import Grading
-from alphaapollo.rollout.call_reader import check_call_reader
+from alphaapollo.config.schema import Config
+from alphaapollo.environments.base import get_registered
+from alphaapollo.startup.inputs import check_lengths, check_rewards, make_renderer, read_prompts
+from alphaapollo.trainer.shaping import check_length_budgets
+from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader
 from alphaapollo.types import Prompt
-from alphaapollo.user_module import load_user_module
 
 
-def find_machine(controller: str) -> Machine:
-    """What there is to run on: this machine, or the cluster that RAY_ADDRESS names, which is joined."""
-    if controller == "ray" and os.environ.get("RAY_ADDRESS"):
-        from alphaapollo.controller.ray_crew import connect
+@dataclass(frozen=True)
+class Inputs:
+    """The data of a run, read, checked and held against the length limits."""
 
-        return connect()
-    return detect_machine()
-
-
-def find_environment(env: Env) -> Registered:
-    """The environment, the user's own among them. ValueError: an unknown one, or settings with which it cannot work."""
-    if env.custom_module:
-        load_user_module(env.custom_module, "env.custom_module")
-    return check_environment(env)
+    prompts: list[Prompt]
+    val_prompts: list[Prompt]
+    total_steps: int  # iterations
+    probe: list[int]  # token ids of the first prompt, for the proof of weight sync
+    reader: Reader | None  # of the reward model, where there is one
+    has_function: bool  # a reward function, or the environment itself, gives a reward (else the reward model alone)
+    notices: list[str]
 
 
-def environment_notices(config: Config | GenerationConfig, environment: Registered) -> list[str]:
-    """One line for each key of rewards or tools that this environment does not use."""
-    env, void = config.env, []
-    if not environment.graded and not environment.own_prompts:
-        keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
-        if not (isinstance(config, Config) and config.reward_model.enable):  # whose score may be required
-            keys.append("reward.required")
-        void += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
-    if environment.tools is None or not (environment.tools(env) or env.mcp_servers):
-        limits = [f"env.tool_limits.{name}" for name in type(env.tool_limits).model_fields]
-        void += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
-    return void_lines(config, void)
-
-
-def make_renderer(env: Env, model: Model) -> Renderer:
-    """The tokenizer, as the rollout workers will use it; they open the same tools.
-
-    ValueError: no tokenizer; tools, an index or a server that are not there; a chat template or a parser with which
-    env.action_format cannot work.
-    """
-    path = model.tokenizer_path or model.path
-    tokenizer = load_tokenizer(path, model.trust_remote_code)
-    schemas = asyncio.run(_tools_offered(env))
-    if env.action_format == "tags":
-        renderer = Renderer(tokenizer)
-        _check_history(env, renderer)
-        return renderer
-    if not schemas:
-        raise ValueError(
-            "env.action_format=chat_template: there are no tools to call. Name some in env.tools or env.mcp_servers, "
-            "or set env.action_format=tags."
-        )
-    renderer = ToolRenderer(tokenizer, schemas)
-    renderer.check(append=env.context == "append")
-    _check_history(env, renderer)
-    check_call_reader(env, path, model.trust_remote_code, schemas)
-    return renderer
-
-
-async def _tools_offered(env: Env) -> list[dict[str, Any]]:
-    tools = await open_toolbox(env)
-    if tools is None:
-        return []
-    await tools.close()
-    return tools.schemas()
-
-
-def _check_history(env: Env, renderer: Renderer) -> None:
-    """ValueError: several turns in one growing sequence, with a chat template that rewrites the earlier ones."""
-    if env.max_steps > 1 and env.context == "append" and renderer.tokenizer.chat_template and renderer.rewrites_history:
-        raise ValueError(
-            "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "
-            "the model would be trained on chats that it never meets. Set env.context=memory (a fresh prompt every "
-            "turn), or give the tokenizer a chat_template that leaves earlier turns alone."
-        )
-
-
-def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
-    """ValueError: prompt and response together are longer than the model has positions, which vLLM refuses to serve."""
-    if rollout.name != "vllm":
-        return
-    text = load_config(model).get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
-    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
-    wanted = data.max_prompt_length + data.max_response_length
-    if positions is not None and not scaled and wanted > positions:
-        raise ValueError(
-            f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-            f"{wanted} tokens: {model.path} has {positions} positions. Lower either."
-        )
-
-
-def read_prompts(
-    files: str | list[str], what: str, renderer: Renderer, data: Data | GenerationData
-) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `files` within the length limit, and what to tell about the others. `what`: the files' key."""
-    prompts, lengths = fit_prompts(
-        load_prompts(files, data.prompt_key), renderer, data.max_prompt_length, data.truncation
+def read_inputs(config: Config) -> Inputs:
+    """Read tokenizer and data, and try the reward function's import: what is wrong with them shows now."""
+    data, model = config.data, config.actor_rollout_ref.model
+    check_lengths(model, config.actor_rollout_ref.rollout, data)
+    renderer = make_renderer(config.env, model)
+    prompts, notices = read_prompts(data.train_files, "data.train_files", renderer, data)
+    val_prompts: list[Prompt] = []
+    if data.val_files:
+        val_prompts, more = read_prompts(data.val_files, "data.val_files", renderer, data)
+        notices += more
+    if config.algorithm.length_budget.mode:
+        check_length_budgets(prompts)
+    graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
+    has_function = find_function(config, graded, everything)
+    notices += check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
+    return Inputs(
+        prompts,
+        val_prompts,
+        total_steps=config.trainer.total_training_steps
+        or max(1, len(prompts) * config.trainer.total_epochs // data.train_batch_size),
+        probe=renderer.prompt_ids(prompts[0].content)[:64],
+        reader=make_reader(config, renderer, everything) if config.reward_model.enable else None,
+        has_function=has_function,
+        notices=notices,
     )
-    if not lengths.too_long:
-        return prompts, []
-    done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
-    return prompts, [f"{what}: {lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}."]
-
-
-def check_rewards(
-    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True
-) -> list[str]:
-    """What to tell about the keys. `graded`: every row needs a reward function.
-
-    ValueError: a reward function or component that is not there, or prompts that the graders cannot grade."""
-    if custom.path or reward.custom_module:
-        check_grading(
-            Grading(custom.path, custom.name, reward.components, reward.required, module=reward.custom_module)
-        )
-    else:
-        check_components(reward.components, reward.required)
-    if graded and not custom.path:
-        check_gradable(prompts)
-        check_judge({prompt.data_source for prompt in prompts}, reward)
-    if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):
-        because = (
-            "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"
-        )
-        return [f"reward.judge.model={reward.judge.model} has no effect: {because}."]
-    return []

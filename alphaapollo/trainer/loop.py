@@ -6,53 +6,21 @@ collect groups -> learn (build_batch -> columns from the workers -> assign_credi
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from alphaapollo.algorithms.advantages import Estimator
-from alphaapollo.algorithms.kl import KLController
 from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
-from alphaapollo.config.schema import Config
-from alphaapollo.controller.launch import Crew
-from alphaapollo.controller.weights import WeightPublisher
-from alphaapollo.data.stream import PromptStream
-from alphaapollo.observability.console import Console
-from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.controller.crew import Crew
 from alphaapollo.observability.timing import Timer
-from alphaapollo.observability.trackers import Tracker
-from alphaapollo.trainer.collect import Collected, check_not_all_failed, generate, has_signal
-from alphaapollo.trainer.plan import Plan
-from alphaapollo.trainer.progress import CheckpointFolder, Progress
+from alphaapollo.schedule import due
+from alphaapollo.trainer.collect import collect
 from alphaapollo.trainer.reset import reset_is_due
-from alphaapollo.trainer.reward_model import TrainedReward
-from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch, usable
+from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
 from alphaapollo.trainer.summary import summarize_rollouts
 from alphaapollo.trainer.validate import validate
-from alphaapollo.types import GroupRequest, Prompt, TrajectoryGroup
-
-
-@dataclass
-class Run:
-    """All that one run holds. Its state is `progress` and what the workers hold; nothing else outlives an iteration."""
-
-    config: Config
-    plan: Plan
-    crew: Crew
-    weights: WeightPublisher
-    prompts: list[Prompt]
-    val_prompts: list[Prompt]
-    total_steps: int
-    stream: PromptStream
-    estimator: Estimator
-    kl_controller: KLController
-    progress: Progress
-    checkpoints: CheckpointFolder
-    tracker: Tracker
-    rollout_log: RolloutLog
-    console: Console
-    trained_reward: TrainedReward | None = None
-    mismatch_told: bool = False  # the advice about engine and trainer is given once
+from alphaapollo.types import TrajectoryGroup
 
 
 async def train(run: Run) -> None:
@@ -114,47 +82,6 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
     if plan.kl_in_reward:
         run.kl_controller.update(metrics["kl/per_sequence"], batch.num_trajectories)
     return metrics
-
-
-async def collect(run: Run, step: int, timer: Timer) -> Collected:
-    """Generate until `data.train_batch_size` groups stand: one round, or with dynamic sampling as many as it takes."""
-    config, size = run.config, run.config.data.train_batch_size
-    filters = config.algorithm.filter_groups
-    generated: list[TrajectoryGroup] = []
-    kept: list[TrajectoryGroup] = []
-    rounds = 0
-    while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
-        start = run.progress.prompts_consumed
-        draws = zip(range(start, start + size), run.stream.indices(start, size), strict=True)
-        requests = [
-            GroupRequest(
-                run.prompts[index],
-                config.group_size,
-                run.plan.sampling,
-                draw=draw,
-                greedy_baseline=run.plan.greedy_baseline,
-            )
-            for draw, index in draws
-        ]
-        run.progress.prompts_consumed += size
-        with timer("generate"):
-            groups = await generate(run.crew.engines, requests, run.console, "generate")
-        if run.trained_reward:
-            with timer("reward_model"):
-                await run.trained_reward.add_to(groups)
-        check_not_all_failed(groups)
-        generated += groups
-        groups = [group for group in groups if usable(group)]
-        kept += [group for group in groups if not filters.enable or has_signal(group, filters.metric)]
-        rounds += 1
-    if filters.enable and len(kept) < size:
-        run.console.notice(
-            f"step {step}: {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
-            "(algorithm.filter_groups.max_num_gen_batches); training on those."
-        )
-    with timer("generate"):
-        await run.crew.engines.sleep()
-    return Collected(kept[:size], generated, rounds)
 
 
 async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
@@ -228,8 +155,3 @@ async def save(run: Run, step: int) -> None:
         await run.crew.critic.save(str(folder / "critic"))
     replace(run.progress, step=step).write(folder)
     await asyncio.to_thread(run.checkpoints.finish, folder)
-
-
-def due(step: int, frequency: int, last: int) -> bool:
-    """Every `frequency` iterations and at the end; -1 = never."""
-    return frequency > 0 and (step % frequency == 0 or step == last)

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal(highlight=False)
     with reported():
         config = load_config(EvalConfig, "eval", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.trainer.scoring import prepare, run
+        from alphaapollo.evaluation.scoring import prepare, run
 
         try:
             problems = prepare(config, terminal)

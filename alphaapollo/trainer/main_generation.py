@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal(highlight=False)
     with reported():
         config = load_config(GenerationConfig, "generation", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.trainer.generation import prepare, run  # torch from here on: a wrong key is told before
-        from alphaapollo.trainer.setup import FAILURES
+        from alphaapollo.evaluation.generation import prepare, run  # torch from here on: a wrong key is told before
+        from alphaapollo.startup.failures import FAILURES
 
         try:
             generation = prepare(config, terminal)

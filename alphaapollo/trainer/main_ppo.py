@@ -16,7 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config = load_config(Config, "ppo", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.trainer.setup import FAILURES, prepare, run  # torch from here on: a wrong key is told before
+        from alphaapollo.startup.failures import FAILURES  # torch from here on: a wrong key is told before
+        from alphaapollo.trainer.setup import prepare, run
 
         try:
             prepared = prepare(config)

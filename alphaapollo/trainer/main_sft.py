@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, train. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config = load_config(SftConfig, "sft", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.trainer.sft import prepare, print_plan, train  # torch from here on
+        from alphaapollo.finetuning.sft import prepare, print_plan, train  # torch from here on
 
         try:
             run = prepare(config)

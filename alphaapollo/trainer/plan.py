@@ -1,7 +1,4 @@
-"""Everything that can be known and refused before a worker starts: the checks across rooms, and the plan they yield.
-
-Config + Machine -> checks -> Inputs (prompts, read and measured) and Plan (sizes, layout) -> the table a run prints
-"""
+"""The sizes of a run, every automatic choice resolved and every combination checked, and the table that it prints."""
 
 from __future__ import annotations
 
@@ -16,19 +13,13 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Layout, Machine, make_layout
-from alphaapollo.environments.base import get_registered
-from alphaapollo.trainer.combinations import check_combinations
-from alphaapollo.trainer.inputs import (
-    check_lengths,
-    check_rewards,
+from alphaapollo.startup.inputs import (
     environment_notices,
     find_environment,
-    make_renderer,
-    read_prompts,
 )
-from alphaapollo.trainer.reward_model import Reader, find_function, make_reader
-from alphaapollo.trainer.shaping import check_length_budgets
-from alphaapollo.types import Prompt, Sampling
+from alphaapollo.trainer.combinations import check_combinations
+from alphaapollo.trainer.inputs import Inputs
+from alphaapollo.types import Sampling
 from alphaapollo.user_module import load_user_module
 
 
@@ -46,19 +37,6 @@ class Plan:
     needs_ref_columns: bool  # the reference's log-probs (the full KL compares distributions inside the update instead)
     sampling: Sampling  # of training rollouts
     folder: Path  # of the run
-    notices: list[str]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The data of a run, read, checked and held against the length limits."""
-
-    prompts: list[Prompt]
-    val_prompts: list[Prompt]
-    total_steps: int  # iterations
-    probe: list[int]  # token ids of the first prompt, for the proof of weight sync
-    reader: Reader | None  # of the reward model, where there is one
-    has_function: bool  # a reward function, or the environment itself, gives a reward (else the reward model alone)
     notices: list[str]
 
 
@@ -90,33 +68,6 @@ def make_plan(config: Config, machine: Machine) -> Plan:
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed
         ),
         folder=config.trainer.folder,
-        notices=notices,
-    )
-
-
-def read_inputs(config: Config) -> Inputs:
-    """Read tokenizer and data, and try the reward function's import: what is wrong with them shows now."""
-    data, model = config.data, config.actor_rollout_ref.model
-    check_lengths(model, config.actor_rollout_ref.rollout, data)
-    renderer = make_renderer(config.env, model)
-    prompts, notices = read_prompts(data.train_files, "data.train_files", renderer, data)
-    val_prompts: list[Prompt] = []
-    if data.val_files:
-        val_prompts, more = read_prompts(data.val_files, "data.val_files", renderer, data)
-        notices += more
-    if config.algorithm.length_budget.mode:
-        check_length_budgets(prompts)
-    graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
-    has_function = find_function(config, graded, everything)
-    notices += check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
-    return Inputs(
-        prompts,
-        val_prompts,
-        total_steps=config.trainer.total_training_steps
-        or max(1, len(prompts) * config.trainer.total_epochs // data.train_batch_size),
-        probe=renderer.prompt_ids(prompts[0].content)[:64],
-        reader=make_reader(config, renderer, everything) if config.reward_model.enable else None,
-        has_function=has_function,
         notices=notices,
     )
 

@@ -1,17 +1,12 @@
-"""Where a run stands: all of the driver's state that a checkpoint must hold, and the checkpoint folders.
-
-checkpoints/step_000020/   progress.json  policy/  critic/
-checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
-"""
+"""Where a run stands: all of the driver's state that a checkpoint must hold (progress.json)."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from alphaapollo.run_folder import read_progress, write_progress
 
 
 @dataclass
@@ -32,73 +27,8 @@ class Progress:
             self.step = step
 
     def write(self, folder: Path) -> None:
-        (folder / "progress.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_progress(folder, self)
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
-        return cls(**json.loads((folder / "progress.json").read_text()))
-
-
-class CheckpointFolder:
-    """The checkpoints of one run."""
-
-    def __init__(self, folder: Path, keep: int | None):
-        self.folder = folder
-        self.keep = keep
-
-    def begin(self, step: int) -> Path:
-        """An empty folder to write into; remains of an interrupted save go first."""
-        folder = self.folder / f".writing_step_{step:06d}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return folder
-
-    def finish(self, folder: Path) -> Path:
-        """Everything is written: make it durable, give it its name, and drop the oldest ones."""
-        for file in sorted(folder.rglob("*")):
-            _sync(file)
-        whole = self.folder / folder.name.removeprefix(".writing_")
-        shutil.rmtree(whole, ignore_errors=True)  # written before a resume from an older checkpoint
-        folder.rename(whole)
-        _sync(self.folder)
-        if self.keep is not None:
-            for old in self.whole()[: -self.keep]:
-                shutil.rmtree(old)
-        return whole
-
-    def whole(self) -> list[Path]:
-        """The whole checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step_*") if (path / "progress.json").exists())
-
-    def find(self, mode: str, path: str) -> Path | None:
-        """The checkpoint to resume from by trainer.resume_mode, or None to start anew."""
-        if mode == "resume_path":
-            if not (Path(path) / "progress.json").exists():
-                have = ", ".join(str(folder) for folder in self.whole()) or "none"
-                raise ValueError(
-                    f"trainer.resume_from_path={path!r} is no whole checkpoint (no progress.json in it). "
-                    f"Whole checkpoints of this run: {have}."
-                )
-            return Path(path)
-        if mode == "disable":
-            return None
-        return max(self.whole(), default=None)
-
-
-def move_aside(folder: Path) -> Path | None:
-    """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""
-    if not folder.exists():
-        return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    folder.rename(aside)
-    return aside
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return cls(**read_progress(folder))

@@ -14,27 +14,25 @@ from rich.console import Console as Terminal
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.launch import Crew
+from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.weights import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher, WeightSyncError
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
-from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.engines import engine_dtype
-from alphaapollo.trainer.factories import make_roles
-from alphaapollo.trainer.inputs import find_machine
-from alphaapollo.trainer.loop import Run, train, validate_now
-from alphaapollo.trainer.plan import Inputs, Plan, make_plan, print_plan, read_inputs
-from alphaapollo.trainer.progress import CheckpointFolder, Progress, move_aside
-from alphaapollo.trainer.reward_model import TrainedReward
+from alphaapollo.rollout.spec import engine_dtype
+from alphaapollo.run_folder import CheckpointFolder, move_aside
+from alphaapollo.startup.inputs import find_machine
+from alphaapollo.trainer.inputs import Inputs, read_inputs
+from alphaapollo.trainer.loop import train, validate_now
+from alphaapollo.trainer.plan import Plan, make_plan, print_plan
+from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.roles import make_roles
+from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
-
-FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
-"""What a run may end with besides bugs: each says what happened and to whom."""
+from alphaapollo.weights.publish import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,9 @@ async def run(prepared: Prepared) -> None:
         with timer("start"):
             console.phase("start", 0, 1)
             crew = await launch(prepared)
-        run = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
-        await begin(run, checkpoint, timer)
-        await train(run)
+        ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
+        await begin(ready, checkpoint, timer)
+        await train(ready)
         if config.trainer.export_hf:
             await crew.policy.export(str(plan.folder / "model"))
     finally:

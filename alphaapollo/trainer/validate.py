@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
+from alphaapollo.evaluation.figures import Result, join_repeats, mean_figures, most_samples, result_of
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.collect import generate
-from alphaapollo.trainer.evaluate import Result, join_repeats, mean_figures, most_samples, result_of
-from alphaapollo.trainer.reward_model import TrainedReward
+from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 

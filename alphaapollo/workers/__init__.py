@@ -1,1 +1,1 @@
-"""The training ranks: policy with reference, critic; and how weights travel to the engines (weight_sync/)."""
+"""The training ranks: policy with reference, critic; reward model; SFT."""

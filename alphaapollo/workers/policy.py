@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
@@ -30,6 +28,7 @@ from alphaapollo.models.train_state import StepFigures, TrainState
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.seeds import derive_seed
 from alphaapollo.types import WeightUpdate
+from alphaapollo.weights.transport import WeightSender
 from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
@@ -41,18 +40,6 @@ from alphaapollo.workers.base import (
     put_segments,
 )
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
-
-
-class WeightSender(Protocol):
-    """The trainer's side of a weight transport."""
-
-    def send(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> WeightUpdate | None:
-        """Carry (name, whole tensor) pairs to the engines; every rank iterates, one of them returns the update."""
-        ...
-
-    def release(self) -> None:
-        """The engines hold what was sent: free what carried it."""
-        ...
 
 
 class PolicyWorker:

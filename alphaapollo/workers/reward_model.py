@@ -40,7 +40,7 @@ class RewardModelWorker:
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
         """The score of each row, at its last token. float32 [R]
 
-        `batch`: its rows have a response of one token, the last (see trainer.reward_model).
+        `batch`: its rows have a response of one token, the last (see trainer/trained_reward.py).
         """
         return compute_column(self.model, batch, self.padded, self.device)
 

@@ -26,9 +26,9 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
-from alphaapollo.controller.launch import free_port  # noqa: E402
 from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
 from alphaapollo.data.packing import build_train_batch  # noqa: E402
+from alphaapollo.network import free_port  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.base import RankPlacement  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402

@@ -14,10 +14,10 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.engines import EngineSpec
-from alphaapollo.rollout.vllm_engine import VllmEngine
+from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.engine import VllmEngine
 from alphaapollo.types import Sampling
-from alphaapollo.workers.weight_sync.vllm_transfer import VllmTransferSender
+from alphaapollo.weights.vllm_transfer import VllmTransferSender
 from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_gap
 
 pytestmark = pytest.mark.timeout(600)

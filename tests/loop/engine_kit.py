@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engines import EngineSpec
-from alphaapollo.rollout.vllm_engine import VllmEngine
+from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.engine import VllmEngine
 from alphaapollo.types import WeightUpdate
-from alphaapollo.workers.weight_sync.shared_memory import SharedMemorySender
+from alphaapollo.weights.shared_memory import SharedMemorySender
 
 T = TypeVar("T")
 PROBE = list(range(3, 40))

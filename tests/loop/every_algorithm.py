@@ -23,8 +23,9 @@ from alphaapollo.config.load import load_config, shipped_configs
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.run_folder import CheckpointFolder
 from alphaapollo.trainer.loop import train
-from alphaapollo.trainer.progress import CheckpointFolder, Progress
+from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup import launch, make_run, prepare
 
 REWARD = '''

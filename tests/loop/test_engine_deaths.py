@@ -14,7 +14,8 @@ import pytest
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.engines import EngineSpec, make_engine
+from alphaapollo.rollout.engines import make_engine
+from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, engine_on, make_model
 
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.timeout(240)
 FRONT_END = """
 import asyncio, multiprocessing.forkserver as forkserver, sys
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engines import EngineSpec
-from alphaapollo.rollout.vllm_engine import VllmEngine
+from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.engine import VllmEngine
 
 async def main(model, log, shared, ranks):
     rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks))

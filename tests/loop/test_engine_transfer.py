@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.models.weight_digest import format_digest, tensors_digest
-from alphaapollo.rollout.engines import EngineSpec
-from alphaapollo.rollout.vllm_engine import VllmEngine
-from alphaapollo.rollout.vllm_settings import engine_arguments
-from alphaapollo.workers.weight_sync import batches
-from alphaapollo.workers.weight_sync.vllm_transfer import VllmTransferSender, WeightSyncClient, WithinUpdate
+from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.engine import VllmEngine
+from alphaapollo.rollout.vllm.settings import engine_arguments
+from alphaapollo.weights import buckets
+from alphaapollo.weights.digest import format_digest, tensors_digest
+from alphaapollo.weights.vllm_transfer import VllmTransferSender, WeightSyncClient, WithinUpdate
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
 
@@ -60,7 +60,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_update_is_one_for_all_batches(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "BATCH_BYTES", 256)
+    monkeypatch.setattr(buckets, "BATCH_BYTES", 256)
     client = Client()
     sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
     for version in (1, 2):

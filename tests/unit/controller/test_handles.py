@@ -7,8 +7,8 @@ import pytest
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.controller.weights import WeightPublisher, WeightSyncError
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.weights.publish import WeightPublisher, WeightSyncError
 
 
 @dataclass

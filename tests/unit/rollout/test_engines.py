@@ -1,8 +1,9 @@
 import pytest
 
 from alphaapollo.config.schema import Model, Rollout
-from alphaapollo.rollout.engines import EngineSpec, engine_dtype, make_engine
-from alphaapollo.rollout.vllm_settings import engine_arguments, environment
+from alphaapollo.rollout.engines import make_engine
+from alphaapollo.rollout.spec import EngineSpec, engine_dtype
+from alphaapollo.rollout.vllm.settings import engine_arguments, environment
 
 
 def spec(device="cpu", path="org/model", **rollout) -> EngineSpec:

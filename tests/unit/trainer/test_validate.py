@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import ValSampling
+from alphaapollo.evaluation.figures import Result, summarize
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer.evaluate import Result, summarize
 from alphaapollo.trainer.validate import val_metrics, validate
 from alphaapollo.types import (
     Completion,

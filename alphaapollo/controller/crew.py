@@ -1,0 +1,47 @@
+"""What a run needs of its workers, whoever starts them: Ray (ray_crew.py) or this process (local.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.reward_model import RewardModelWorker
+
+
+@dataclass(frozen=True)
+class Roles:
+    """How to build the worker of each role; called in its own process, so torch and vLLM are imported there."""
+
+    policy: Callable[[RankPlacement, Any], PolicyWorker]  # (placement, weight-sync client of the engines or None)
+    critic: Callable[[RankPlacement], CriticWorker] | None
+    reward_model: Callable[[RankPlacement], RewardModelWorker] | None
+    engine: Callable[[int], RolloutWorker]  # (index of the engine), still to be started
+    samples_in_flight: int  # an engine
+    cleanup: list[str]  # shared-memory folders that must not outlive the driver
+
+
+class Crew(Protocol):
+    """The workers of a run."""
+
+    policy: PolicyGroup
+    critic: CriticGroup | None
+    reward_model: RewardModelGroup | None
+    engines: EngineGroup
+
+    async def close(self) -> None:
+        """End every process that was started, within seconds."""
+        ...
+
+
+async def started(worker: RolloutWorker) -> RolloutWorker:
+    """The rollout worker with its engine up."""
+    await worker.start()
+    return worker

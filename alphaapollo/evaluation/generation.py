@@ -1,0 +1,248 @@
+"""Samples without training: rollout workers alone, on the model's own weights.
+
+prepare: read, check, print the plan (nothing is started)  ->  run: the prompts that are not finished -> engines ->
+results.jsonl, a group as it ends  ->  figures of all results, in the console and in summary.json and summary.csv
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console as Terminal
+
+from alphaapollo.config.check import check_generation, resolve_device
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.keys import accepted_keys, plain, value_of
+from alphaapollo.config.load import load_saved, save_config
+from alphaapollo.config.notices import Device
+from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
+from alphaapollo.evaluation.figures import Result, result_of
+from alphaapollo.evaluation.report import report
+from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
+from alphaapollo.observability.counter import Counter
+from alphaapollo.run_folder import move_aside
+from alphaapollo.startup.builders import build_engine
+from alphaapollo.startup.inputs import (
+    check_lengths,
+    check_rewards,
+    environment_notices,
+    find_environment,
+    find_machine,
+    make_renderer,
+    read_prompts,
+)
+from alphaapollo.types import GroupRequest, Prompt, Sampling
+from alphaapollo.watchdog import name_run, start_reaper
+
+DECISIVE = {  # what a resume must not change: of these sections only so much, ...
+    "rollout": {"name", "temperature", "top_p", "top_k", "dtype"},
+    "trainer": {"seed"},
+}
+FREE = {  # ... and of the others everything but these (prompts are compared one by one)
+    "data.path",
+    "data.prompt_key",
+    "env.episode_timeout",
+    "reward.timeout",
+    "reward.num_workers",
+    *(f"reward.judge.{name}" for name in ("base_url", "api_key_env", "timeout", "max_retries")),
+}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation that has passed every check and has started nothing."""
+
+    config: GenerationConfig
+    device: Device
+    num_engines: int
+    prompts: list[Prompt]
+    finished: Finished
+    folder: Path
+
+    @property
+    def requests(self) -> list[GroupRequest]:
+        """What is still to be played. The draws are those of a validation with the same seed."""
+        config, done = self.config, self.finished.prompts
+        sampling = Sampling(
+            config.data.max_response_length,
+            config.rollout.temperature,
+            config.rollout.top_p,
+            config.rollout.top_k,
+            config.trainer.seed,
+        )
+        return [
+            GroupRequest(prompt, config.data.n_samples, sampling, draw=0, validate=True)
+            for prompt in self.prompts
+            if prompt.id not in done
+        ]
+
+
+def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
+    """Check everything that can be checked without an engine, read what an earlier process has left, and print both."""
+    machine = find_machine(config.trainer.controller)
+    notices = check_generation(config, machine.num_gpus, machine.num_cores)
+    environment = find_environment(config.env)
+    notices += environment_notices(config, environment)
+    check_lengths(config.model, config.rollout, config.data)
+    renderer = make_renderer(config.env, config.model)
+    prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
+    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
+    device = resolve_device(config.trainer.device, machine.num_gpus)
+    on_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes // config.rollout.tensor_model_parallel_size
+    generation = Generation(
+        config=config,
+        device=device,
+        num_engines=config.rollout.num_engines or (1 if device == "cpu" else on_gpus),
+        prompts=prompts,
+        finished=_find_finished(config, prompts),
+        folder=config.trainer.folder,
+    )
+    _print_plan(generation, [*notices, *more], terminal)
+    return generation
+
+
+async def run(generation: Generation, terminal: Terminal) -> None:
+    """Play what is not finished, then count everything. ValueError at the end, if not one sample could be scored."""
+    config, folder = generation.config, generation.folder
+    if config.trainer.resume_mode == "disable" and (moved := move_aside(folder)):
+        terminal.print(f"note: the earlier run of this name lies in {moved}", markup=False, soft_wrap=True)
+    save_config(config, folder / "config.yaml")
+    results = [*generation.finished.results]
+    if generation.requests:
+        crew = await launch(generation)
+        try:
+            results += await _play(generation, crew, terminal)
+        finally:
+            await crew.close()
+    report(results, generation.prompts, folder, terminal)
+
+
+async def launch(generation: Generation) -> EngineCrew:
+    """Start the engines where trainer.controller says."""
+    config = generation.config
+    run_id = name_run()
+    shared_memory = f"/dev/shm/alphaapollo-{run_id}"
+    # The engine keeps the GPU's memory to itself: it does not sleep.
+    rollout = config.rollout.model_copy(update={"colocate": False, "free_cache_engine": False})
+    plan = EnginePlan(
+        device=generation.device,
+        num_engines=generation.num_engines,
+        tensor_parallel=config.rollout.tensor_model_parallel_size,
+        build=partial(
+            build_engine,
+            config.model,
+            rollout,
+            config.env,
+            config.data,
+            config.reward,
+            config.custom_reward_function,
+            generation.device,
+            str(generation.folder.resolve()),
+            shared_memory,
+        ),
+        samples_in_flight=2 * config.rollout.max_num_seqs,
+        cleanup=[shared_memory],
+    )
+    start_reaper(run_id, plan.cleanup)
+    if config.trainer.controller == "local":
+        return await launch_local_engine(plan)
+    from alphaapollo.controller.ray_crew import start_local_cluster
+    from alphaapollo.controller.ray_engine_crew import launch_ray_engines
+
+    if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
+        start_local_cluster()
+    return await launch_ray_engines(plan, config.trainer.start_timeout)
+
+
+async def _play(generation: Generation, crew: EngineCrew, terminal: Terminal) -> list[Result]:
+    """Every group to the file as it ends; a kill costs only those that are on their way."""
+    results: list[Result] = []
+    speed = _Speed()
+    path, done = generation.folder / "results.jsonl", len(generation.finished.prompts)
+    with (
+        ResultsFile(path, generation.finished) as file,
+        Counter("prompts", len(generation.prompts), done, terminal) as counter,
+    ):
+        async for _, group in crew.engines.generate(generation.requests):
+            file.append(group)
+            own = [result_of(group.prompt, trajectory) for trajectory in group.trajectories]
+            results += own
+            counter.advance(speed.after(own))
+    return results
+
+
+class _Speed:
+    """What is said on the way."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._accuracy = 0.0
+        self._scored = self._tokens = 0
+
+    def after(self, results: Sequence[Result]) -> str:
+        """`accuracy 0.532   2,940 tokens/s`, of this process so far."""
+        scored = [result.accuracy for result in results if not result.outcome.failed]
+        self._accuracy += sum(scored)
+        self._scored += len(scored)
+        self._tokens += sum(result.num_tokens or 0 for result in results)
+        accuracy = f"accuracy {self._accuracy / self._scored:.3f}   " if self._scored else ""
+        return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
+
+
+def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> Finished:
+    """ValueError: the results in the folder are of another configuration or of other data."""
+    folder = config.trainer.folder
+    if config.trainer.resume_mode == "disable" or not (folder / "results.jsonl").exists():
+        return Finished()
+    try:
+        before = load_saved(GenerationConfig, folder / "config.yaml")
+    except (ConfigError, OSError) as error:
+        raise _other_results(folder, f"its config.yaml cannot be read ({error})") from error
+    if differences := _differences(before, config):
+        raise _other_results(folder, f"its results have {', '.join(differences)}")
+    by_id = {prompt.id: prompt for prompt in prompts}
+    return read_finished(folder / "results.jsonl", by_id, config.data.n_samples)
+
+
+def _other_results(folder: Path, why: str) -> ValueError:
+    return ValueError(
+        f"{folder} cannot be resumed: {why}. Set another trainer.experiment_name, or trainer.resume_mode=disable to "
+        "begin anew (the earlier run is moved aside)."
+    )
+
+
+def _differences(before: GenerationConfig, now: GenerationConfig) -> list[str]:
+    """`rollout.temperature=1.0 (now 0.7)` for every key that decides what is sampled."""
+    found = []
+    for key in accepted_keys(GenerationConfig):
+        old, new = value_of(before, key), value_of(now, key)
+        section, _, name = key.partition(".")
+        if old != new and key not in FREE and name in DECISIVE.get(section, {name}):
+            found.append(f"{key}={plain(old)} (now {plain(new)})")
+    return found
+
+
+def _print_plan(generation: Generation, notices: Sequence[str], terminal: Terminal) -> None:
+    config, finished = generation.config, generation.finished
+    total = len(generation.prompts)
+    parallel = config.rollout.tensor_model_parallel_size
+    dropped = f", {finished.num_dropped} lines of unfinished ones go" if finished.num_dropped else ""
+    tensor_parallel = f", tensor parallel {parallel}" if parallel > 1 else ""
+    lines = [
+        f"{generation.folder}",
+        f"  prompts    {total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
+        f"  finished   {len(finished.prompts)} prompts{dropped}",
+        f"  model      {config.model.path}",
+        f"  sampling   temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
+        f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",
+        f"  lengths    prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
+        f"  engines    {generation.num_engines} x {generation.device}{tensor_parallel}",
+        *(f"note: {notice}" for notice in notices),
+    ]
+    terminal.print("\n".join(lines), markup=False, soft_wrap=True)

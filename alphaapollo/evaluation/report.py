@@ -1,0 +1,107 @@
+"""Summaries as a table in the console, and as summary.json and summary.csv on disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as Terminal
+from rich.table import Table
+
+from alphaapollo.evaluation.figures import Figure, Result, Summary, join_repeats, summarize
+from alphaapollo.observability.disk import writing
+from alphaapollo.types import Prompt
+
+FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
+TOKENS = ("response_length",)  # figures that are no shares
+
+WIDE = 1000  # columns: a narrow terminal wraps a row, where rich would cut the names in it
+
+
+def report(results: Sequence[Result], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
+    """Print and write the figures. `prompts`: those that the results are of.
+
+    ValueError: every sample failed (the figures are written all the same)."""
+    summary = summarize(join_repeats(results, prompts))
+    print_summary(*summary, terminal)
+    files = write_summary(folder, *summary)
+    terminal.print(f"written: {', '.join(map(str, files))}", markup=False, soft_wrap=True)
+    failed = [result for result in results if result.outcome.failed]
+    if failed:
+        first = min(failed, key=lambda result: (result.problem, result.sample))
+        reason = f"prompt {first.problem}, sample {first.sample}: {first.outcome}: {first.reason}"
+        if len(failed) == len(results):
+            raise ValueError(f"all {len(failed)} samples failed. The first: {reason}")
+        terminal.print(f"note: {len(failed)} failed. The first: {reason}", markup=False, soft_wrap=True)
+
+
+def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:
+    """One table, a block a data source and, where there are several, one for all of them."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("data source", "figure"):
+        table.add_column(name, no_wrap=True)
+    for name in ("value", "95 % interval", "problems"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for summary in _blocks(everything, sources):
+        title = summary.data_source or "(no data source)"
+        for name, figure in summary.figures.items():
+            shape = "{:.1f}" if name in TOKENS else "{:.4f}"
+            table.add_row(title, name, shape.format(figure.value), _interval(figure, shape), str(figure.problems))
+            title = ""
+        if not summary.figures:
+            table.add_row(title, "nothing scored")
+        table.add_section()
+    wide = Terminal(file=StringIO(), width=WIDE)
+    with wide.capture() as text:
+        wide.print(table)
+    terminal.print("\n".join(line.rstrip() for line in text.get().splitlines()), soft_wrap=True, markup=False)
+    for summary in _blocks(everything, sources):
+        terminal.print(outcome_line(summary), soft_wrap=True, markup=False)
+
+
+def outcome_line(summary: Summary) -> str:
+    """`openai/gsm8k: 16 samples of 2 problems; 16 scored; ended: 15 done, 1 token limit`."""
+
+    def listed(counts: Mapping[str, int]) -> str:
+        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
+
+    left_out = f" ({summary.failed} failed: left out of every figure)" if summary.failed else ""
+    ended = f"; ended: {listed(summary.ends)}" if summary.ends else ""
+    head = f"{summary.data_source or '(no data source)'}: {summary.samples} samples of {summary.problems} problems"
+    return f"{head}; {listed(summary.outcomes)}{left_out}{ended}"
+
+
+def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summary]) -> list[Path]:
+    """summary.json: everything; summary.csv: a row a data source and figure. Each is whole or absent."""
+    record = {"all": _record(everything), "by_data_source": {name: _record(own) for name, own in sources.items()}}
+    files = {"summary.json": folder / ".summary.json.part", "summary.csv": folder / ".summary.csv.part"}
+    with writing("the summary", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
+        files["summary.json"].write_text(text + "\n", encoding="utf-8")
+        with files["summary.csv"].open("w", encoding="utf-8", newline="") as file:
+            rows = csv.DictWriter(file, FIELDS)
+            rows.writeheader()
+            for summary in _blocks(everything, sources):
+                for name, figure in summary.figures.items():
+                    rows.writerow({"data_source": summary.data_source, "figure": name} | asdict(figure))
+        return [part.replace(folder / name) for name, part in files.items()]
+
+
+def _blocks(everything: Summary, sources: Mapping[str, Summary]) -> Sequence[Summary]:
+    return [*sources.values(), everything] if len(sources) != 1 else [*sources.values()]
+
+
+def _record(summary: Summary) -> dict[str, Any]:
+    return asdict(summary) | {"failed": summary.failed}
+
+
+def _interval(figure: Figure, shape: str) -> str:
+    if figure.low is None or figure.high is None:
+        return "-"
+    return f"{shape.format(figure.low)} to {shape.format(figure.high)}"

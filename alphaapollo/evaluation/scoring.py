@@ -1,0 +1,173 @@
+"""Existing outputs, scored: rows with a prompt and one or several responses, graded in isolation.
+
+Rows with one prompt, data source and ground truth are one problem, so a file may also have a row a response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console as Terminal
+
+from alphaapollo.config.check import check_eval
+from alphaapollo.config.schema import EvalConfig
+from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
+from alphaapollo.data.prompts import load_prompts, raise_problems
+from alphaapollo.evaluation.figures import Result, graded
+from alphaapollo.evaluation.report import report
+from alphaapollo.observability.counter import Counter
+from alphaapollo.observability.disk import writing
+from alphaapollo.observability.metrics import finite
+from alphaapollo.rewards.client import RewardClient
+from alphaapollo.startup.inputs import check_rewards
+from alphaapollo.types import Prompt, Score
+
+RESPONSES = ("responses", "response")  # where data.response_key is empty
+IN_FLIGHT = 64  # responses a grader process
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One prompt with all its responses; `prompt.id` counts problems."""
+
+    prompt: Prompt
+    responses: list[str]
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One response with what the graders said."""
+
+    result: Result
+    score: Score
+
+
+def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
+    """Check everything, read the files, and say what will be done."""
+    notices = check_eval(config)
+    problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
+    prompts = [problem.prompt for problem in problems]
+    notices += check_rewards(prompts, config.reward, config.custom_reward_function)
+    count = sum(len(problem.responses) for problem in problems)
+    terminal.print(
+        f"{config.trainer.folder}: {count} responses to {len(problems)} problems", markup=False, soft_wrap=True
+    )
+    for notice in notices:
+        terminal.print(f"note: {notice}", markup=False, soft_wrap=True)
+    return problems
+
+
+def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[Problem]:
+    """ValueError: a file is missing or has bad rows, or no column with responses (lists those it has)."""
+    prompts = load_prompts(files, prompt_key)
+    rows = [row for path in file_list(files) for row in _rows_with_responses(path, response_key)]
+    found: dict[tuple[str, str, str | None], Problem] = {}
+    for prompt, (row, responses) in zip(prompts, rows, strict=True):
+        truth = prompt.ground_truth if prompt.ground_truth is not None else _text(row.get("ground_truth"))
+        key = (prompt.data_source, json.dumps(prompt.content), truth)
+        problem = found.setdefault(key, Problem(replace(prompt, id=len(found), ground_truth=truth), []))
+        problem.responses.extend(responses)
+    return list(found.values())
+
+
+def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, list[str]]]:
+    rows = read_rows(path)
+    columns = columns_of(rows)
+    wanted = [response_key] if response_key else RESPONSES
+    column = next((name for name in wanted if name in columns), None)
+    if column is None:
+        raise ValueError(
+            f"{path}: no column {' or '.join(map(repr, wanted))}; it has {', '.join(columns)}. Set data.response_key "
+            "to the column with the responses."
+        )
+    found, problems = [], []
+    for index, row in enumerate(rows):
+        value = row.get(column)
+        responses = [value] if isinstance(value, str) else value
+        if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
+            problems.append(f"row {index}: {column!r} is {_brief(value)}; it must be a text, or a list of texts.")
+        else:
+            found.append((row, responses))
+    raise_problems(path, problems, len(rows))
+    return found
+
+
+async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
+    """Grade every response, write scores.jsonl and the summary. ValueError at the end, if none could be scored."""
+    folder = config.trainer.folder
+    everything = await _grade(config, problems, terminal)
+    with writing("the scores", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / ".scores.jsonl.part"
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(
+                json.dumps(_record(problems, one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything
+            )
+        part.replace(folder / "scores.jsonl")
+    report([one.result for one in everything], [problem.prompt for problem in problems], folder, terminal)
+
+
+async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[Graded]:
+    """In the order of problems and responses, whatever order they end in."""
+    custom, reward = config.custom_reward_function, config.reward
+    client = RewardClient(
+        custom.path,
+        custom.name,
+        reward.timeout,
+        reward.num_workers,
+        reward.components,
+        reward.required,
+        reward.judge,
+        reward.custom_module,
+    )
+    room = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
+    count = sum(len(problem.responses) for problem in problems)
+    await client.start()
+    try:
+        with Counter("responses", count, terminal=terminal) as counter:
+
+            async def grade(prompt: Prompt, sample: int, text: str) -> Graded:
+                async with room:
+                    score = await client.score(prompt, text)
+                counter.advance("")
+                return Graded(graded(prompt, sample, text, score), score)
+
+            jobs = [
+                grade(problem.prompt, sample, text)
+                for problem in problems
+                for sample, text in enumerate(problem.responses)
+            ]
+            return list(await asyncio.gather(*jobs))
+    finally:
+        await client.close()
+
+
+def _record(problems: Sequence[Problem], one: Graded) -> dict[str, Any]:
+    result, score = one.result, one.score
+    problem = problems[result.problem]
+    return {
+        "prompt_id": result.problem,
+        "sample": result.sample,
+        "data_source": result.data_source,
+        "prompt": problem.prompt.content,
+        "ground_truth": problem.prompt.ground_truth,
+        "response": problem.responses[result.sample],
+        "answer": result.answer,
+        "reward": finite(score.reward),
+        "components": score.components,
+        "outcome": score.outcome,
+        "reason": score.reason,
+    }
+
+
+def _text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

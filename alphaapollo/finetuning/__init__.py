@@ -1,0 +1,1 @@
+"""Training on given texts, without engines: supervised fine-tuning."""

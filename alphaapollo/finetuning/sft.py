@@ -1,0 +1,181 @@
+"""Supervised fine-tuning: examples -> batches -> steps. Ray-free: one process, or one a rank under torchrun.
+
+files -> rows with exact masks -> per step: the stream's next examples -> this rank's micro-batches -> optimiser step
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from alphaapollo.config.check import check_sft, resolve_device
+from alphaapollo.config.load import save_config
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.controller.placement import detect_machine
+from alphaapollo.data.batch import RankBatch
+from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.sft import load_examples
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.network import free_port
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.trackers import check_trackers, make_tracker
+from alphaapollo.run_folder import CheckpointFolder, move_aside, read_progress, write_progress
+from alphaapollo.schedule import due
+from alphaapollo.types import Row
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.sft import SftWorker
+
+
+@dataclass
+class Progress:
+    """What a checkpoint holds beside the worker's state."""
+
+    step: int = 0
+    examples_consumed: int = 0  # position in the stream of examples
+
+
+@dataclass(frozen=True)
+class SftRun:
+    """A run that has passed every check."""
+
+    config: SftConfig
+    placement: RankPlacement
+    examples: list[Row]
+    val_examples: list[Row]
+    total_steps: int
+    folder: Path
+    notices: list[str]
+
+
+def prepare(config: SftConfig) -> SftRun:
+    """Check, read and measure everything. Raises ValueError for what cannot work."""
+    machine = detect_machine()
+    notices = check_sft(config, machine.num_gpus)
+    check_trackers(config.trainer.logger)
+    renderer = Renderer(
+        load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
+    )
+    examples, lengths = load_examples(config.data.train_files, renderer, config.data)
+    val_examples = load_examples(config.data.val_files, renderer, config.data)[0] if config.data.val_files else []
+    if lengths.too_long:
+        notices.append(f"{lengths.too_long} of {lengths.total} examples were over data.max_length.")
+    trainer, size = config.trainer, config.data.train_batch_size
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    return SftRun(
+        config=config,
+        placement=RankPlacement(
+            rank=int(os.environ.get("RANK", 0)),
+            world_size=world_size,
+            init_method="env://" if world_size > 1 else f"tcp://127.0.0.1:{free_port()}",
+            device=resolve_device(trainer.device, machine.num_gpus),
+            threads=trainer.cpu_threads
+            or max(1, machine.num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", world_size))),
+        ),
+        examples=examples,
+        val_examples=val_examples,
+        total_steps=trainer.total_training_steps or max(1, len(examples) * trainer.total_epochs // size),
+        folder=trainer.folder,
+        notices=notices,
+    )
+
+
+def print_plan(run: SftRun) -> None:
+    """The numbers that people get wrong."""
+    size = run.config.data.train_batch_size
+    print(
+        f"{run.folder}: {run.total_steps} steps of {size} examples ({len(run.examples)} examples, "
+        f"{run.total_steps * size / len(run.examples):.2f} epochs), {len(run.val_examples)} for validation, "
+        f"{run.placement.world_size} rank(s) on {run.placement.device}"
+    )
+    for notice in run.notices:
+        print(f"note: {notice}")
+
+
+def train(run: SftRun) -> None:
+    """Train from the newest checkpoint, or from the start, to the last step, and export the model."""
+    config, trainer = run.config, run.config.trainer
+    is_main = run.placement.rank == 0
+    if is_main and trainer.resume_mode == "disable" and (moved := move_aside(run.folder)):
+        print(f"note: the earlier run of this name lies in {moved}")
+    checkpoints = CheckpointFolder(run.folder / "checkpoints", trainer.max_ckpt_to_keep)
+    worker = SftWorker(config, run.placement, run.total_steps)  # a collective: the ranks have met from here on
+    checkpoint = checkpoints.find(trainer.resume_mode, trainer.resume_from_path)
+    progress = Progress(**read_progress(checkpoint)) if checkpoint else Progress()
+    if checkpoint:
+        worker.load(str(checkpoint / "model"))
+    log = MainRankLog(run, progress.step) if is_main else None
+    stream = PromptStream(len(run.examples), config.data.seed, config.data.shuffle)
+    begin = time.perf_counter()
+    tokens = 0.0
+    for step in range(progress.step + 1, run.total_steps + 1):
+        metrics = worker.step(next_batch(run, stream, progress, worker.padded))
+        tokens += metrics["train/tokens"]
+        is_last = step == run.total_steps
+        if run.val_examples and due(step, trainer.test_freq, run.total_steps):
+            metrics |= worker.evaluate(deal(run, run.val_examples, worker.padded))
+        if log and (is_last or step % trainer.log_freq == 0 or "val/loss" in metrics):
+            metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
+            log.write(step, metrics)
+        if due(step, trainer.save_freq, run.total_steps):
+            save(run, worker, checkpoints, Progress(step, progress.examples_consumed))
+    if trainer.export_hf:
+        worker.export(str(run.folder / "model"))
+    worker.close()
+    if log:
+        log.close()
+
+
+def next_batch(run: SftRun, stream: PromptStream, progress: Progress, padded: bool) -> RankBatch:
+    """This rank's share of the next examples: every rank computes the same layout and takes its own."""
+    size = run.config.data.train_batch_size
+    indices = stream.indices(progress.examples_consumed, size)
+    progress.examples_consumed += size
+    return deal(run, [run.examples[index] for index in indices], padded)
+
+
+def deal(run: SftRun, rows: list[Row], padded: bool) -> RankBatch:
+    layout = build_train_batch(
+        rows,
+        range(len(rows)),
+        num_ranks=run.placement.world_size,
+        mini_batch_size=len(rows),
+        max_tokens=run.config.data.max_token_len_per_gpu,
+        padded=padded,
+        seed=0,
+        shuffle=False,
+    )
+    return layout.rank_batches[run.placement.rank]
+
+
+def save(run: SftRun, worker: SftWorker, checkpoints: CheckpointFolder, progress: Progress) -> None:
+    """Every rank writes its part into one folder; rank 0 names it when all are done."""
+    folder = checkpoints.folder / f".writing_step_{progress.step:06d}"
+    if run.placement.rank == 0:
+        checkpoints.begin(progress.step)
+    worker.wait_for_all()
+    worker.save(str(folder / "model"))
+    worker.wait_for_all()
+    if run.placement.rank == 0:
+        write_progress(folder, progress)
+        checkpoints.finish(folder)
+
+
+class MainRankLog:
+    """Metrics and console of the run, on rank 0 alone."""
+
+    def __init__(self, run: SftRun, resumed_step: int):
+        save_config(run.config, run.folder / "config.yaml")
+        self.tracker = make_tracker(run.config, run.folder, resumed_step)
+        self.console = Console()
+        self.console.start(run.total_steps, resumed_step)
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        self.tracker.log(step, metrics)
+        self.console.step(step, metrics)
+
+    def close(self) -> None:
+        self.tracker.close()
+        self.console.close()

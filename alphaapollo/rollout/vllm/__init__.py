@@ -1,0 +1,1 @@
+"""The vLLM engine: the only room, besides weights/, that knows vLLM."""

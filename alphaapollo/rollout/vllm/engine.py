@@ -1,0 +1,237 @@
+"""vLLM as an engine: AsyncLLM here, its core (scheduler and model) in a process of its own.
+
+generate  token ids -> [core] -> token ids, log-probs        receive_weights  folder -> [core] load, repack, digest
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.process import EngineContext, log_to_file, process_environment, start_fork_server
+from alphaapollo.rollout.vllm.settings import engine_arguments, environment, sockets_folder
+from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt, WeightUpdate
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """One vLLM replica. Its processes die with this one; everything they print goes to `spec.log_path`."""
+
+    holds_weights = True
+
+    def __init__(self, spec: EngineSpec):
+        self.spec = spec
+        self.version = 0
+        self._engine: AsyncLLM | None = None
+        self._core_death: asyncio.Future[None] | None = None
+        self._asleep = False
+        self._stale = False  # the weights were given up and not received again
+
+    # start and end
+
+    async def start(self) -> None:
+        """Raises ValueError for a model that vLLM cannot serve, EngineError when the core does not start."""
+        Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
+        if self.spec.cleanup:
+            Path(sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
+        os.environ.update(environment(self.spec) | process_environment(self.spec.log_path, self.spec.cleanup))
+        log_to_file("vllm", self.spec.log_path)
+        context = start_fork_server() if self.spec.device == "cpu" else None
+        await asyncio.to_thread(self._build, context)
+        self._watch_core()
+        if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
+            await self._on_workers("alphaapollo_unlink_shared_memory")
+
+    def _build(self, context: EngineContext | None) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.model_executor.models import registry
+        from vllm.v1.engine import utils
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        if context is not None:  # on a CPU
+            utils.get_mp_context = lambda: context
+            registry._run_in_subprocess = lambda inspect: inspect()  # no CUDA to protect: import the model here
+        try:
+            config = AsyncEngineArgs(**engine_arguments(self.spec)).create_engine_config()
+        except (ValueError, OSError) as error:
+            raise ValueError(f"vLLM cannot serve {self.spec.model_path}: {error}") from error
+        try:
+            self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        except (RuntimeError, ValueError, TimeoutError, OSError) as error:
+            raise EngineError(f"{self.spec.name} did not start: {error} Its log: {self.spec.log_path}") from error
+
+    async def close(self) -> None:
+        """Ends the core and its workers; a second call does nothing."""
+        for process in self._cores():
+            asyncio.get_running_loop().remove_reader(process.sentinel)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+
+    def pids(self) -> list[int]:
+        """The core, and with tensor parallelism its workers."""
+        cores = [process.pid for process in self._cores() if process.pid is not None]
+        return cores + [child for pid in cores for child in children_of(pid)]
+
+    def _cores(self) -> list[BaseProcess]:
+        return [] if self._engine is None else list(self._engine.engine_core.resources.engine_manager.processes)
+
+    @property
+    def _llm(self) -> AsyncLLM:
+        if self._engine is None:
+            raise EngineError(f"{self.spec.name} is not running")
+        if self._core_death is not None and self._core_death.done():
+            raise self._dead()
+        return self._engine
+
+    # a dead core is an error, never a wait
+
+    def _watch_core(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._core_death = loop.create_future()
+        for process in self._cores():
+            loop.add_reader(process.sentinel, self._core_died, process.sentinel)
+
+    def _core_died(self, sentinel: int) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        asyncio.get_running_loop().remove_reader(sentinel)
+        assert self._core_death is not None and self._engine is not None
+        if not self._core_death.done():
+            self._core_death.set_result(None)
+            self._engine.output_processor.propagate_error(EngineDeadError())
+
+    def _dead(self) -> EngineError:
+        return EngineError(f"{self.spec.name}: its core process died. Its log says why: {self.spec.log_path}")
+
+    async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
+        """The answer of the core to `call`, or EngineError when it dies over it."""
+        assert self._core_death is not None
+        task = asyncio.ensure_future(call)
+        await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise self._dead()
+        return task.result()
+
+    async def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        return await self._answered(self._llm.collective_rpc(method, args=arguments))
+
+    # tokens
+
+    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+        if self._stale:
+            raise EngineError(f"{self.spec.name} gave its weights up when it went to sleep; publish weights first")
+        self.spec.check_fits(len(token_ids), sampling.max_tokens)
+        output = await self._request(token_ids, _sampling_params(sampling), request_id)
+        answer = output.outputs[0]
+        return Completion(
+            token_ids=list(answer.token_ids),
+            logprobs=[entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)],
+            stop_reason=StopReason(answer.finish_reason),
+            weight_version=self.version,
+            num_cached_tokens=output.num_cached_tokens or 0,
+        )
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        from vllm.sampling_params import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+        output = await self._request(token_ids, params, "score")
+        scored = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [entry[token].logprob for token, entry in scored]
+
+    async def _request(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        params.skip_clone = True
+        try:
+            outputs = [output async for output in self._llm.generate(tokens_input(token_ids), params, request_id)]
+        except EngineDeadError as error:
+            raise self._dead() from error
+        return outputs[-1]
+
+    # weights
+
+    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
+        from alphaapollo.weights.digest import format_digest  # torch: not before the fork server is on its way
+
+        parts = await self._on_workers("alphaapollo_receive", update.path)
+        if not await self._answered(self._llm.reset_prefix_cache()):
+            raise EngineError(f"{self.spec.name} received weights while requests were running")
+        self._stale = False
+        await self.wake()
+        self.version = update.version
+        return WeightReceipt(update.version, format_digest(sum(parts)))
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """The four phases of vLLM's own transfers (CUDA IPC, NCCL), called by the trainer's side of them."""
+        if "rank_offset" in init_info:  # of the first engine; the others come after it
+            ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
+            init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}
+        await self._on_workers("init_weight_transfer_engine", init_info)
+
+    async def start_weight_update(self) -> None:
+        if self._asleep:
+            await self._answered(self._llm.wake_up(["weights"]))
+        await self._on_workers("start_weight_update")
+
+    async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        await self._on_workers("update_weights", update_info)
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        await self._on_workers("finish_weight_update")
+
+    # GPU memory, handed over between engine and trainer
+
+    async def sleep(self) -> None:
+        """Weights and cache are given up (they are published anew before they are needed); on a CPU nothing happens."""
+        if self._can_sleep and not self._asleep:
+            await self._answered(self._llm.sleep(level=2))
+            self._asleep = self._stale = True
+
+    async def wake(self) -> None:
+        if self._asleep:
+            await self._answered(self._llm.wake_up())
+            self._asleep = False
+
+    @property
+    def _can_sleep(self) -> bool:
+        return self.spec.device == "cuda" and self.spec.rollout.colocate and self.spec.rollout.free_cache_engine
+
+
+def _sampling_params(sampling: Sampling) -> SamplingParams:
+    from vllm.sampling_params import SamplingParams
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop_token_ids=list(sampling.stop_token_ids),
+        logprobs=0,
+        detokenize=False,
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process; none of one that is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,95 @@
+"""How vLLM is set up: environment variables and engine arguments, with what each is for. Pure functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.rollout.spec import EngineSpec
+
+EXTENSION = "alphaapollo.rollout.vllm.extension.WorkerExtension"
+SHARED_MEMORY = "shared_memory"  # our own weight transfer, registered with vLLM by the extension
+RANDOM_SEED = 0  # of the engine itself: every request brings its own
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """Environment variables of the engine's processes; they must stand before vLLM is imported and a core started."""
+    variables = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",  # the log goes to spec.log_path, see process.py
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if spec.cleanup:
+        variables["VLLM_RPC_BASE_PATH"] = sockets_folder(spec)
+    if Path(spec.model_path).is_dir():
+        variables["HF_HUB_OFFLINE"] = "1"
+    if spec.device == "cpu":
+        return variables | _cpu_environment(spec)
+    if spec.transport == "ipc":
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # CUDA IPC handles are no plain data
+    return variables
+
+
+def sockets_folder(spec: EngineSpec) -> str:
+    """Where vLLM makes its sockets: it never removes them, so they lie in what goes with the run."""
+    return f"{spec.cleanup[0]}/sockets"
+
+
+def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
+    tensor_parallel = spec.rollout.tensor_model_parallel_size
+    variables = {
+        # One thread an engine rank: trainer and engine share the cores, and small products gain nothing from more.
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve the other processes: up to 30 times slower
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # The same numbers whatever else is in the batch, together with the single-row patch of patches.py.
+        "VLLM_CPU_ATTN_SPLIT_KV": "0",
+    }
+    if tensor_parallel == 1:
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model runs in the core's process, not in one more
+    if spec.rollout.enforce_eager:
+        variables["TORCH_COMPILE_DISABLE"] = "1"  # else the first log-probs pay for a compilation
+    return variables
+
+
+def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs."""
+    rollout = spec.rollout
+    arguments: dict[str, Any] = {
+        "model": spec.model_path,
+        "trust_remote_code": spec.trust_remote_code,
+        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "generation_config": "vllm",  # the model folder's own sampling defaults are not asked
+        "dtype": spec.dtype,
+        "seed": RANDOM_SEED,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": rollout.max_num_seqs,
+        "max_num_batched_tokens": max(rollout.max_num_batched_tokens, spec.max_model_len),
+        "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "enforce_eager": rollout.enforce_eager,
+        "enable_prefix_caching": rollout.enable_prefix_caching,
+        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py takes them before top-p and top-k
+        "max_logprobs": 1,
+        "disable_log_stats": True,
+        "worker_extension_cls": EXTENSION,
+        "weight_transfer_config": {"backend": spec.transport},
+    }
+    return arguments | (_cpu_arguments(spec) if spec.device == "cpu" else _gpu_arguments(spec))
+
+
+def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
+    return {
+        "block_size": spec.rollout.block_size,  # vLLM's 128 would share no prefix shorter than that
+        "kv_cache_memory_bytes": int(spec.rollout.kv_cache_gib * 2**30),
+        "enable_chunked_prefill": False,  # with per-request seeds it kills the CPU engine
+        "distributed_executor_backend": "uni" if spec.rollout.tensor_model_parallel_size == 1 else "mp",
+    }
+
+
+def _gpu_arguments(spec: EngineSpec) -> dict[str, Any]:
+    rollout = spec.rollout
+    return {
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "enable_sleep_mode": rollout.colocate and rollout.free_cache_engine,
+        "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
+    }

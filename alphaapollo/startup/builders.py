@@ -1,0 +1,107 @@
+"""How the worker of each role is built from its sections of the configuration.
+
+The functions run in the worker's own process, so they import torch models and vLLM there and not in the driver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from alphaapollo.config.notices import Device
+from alphaapollo.config.schema import (
+    ActorRolloutRef,
+    Algorithm,
+    Critic,
+    CustomRewardFunction,
+    Data,
+    Env,
+    GenerationData,
+    Model,
+    Reward,
+    Rollout,
+)
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.weights.transport import Transport
+    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.reward_model import RewardModelWorker
+
+
+def build_policy(
+    role: ActorRolloutRef,
+    algorithm: Algorithm,
+    needs_reference: bool,
+    transport: Transport,
+    seed: int,
+    optimiser_steps: int,
+    placement: RankPlacement,
+    client: Any,
+) -> PolicyWorker:
+    """`optimiser_steps`: of the whole run; `client`: the engines' side of vLLM's own weight transfer, on GPUs."""
+    from alphaapollo.user_module import load_user_module
+    from alphaapollo.weights.transport import make_sender
+    from alphaapollo.workers.policy import PolicyWorker
+
+    if algorithm.custom_module:
+        load_user_module(algorithm.custom_module, "algorithm.custom_module")
+    master_address = str(urlsplit(placement.init_method).hostname)  # where the training ranks meet: rank 0's node
+    return PolicyWorker(
+        model=role.model,
+        actor=role.actor,
+        ref=role.ref,
+        needs_ref=needs_reference,
+        placement=placement,
+        total_steps=optimiser_steps,
+        temperature=role.rollout.temperature,
+        seed=seed,
+        correction=algorithm.rollout_correction,
+        sender=make_sender(transport, placement.rank, master_address, client),
+    )
+
+
+def build_critic(
+    model: Model, critic: Critic, seed: int, optimiser_steps: int, placement: RankPlacement
+) -> CriticWorker:
+    """`model`: the policy's, whose path is the critic's, too, where critic.model.path is empty."""
+    from alphaapollo.workers.critic import CriticWorker
+
+    trunk = model.model_copy(update={"path": critic.model.path or model.path})
+    return CriticWorker(trunk, critic, placement, optimiser_steps, seed)
+
+
+def build_reward_model(model: Model, offload: bool, placement: RankPlacement) -> RewardModelWorker:
+    from alphaapollo.workers.reward_model import RewardModelWorker
+
+    return RewardModelWorker(model, offload, placement)
+
+
+def build_engine(
+    model: Model,
+    rollout: Rollout,
+    env: Env,
+    data: Data | GenerationData,
+    reward: Reward,
+    custom_reward: CustomRewardFunction,
+    device: Device,
+    run_dir: str,
+    shared_memory: str,
+    index: int,
+) -> RolloutWorker:
+    from alphaapollo.rollout.worker import RolloutWorker
+
+    return RolloutWorker(
+        model=model,
+        rollout=rollout,
+        env=env,
+        data=data,
+        reward=reward,
+        custom_reward=custom_reward,
+        device=device,
+        run_dir=run_dir,
+        index=index,
+        cleanup=[shared_memory],
+    )

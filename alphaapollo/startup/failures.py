@@ -1,0 +1,10 @@
+"""What a run on workers may end with besides bugs."""
+
+from __future__ import annotations
+
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.rollout.engine import EngineError
+from alphaapollo.weights.publish import WeightSyncError
+
+FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
+"""Each says what happened and to whom."""

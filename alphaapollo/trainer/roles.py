@@ -1,0 +1,56 @@
+"""From the configuration and the plan to what the crew starts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from alphaapollo.config.schema import Config, CustomRewardFunction
+from alphaapollo.controller.crew import Roles
+from alphaapollo.rewards import silent
+from alphaapollo.rollout.spec import engine_dtype
+from alphaapollo.startup.builders import build_critic, build_engine, build_policy, build_reward_model
+from alphaapollo.trainer.plan import Plan
+from alphaapollo.trainer.trained_reward import scorer_model
+from alphaapollo.weights.transport import Transport, transport_kind
+
+
+def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int, has_function: bool) -> Roles:
+    """What the crew starts.
+
+    Args:
+        optimiser_steps: of the whole run, for the schedules of the learning rates.
+        has_function: something besides the reward model gives a reward.
+    """
+    role, layout, seed = config.actor_rollout_ref, plan.layout, config.trainer.seed
+    shared_memory = f"/dev/shm/alphaapollo-{run_id}"
+    transport = Transport(
+        kind=transport_kind(layout.device, layout.colocate),
+        dtype=engine_dtype(role.rollout, role.model, layout.device),
+        folder=f"{shared_memory}/weights",
+        num_engine_ranks=layout.num_engines * layout.tensor_parallel,
+    )
+    own = config.reward_model.model
+    custom_reward = config.custom_reward_function
+    if not has_function:  # the reward model alone gives a reward
+        custom_reward = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
+    return Roles(
+        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, seed, optimiser_steps),
+        critic=partial(build_critic, role.model, config.critic, seed, optimiser_steps) if layout.critic else None,
+        reward_model=partial(build_reward_model, scorer_model(config), own.fsdp_config.param_offload)
+        if layout.reward_model
+        else None,
+        engine=partial(
+            build_engine,
+            role.model,
+            role.rollout,
+            config.env,
+            config.data,
+            config.reward,
+            custom_reward,
+            layout.device,
+            str(plan.folder.resolve()),
+            shared_memory,
+        ),
+        samples_in_flight=2 * role.rollout.max_num_seqs,
+        cleanup=[shared_memory],
+    )

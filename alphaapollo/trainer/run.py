@@ -1,0 +1,44 @@
+"""All that one training run holds, made by setup.py and handed from station to station."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alphaapollo.algorithms.advantages import Estimator
+from alphaapollo.algorithms.kl import KLController
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.crew import Crew
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.trackers import Tracker
+from alphaapollo.run_folder import CheckpointFolder
+from alphaapollo.trainer.plan import Plan
+from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.trained_reward import TrainedReward
+from alphaapollo.types import Prompt
+from alphaapollo.weights.publish import WeightPublisher
+
+
+@dataclass
+class Run:
+    """All that one run holds. Its state is `progress` and what the workers hold; of the rest only `mismatch_told`
+    outlives an iteration."""
+
+    config: Config
+    plan: Plan
+    crew: Crew
+    weights: WeightPublisher
+    prompts: list[Prompt]
+    val_prompts: list[Prompt]
+    total_steps: int
+    stream: PromptStream
+    estimator: Estimator
+    kl_controller: KLController
+    progress: Progress
+    checkpoints: CheckpointFolder
+    tracker: Tracker
+    rollout_log: RolloutLog
+    console: Console
+    trained_reward: TrainedReward | None = None
+    mismatch_told: bool = False  # the advice about engine and trainer is given once

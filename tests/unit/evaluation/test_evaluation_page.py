@@ -1,0 +1,43 @@
+"""docs/evaluation.md names commands, keys and figures that there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.algorithms.evaluation import RESAMPLES
+from alphaapollo.config.keys import COMMANDS, accepted_keys
+from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig
+from alphaapollo.evaluation.figures import problem_values
+from alphaapollo.evaluation.report import FIELDS
+from alphaapollo.evaluation.scoring import RESPONSES
+
+PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
+if not PAGE.exists():
+    pytest.skip("an installed package has no docs folder", allow_module_level=True)
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_the_commands_work() -> None:
+    commands = re.findall(r"python -m alphaapollo\.trainer\.(\w+)((?:[^\n]*\\\n)*[^\n]*)", TEXT)
+    assert {name for name, _ in commands} == {"main_generation", "main_eval"}
+    for name, words in commands:
+        keys = re.findall(r"([\w.]+)=", words)
+        assert keys and set(keys) <= accepted_keys(COMMANDS[name]).keys()
+
+
+def test_the_keys_exist() -> None:
+    known = {key for schema in (Config, GenerationConfig, EvalConfig) for key in accepted_keys(schema)}
+    named = re.findall(
+        r"`((?:data|model|rollout|trainer|reward|env|custom_reward_function|actor_rollout_ref)\.[\w.]+)", TEXT
+    )
+    assert len(named) > 10 and [key for key in named if key not in known | {"reward_model.ground_truth"}] == []
+
+
+def test_the_figures_are_those_of_the_table() -> None:
+    table = re.findall(r"^\| `([\w@]+)`", TEXT, re.MULTILINE)
+    assert {"avg@n", "pass@k", "maj@n", "reward", "response_length"} <= set(table)
+    names = {re.sub(r"@\d+", "@", name) for name in problem_values([], 3)[0]}
+    assert names == {re.sub(r"@\w", "@", name) for name in table if "@" in name or name in names}
+    assert ", ".join(FIELDS) in TEXT and f"{RESAMPLES:,}" in TEXT
+    assert all(f"`{name}`" in TEXT for name in RESPONSES)

@@ -1,0 +1,353 @@
+"""Generation on the fake engine in this process: what is written, what is resumed, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console as Terminal
+
+from alphaapollo.config.keys import accepted_keys
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.evaluation import generation
+from alphaapollo.rollout.fake_engine import FakeEngine
+from alphaapollo.trainer.main_generation import main
+from alphaapollo.watchdog import RUN
+from tests.unit import tiny
+
+REWARD = '''
+def compute_score(prompt, completion):
+    """Likes even words; fails on long answers to prompts whose truth is "fails"."""
+    words = completion.split()
+    if prompt.ground_truth == "fails" and len(words) > 8:
+        raise RuntimeError("too long for me")
+    even = sum(int(word[1:]) % 2 == 0 for word in words)
+    return {"reward": even / 16, "accuracy": float(even > len(words) / 2)}
+'''
+ROWS = [
+    {"data_source": f"source/{index % 2}", "prompt": f"w{index} w3 w{index + 2}", "truth": "x"} for index in range(6)
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As tiny's, with a tokenizer that knows spaces and chats."""
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import AutoTokenizer
+
+    folder = tiny.save_model("qwen3", tmp_path_factory.mktemp("model"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {{ eos_token }} {% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    records = [{**row, "reward_model": {"style": "rule", "ground_truth": row["truth"]}} for row in rows]
+    pd.DataFrame(records).drop(columns="truth").to_parquet(path)
+
+
+class Command:
+    """The command line of a small generation, run here."""
+
+    def __init__(self, model: Path, folder: Path):
+        self.folder, self.out = folder, folder / "out/test/run"
+        self.results = self.out / "results.jsonl"
+        write_rows(folder / "rows.parquet", ROWS)
+        (folder / "reward.py").write_text(REWARD)
+        self.defaults = {
+            "data.path": folder / "rows.parquet",
+            "data.n_samples": 3,
+            "data.max_response_length": 12,
+            "model.path": model,
+            "rollout.name": "fake",
+            "custom_reward_function.path": folder / "reward.py",
+            "trainer.controller": "local",
+            "trainer.output_dir": folder / "out",
+            "trainer.project_name": "test",
+            "trainer.experiment_name": "run",
+        }
+
+    def words(self, *overrides: str) -> list[str]:
+        given = {override.split("=")[0] for override in overrides}
+        return [*(f"{key}={value}" for key, value in self.defaults.items() if key not in given), *overrides]
+
+    def run(self, *overrides: str) -> str:
+        """To the end; what it printed."""
+        out = StringIO()
+        terminal = Terminal(file=out, width=200, highlight=False)
+        config = load_config(GenerationConfig, "generation", self.words(*overrides))
+        asyncio.run(generation.run(generation.prepare(config, terminal), terminal))
+        return out.getvalue()
+
+    def records(self) -> list[dict]:
+        """In the order of prompts and samples, without what differs from run to run."""
+        records = [json.loads(line) for line in self.results.read_text().splitlines()]
+        for record in records:
+            del record["seconds"]
+        return sorted(records, key=lambda record: (record["prompt_id"], record["sample"]))
+
+    def summary(self) -> dict:
+        return json.loads((self.out / "summary.json").read_text())
+
+
+@pytest.fixture
+def command(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv(RUN, "")  # generation sets it: back to what it was afterwards
+    monkeypatch.setattr(generation, "start_reaper", lambda *_: None)  # this process is not the run's own
+    return Command(model, tmp_path)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Seeds of the completions that the engine was asked for."""
+    seeds: list[int] = []
+    generate = FakeEngine.generate
+
+    async def noted(self: FakeEngine, token_ids, sampling, request_id):
+        seeds.append(sampling.seed)
+        return await generate(self, token_ids, sampling, request_id)
+
+    monkeypatch.setattr(FakeEngine, "generate", noted)
+    return seeds
+
+
+def test_every_sample_is_written_and_counted(command: Command) -> None:
+    printed = command.run()
+    records = command.records()
+    assert [(record["prompt_id"], record["sample"]) for record in records] == [
+        (p, s) for p in range(6) for s in range(3)
+    ]
+    assert {"turns", "rows", "reward", "components", "outcome", "end", "stop_reason", "text"} <= records[0].keys()
+    assert len({record["text"] for record in records}) == 18, "every sample has draws of its own"
+    assert sorted(path.name for path in command.out.iterdir()) == [
+        "config.yaml",
+        "results.jsonl",
+        "summary.csv",
+        "summary.json",
+    ]
+    summary = command.summary()
+    assert list(summary["by_data_source"]) == ["source/0", "source/1"]
+    accuracy = sum(record["components"]["accuracy"] for record in records) / 18
+    assert summary["all"]["figures"]["avg@3"]["value"] == pytest.approx(accuracy)
+    assert {"pass@1", "pass@2", "pass@3", "maj@3"} <= summary["all"]["figures"].keys()
+    rows = list(csv.DictReader((command.out / "summary.csv").read_text().splitlines()))
+    assert len(rows) == 3 * 7 and rows[-1]["data_source"] == "all"
+    assert "6/6 prompts" in printed and "avg@3" in printed
+    assert "all: 18 samples of 6 problems; 18 scored; ended: " in printed
+
+
+def cut_in_a_line(lines: list[str]) -> str:
+    return "".join(lines[:9]) + lines[9][: len(lines[9]) // 2]
+
+
+def cut_in_a_group(lines: list[str]) -> str:
+    return "".join(lines[:10])
+
+
+def cut_before_a_line_ends(lines: list[str]) -> str:
+    return "".join(lines[:12]).rstrip("\n")
+
+
+def damage_in_the_middle(lines: list[str]) -> str:
+    return "".join([*lines[:3], "\0" * 40 + "\n", *lines[4:9]])
+
+
+def a_group_twice(lines: list[str]) -> str:
+    return "".join([*lines[:9], *lines[3:6]])
+
+
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        (cut_in_a_line, 3),
+        (cut_in_a_group, 3),
+        (cut_before_a_line_ends, 3),
+        (damage_in_the_middle, 2),
+        (a_group_twice, 3),
+        (lambda lines: "", 0),
+    ],
+)
+def test_a_killed_run_goes_on_and_ends_the_same(
+    command: Command, played: list[int], cut: Callable[[list[str]], str], kept: int
+) -> None:
+    command.run()
+    whole, summary, seeds = command.records(), command.summary(), set(played)
+    command.results.write_text(cut(command.results.read_text().splitlines(keepends=True)))
+    played.clear()
+    printed = command.run()
+    assert len(played) == 3 * (6 - kept), "finished prompts are not repeated"
+    assert set(played) < seeds or kept == 0
+    assert f"finished   {kept} prompts" in printed
+    assert command.records() == whole
+    assert command.summary() == summary
+
+
+def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command.run()
+    summary = command.summary()
+    (command.out / "summary.json").unlink()
+    monkeypatch.setattr(generation, "launch", None)
+    assert "finished   6 prompts" in command.run()
+    assert command.summary() == summary
+
+
+def test_failures_are_counted_and_left_out(command: Command) -> None:
+    write_rows(
+        command.folder / "rows.parquet", [{**row, "truth": "fails"} if i < 2 else row for i, row in enumerate(ROWS)]
+    )
+    printed = command.run("data.max_response_length=16")
+    failed = [record for record in command.records() if record["outcome"] == "grader_failed"]
+    scored = [record for record in command.records() if record["outcome"] == "scored"]
+    assert failed and {record["prompt_id"] for record in failed} <= {0, 1} and len(failed) + len(scored) == 18
+    assert all(record["reward"] is None for record in failed)
+    everything = command.summary()["all"]
+    assert everything["failed"] == len(failed) and everything["outcomes"]["grader_failed"] == len(failed)
+    by_prompt = [[r["components"]["accuracy"] for r in scored if r["prompt_id"] == prompt] for prompt in range(6)]
+    means = [sum(own) / len(own) for own in by_prompt if own]
+    assert everything["figures"]["avg@3"]["value"] == pytest.approx(sum(means) / len(means))
+    assert f"note: {len(failed)} failed. The first: prompt" in printed and "too long for me" in printed
+
+
+def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Command) -> None:
+    (command.folder / "reward.py").write_text("def compute_score(prompt, completion):\n    raise KeyError('no key')\n")
+    with pytest.raises(ValueError, match=r"all 18 samples failed\. The first: prompt 0, sample 0: .*no key"):
+        command.run()
+    assert len(command.records()) == 18, "the samples are there to be scored by another function"
+    assert command.summary()["all"]["figures"].keys() == {"response_length"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rollout.temperature=0.5"], r"results have rollout\.temperature=1\.0 \(now 0\.5\)"),
+        (["data.n_samples=4"], r"data\.n_samples=3 \(now 4\)"),
+        (["trainer.seed=1", "env.max_steps=2"], r"env\.max_steps=1 \(now 2\), trainer\.seed=0 \(now 1\)"),
+    ],
+)
+def test_other_settings_do_not_go_on_with_old_results(command: Command, overrides: list[str], says: str) -> None:
+    command.run()
+    before = command.results.read_bytes()
+    with pytest.raises(ValueError, match=says + r".*Set another trainer\.experiment_name"):
+        command.run(*overrides)
+    assert command.results.read_bytes() == before
+
+
+def test_the_keys_that_a_resume_compares_exist() -> None:
+    keys = accepted_keys(GenerationConfig)
+    assert keys.keys() >= generation.FREE
+    assert keys.keys() >= {f"{section}.{name}" for section, names in generation.DECISIVE.items() for name in names}
+
+
+def test_how_fast_it_runs_may_change_and_other_data_may_not(command: Command) -> None:
+    command.run()
+    command.run("rollout.max_num_seqs=8", "reward.num_workers=2", "trainer.start_timeout=9")
+    write_rows(command.folder / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
+    with pytest.raises(ValueError, match=r"prompt \d is not row \d of data\.path: these are results of other data"):
+        command.run()
+
+
+def test_a_lost_config_is_told(command: Command) -> None:
+    command.run()
+    (command.out / "config.yaml").unlink()
+    with pytest.raises(ValueError, match=r"cannot be resumed: its config\.yaml cannot be read"):
+        command.run()
+
+
+def test_beginning_anew_keeps_the_old_run(command: Command) -> None:
+    command.run()
+    printed = command.run("trainer.resume_mode=disable", "trainer.seed=1")
+    assert "the earlier run of this name lies in" in printed and "finished   0 prompts" in printed
+    assert (command.out.with_name("run.1") / "results.jsonl").exists()
+    assert command.records()[0]["step"] == 0
+
+
+def test_the_draws_are_those_of_a_validation_and_greedy_has_none(command: Command, played: list[int]) -> None:
+    from alphaapollo.seeds import derive_seed
+
+    printed = command.run("rollout.temperature=0", "trainer.seed=7")
+    assert set(played) == {
+        derive_seed(7, "validate", 0, prompt, sample, 0) for prompt in range(6) for sample in range(3)
+    }
+    assert "data.n_samples=3 at rollout.temperature=0: the samples will be equal." in printed
+
+
+def test_episodes_of_several_turns_without_a_reward_function(command: Command) -> None:
+    game = ("env.env_name=guessing_game", "env.max_steps=3", "custom_reward_function.path=")
+    command.run(*game, "data.max_response_length=99")
+    records = command.records()
+    assert len(records) == 18 and max(len(record["turns"]) for record in records) > 1
+    everything = command.summary()["all"]
+    assert everything["failed"] == 0 and sum(everything["ends"].values()) == 18
+    tokens = sum(turn["num_tokens"] for record in records for turn in record["turns"])
+    assert everything["figures"]["response_length"]["value"] == pytest.approx(tokens / 18)
+    assert {record["prompt"][0]["content"][:20] for record in records} == {"I have chosen a whol"}
+    assert [record["row_prompt"] for record in records[::3]] == [row["prompt"] for row in ROWS]
+    assert "finished   6 prompts" in command.run(*game, "data.max_response_length=99")  # whatever was asked: its rows
+
+
+def test_long_prompts_are_left_out_and_told(command: Command) -> None:
+    write_rows(command.folder / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
+    printed = command.run("data.max_prompt_length=8", "data.truncation=drop")
+    assert "note: data.path: 1 of 6 prompts are over data.max_prompt_length: left out." in printed
+    assert {record["prompt_id"] for record in command.records()} == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["data.path=/no/such/rows.parquet"], "data.path: no such file: /no/such/rows.parquet"),
+        (["data.path="], "data.path: required"),
+        (["model.path="], "model.path: required"),
+        (["model.path=/no/such/model"], "model.path: no such folder: /no/such/model"),
+        (["data.n_samples=0"], "data.n_samples: expected integer > 0, got 0"),
+        (["custom_reward_function.path="], "no reward function for data_source 'source/0'"),
+        (["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such file"),
+        (["data.prompt_key=question"], "no column 'question'"),
+        (["data.max_prompt_length=2"], "longer than data.max_prompt_length=2"),
+        (["env.env_name=gym"], "unknown environment 'gym'"),
+        (["reward.components={fromat: 0.1}"], "no component is named 'fromat'"),
+        (["rollout.top_p=0"], "rollout.top_p=0: nothing is left to sample"),
+        (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 tokens: "),
+        (["rollout.num_engines=2"], "trainer.controller=local: it has one engine, not 2"),
+        (["rollout.tensor_model_parallel_size=2"], "only the vllm engine splits a model"),
+        (["trainer.device=cuda"], "this machine has no GPU"),
+        (["actor_rollout_ref.rollout.temperature=1"], "renamed to rollout.temperature"),
+        (["data.n_sample=2"], "Did you mean data.n_samples"),
+    ],
+)
+def test_refused_before_anything_starts(
+    command: Command,
+    overrides: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    try:
+        code = main(command.words(*overrides))
+    except SystemExit as stopped:
+        code = stopped.code  # type: ignore[assignment]
+    error = capsys.readouterr().err
+    assert code == 2 and says in error, error
+    assert not (command.folder / "out").exists(), "nothing is written"
+
+
+def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.words("trainer.dry_run=true", "rollout.n=4", "rollout.val_kwargs.n=2", "env.rollout.n=2")) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "6 x 3 samples = 18" in printed and "nothing was started" in printed
+    for key in ("rollout.n=4", "env.rollout.n=2"):
+        assert f"note: {key} has no effect: data.n_samples counts the samples." in printed
+    assert "rollout.val_kwargs.n=2 has no effect: it is about training." in printed
+    assert not (command.folder / "out").exists()

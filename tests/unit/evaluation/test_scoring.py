@@ -1,0 +1,187 @@
+"""Existing outputs through the graders in isolation: main_eval in this process."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from alphaapollo.evaluation.scoring import read_problems
+from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.trainer.main_eval import main
+from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
+
+RESPONSES = {
+    "7+5=?": ("12", ["#### 12", "I think 12", "\\boxed{13}", "no idea"]),
+    "9*9=?": ("81", ["81", "80", "80", "81.0"]),
+}
+
+
+def question(text: str, truth: str, source: str = "openai/gsm8k") -> dict:
+    prompt = [{"role": "user", "content": text}]
+    return {"data_source": source, "prompt": prompt, "reward_model": {"style": "rule", "ground_truth": truth}}
+
+
+def rows() -> list[dict]:
+    return [{**question(text, truth), "responses": own} for text, (truth, own) in RESPONSES.items()]
+
+
+def write(path: Path, records: list[dict]) -> str:
+    if path.suffix == ".parquet":
+        pd.DataFrame(records).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def run(folder: Path, path: str, *overrides: str) -> int:
+    return main([f"data.path={path}", f"trainer.output_dir={folder}/out", *overrides])
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "out/alphaapollo/eval/summary.json").read_text())
+
+
+def scores(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "out/alphaapollo/eval/scores.jsonl").read_text().splitlines()]
+
+
+EXPECTED = {
+    "avg@4": (2 / 4 + 2 / 4) / 2,
+    "pass@1": 1 / 2,
+    "pass@2": 1 - (2 * 1) / (4 * 3),
+    "pass@3": 1.0,
+    "pass@4": 1.0,
+    "maj@4": (1 + 1 / 2) / 2,  # 12 has two votes of four; 81 and 80 have two each
+    "reward": 1 / 2,
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_lists_of_responses(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, write(tmp_path / f"rows.{suffix}", rows())) == 0
+    figures = summary(tmp_path)["all"]["figures"]
+    assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
+    assert figures["avg@4"]["problems"] == 2
+    records = scores(tmp_path)
+    assert [(record["prompt_id"], record["sample"]) for record in records] == [
+        (p, s) for p in range(2) for s in range(4)
+    ]
+    assert [record["reward"] for record in records] == [1, 1, 0, 0, 1, 0, 0, 1]
+    assert [record["outcome"] for record in records] == ["scored"] * 3 + ["wrong_format"] + ["scored"] * 4
+    assert records[0]["answer"] == "12" and records[0]["response"] == "#### 12"
+    printed = capsys.readouterr().out
+    assert "8 responses to 2 problems" in printed
+    assert "openai/gsm8k: 8 samples of 2 problems; 7 scored, 1 wrong format" in printed
+    table = csv.DictReader((tmp_path / "out/alphaapollo/eval/summary.csv").read_text().splitlines())
+    assert [row["figure"] for row in table] == list(EXPECTED)
+
+
+def test_a_row_a_response_is_the_same(tmp_path: Path) -> None:
+    flat = [
+        {**question(text, truth), "response": one}
+        for text, (truth, responses) in RESPONSES.items()
+        for one in responses
+    ]
+    assert run(tmp_path, write(tmp_path / "flat.jsonl", flat)) == 0
+    figures = summary(tmp_path)["all"]["figures"]
+    assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
+
+
+def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
+    prompt = Prompt(4, "openai/gsm8k", [{"role": "user", "content": "7+5=?"}], "12")
+    trajectories = [
+        Trajectory(
+            4, sample, [Turn([1], Completion([2], [0.0], StopReason.STOP, 0), text)], [], Score(0), EpisodeEnd.DONE
+        )
+        for sample, text in enumerate(RESPONSES["7+5=?"][1])
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])))
+    assert run(tmp_path, str(path), "data.response_key=text") == 0
+    assert summary(tmp_path)["all"]["figures"]["avg@4"]["value"] == 0.5
+
+
+def test_problems_are_told_apart_by_prompt_source_and_truth(tmp_path: Path) -> None:
+    one = {**question("1+1=?", "2"), "response": "2"}
+    others = [
+        {**one, "data_source": "gsm8k/other"},
+        {**one, "reward_model": {"style": "rule", "ground_truth": "3"}},
+        {**one, "prompt": [{"role": "user", "content": "1+2=?"}]},
+    ]
+    files = [write(tmp_path / "a.jsonl", [one, *others]), write(tmp_path / "b.jsonl", [one, one])]
+    problems = read_problems(files, "prompt", "")
+    assert [(problem.prompt.id, len(problem.responses)) for problem in problems] == [(0, 3), (1, 1), (2, 1), (3, 1)]
+
+
+def test_unequal_counts_of_samples(tmp_path: Path) -> None:
+    short = [
+        {**question("7+5=?", "12"), "responses": ["12", "11", "12"]},
+        {**question("1+1=?", "2"), "responses": ["2"]},
+    ]
+    assert run(tmp_path, write(tmp_path / "rows.jsonl", short)) == 0
+    figures = summary(tmp_path)["all"]["figures"]
+    assert figures["avg@3"]["value"] == pytest.approx((2 / 3 + 1) / 2)
+    assert (figures["pass@2"]["value"], figures["pass@2"]["problems"]) == (1.0, 1)
+
+
+def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def length(prompt, completion):\n    assert completion != '80', 'I hate 80'\n    return {'accuracy': 1.0}\n"
+    )
+    path = write(tmp_path / "rows.jsonl", rows())
+    own = [f"custom_reward_function.path={tmp_path}/reward.py", "custom_reward_function.name=length"]
+    assert run(tmp_path, path, *own) == 0
+    everything = summary(tmp_path)["all"]
+    assert everything["outcomes"] == {"scored": 6, "grader_failed": 2} and everything["failed"] == 2
+    assert everything["figures"]["avg@4"]["value"] == 1.0
+    assert everything["figures"]["pass@3"]["problems"] == 1
+    assert [record["reward"] for record in scores(tmp_path)] == [1, 1, 1, 1, 1, None, None, 1]
+    assert "I hate 80" in capsys.readouterr().out
+
+    (tmp_path / "reward.py").write_text("def length(prompt, completion):\n    raise OSError('gone')\n")
+    assert run(tmp_path, path, *own) == 1
+    assert "all 8 samples failed. The first: prompt 0, sample 0: grader_failed: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "overrides", "says"),
+    [
+        ({}, ["data.path=/no/such/file.jsonl"], "data.path: no such file: /no/such/file.jsonl"),
+        ({}, ["data.path="], "data.path: required"),
+        ({}, ["data.response_key=answer"], "no column 'answer'; it has data_source, prompt, reward_model, responses"),
+        ({}, ["data.prompt_key=question"], "no column 'question'"),
+        ({"data_source": "my/own"}, [], "no reward function for data_source 'my/own'"),
+        ({"data_source": "judge"}, [], "data_source 'judge' is graded by a judge: set reward.judge.model"),
+        ({"reward_model": None}, [], "1 of 2 prompts have no ground truth"),
+        ({"responses": []}, [], "row 0: 'responses' is []; it must be a text, or a list of texts"),
+        ({"responses": ["a", None]}, [], "row 0: 'responses' is ['a', None]"),
+        ({"responses": None}, [], "row 0: 'responses' is None"),
+        ({}, ["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such file"),
+        ({}, ["reward.components={fromat: 1.0}"], "no component is named 'fromat'"),
+        ({}, ["data.n_samples=2"], "data.n_samples (got 2): unknown key"),
+    ],
+)
+def test_refused(
+    tmp_path: Path, change: dict, overrides: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *others = rows()
+    path = write(tmp_path / "rows.jsonl", [{**first, **change}, *others])
+    try:
+        code = run(tmp_path, path, *overrides)
+    except SystemExit as stopped:
+        code = stopped.code  # type: ignore[assignment]
+    error = capsys.readouterr().err
+    assert code == 2 and says in error, error
+    assert not (tmp_path / "out").exists()
+
+
+def test_keys_without_effect_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "rows.jsonl", rows())
+    assert run(tmp_path, path, "reward.judge.model=some/model", "custom_reward_function.name=mine") == 0
+    printed = capsys.readouterr().out
+    assert "note: custom_reward_function.name=mine has no effect: custom_reward_function.path is empty." in printed
+    assert "note: reward.judge.model=some/model has no effect: no data_source is judge or judge/NAME." in printed
