@@ -17,10 +17,10 @@ def test_dtype():
     assert engine_dtype(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == "float32"
 
 
-def test_transfer():
-    assert spec().transfer == "shared_memory"
-    assert spec("cuda").transfer == "ipc"
-    assert spec("cuda", colocate=False).transfer == "nccl"
+def test_transport():
+    assert spec().transport == "shared_memory"
+    assert spec("cuda").transport == "ipc"
+    assert spec("cuda", colocate=False).transport == "nccl"
 
 
 def test_cpu_settings():
