@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from typing import Any
 
 PROGRESS = "progress.json"
 """Where the driver's own state stands in a checkpoint; its presence says that the checkpoint is whole."""
 
 
-def write_progress(folder: Path, progress: DataclassInstance) -> None:
-    (folder / PROGRESS).write_text(json.dumps(asdict(progress), indent=1) + "\n")
+def write_progress(folder: Path, fields: dict[str, Any]) -> None:
+    (folder / PROGRESS).write_text(json.dumps(fields, indent=1) + "\n")
 
 
 def read_progress(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alphaapollo.config.check import check_sft, resolve_device
@@ -159,7 +159,7 @@ def save(run: SftRun, worker: SftWorker, checkpoints: CheckpointFolder, progress
     worker.save(str(folder / "model"))
     worker.wait_for_all()
     if run.placement.rank == 0:
-        write_progress(folder, progress)
+        write_progress(folder, asdict(progress))
         checkpoints.finish(folder)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alphaapollo.run_folder import read_progress, write_progress
@@ -27,7 +27,7 @@ class Progress:
             self.step = step
 
     def write(self, folder: Path) -> None:
-        write_progress(folder, self)
+        write_progress(folder, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
