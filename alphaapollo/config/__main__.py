@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alphaapollo.config.docs import config_page
 from alphaapollo.config.errors import EXIT_CODE
-from alphaapollo.config.keys import explain
+from alphaapollo.config.explain import explain
 
 
 def main(argv: list[str]) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, plain, verl_keys
+from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, plain
+from alphaapollo.config.verl import differences, verl_keys
 
 INTRO = """# Configuration
 
@@ -32,7 +33,9 @@ An unknown key, a value of the wrong type or an impossible combination stops the
 VERL_INTRO = """
 ## Coming from verl
 
-Keys that are not in the tables above. `prefix.*` stands for every key below it.
+[verl.md](verl.md) says how to bring a command along. Here are all keys: those that are accepted but mean something else
+or have another default, and those that are not in the tables above. `*` stands for anything; of several that fit the
+longest counts.
 """
 
 
@@ -44,9 +47,15 @@ def config_page() -> str:
         parts += _tables(schema)
     parts.append(VERL_INTRO)
     for command, verdicts in verl_keys().items():
-        rows = [f"| `{key}` | {_cell(verdict)} |" for key, verdict in sorted(verdicts.items())]
-        parts += [f"\n### {command}\n\n| key | what became of it |\n|---|---|\n", "\n".join(rows), "\n"]
+        if other := differences(COMMANDS[command]):
+            parts.append(_table(f"{command}: accepted, but different", "what is different", other))
+        parts.append(_table(command, "what became of it", verdicts))
     return "".join(parts)
+
+
+def _table(title: str, column: str, said: dict[str, str]) -> str:
+    rows = "\n".join(f"| `{key}` | {_cell(text)} |" for key, text in sorted(said.items()))
+    return f"\n### {title}\n\n| key | {column} |\n|---|---|\n{rows}\n"
 
 
 def _tables(schema: type[BaseModel]) -> Iterable[str]:

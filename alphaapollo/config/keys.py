@@ -1,4 +1,4 @@
-"""The accepted keys as data, read off the schema, and what became of verl's keys (verl_keys.yaml)."""
+"""The accepted keys as data, read off the schema."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -48,10 +46,10 @@ def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
 
 def in_map(name: str, schema: type[BaseModel]) -> bool:
     """Is it a name of the user's in a key that is a map, e.g. `reward.components.format`?"""
-    return _map_of(name, schema) is not None
+    return map_of(name, schema) is not None
 
 
-def _map_of(name: str, schema: type[BaseModel]) -> str | None:
+def map_of(name: str, schema: type[BaseModel]) -> str | None:
     maps = (key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
     return next((key for key in maps if name.startswith(f"{key}.")), None)
 
@@ -126,37 +124,6 @@ def nearest_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return list(dict.fromkeys(nearest(name, ends, count) + like_end))[:count]
 
 
-@cache
-def verl_keys() -> dict[str, dict[str, str]]:
-    """What became of verl's keys: command -> key (or `prefix.*`) -> `renamed to ...` and the like."""
-    text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
-    return {command: _verdicts(tables) for command, tables in yaml.safe_load(text).items()}
-
-
-def _verdicts(tables: dict[str, dict[str, Any]]) -> dict[str, str]:
-    renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
-    dropped = {key: f"dropped because {why}" for key, why in tables["dropped"].items()}
-    missing = {
-        key: f"not supported ({entry['why']}; instead: {entry['instead']})"
-        for key, entry in tables["not_supported"].items()
-    }
-    return renamed | dropped | missing
-
-
-def verl_verdict(name: str, schema: type[BaseModel]) -> str | None:
-    """What became of a key of verl's, from its own entry or that of the nearest section above; None = not verl's."""
-    command = next(command for command, known in COMMANDS.items() if known is schema)
-    verdicts = verl_keys()[command]
-    parts = name.split(".")
-    for candidate in [
-        name,
-        *(".".join(parts[:end]) + ".*" for end in range(len(parts), 0, -1)),
-    ]:
-        if candidate in verdicts:
-            return verdicts[candidate]
-    return None
-
-
 def value_of(config: BaseModel, key: str) -> object:
     """What a configuration says under a dotted key."""
     value: object = config
@@ -174,40 +141,3 @@ def plain(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(value) if value != "" else "''"
-
-
-def explain(name: str) -> str:
-    """One line on a key: accepted, renamed, dropped, not supported, or unknown with the nearest keys."""
-    name = name.lstrip("+~").split("=")[0]
-    found = {
-        command: accepted_keys(schema)[name] for command, schema in COMMANDS.items() if name in accepted_keys(schema)
-    }
-    if found:
-        first, *others = found
-        key = found[first]
-        defaults = plain(key.default) if first == "main_ppo" else f"{plain(key.default)} in {first}"
-        defaults += "".join(f", {plain(found[o].default)} in {o}" for o in others if found[o].default != key.default)
-        return f"{name}: accepted (default {defaults}, {key.meaning.rstrip('.')})"
-    for schema in COMMANDS.values():
-        if name in sections(schema):
-            return f"{name}: accepted (a section with {', '.join(sections(schema)[name])})"
-    for schema in COMMANDS.values():
-        if (whole := _map_of(name, schema)) is not None:
-            return f"{name}: accepted (a name in the map {whole}: {accepted_keys(schema)[whole].meaning.rstrip('.')})"
-    for schema in COMMANDS.values():
-        verdict = verl_verdict(name, schema)
-        if verdict is not None:
-            return f"{name}: {verdict}"
-    near = nearest_keys(name, {key: None for schema in COMMANDS.values() for key in accepted_keys(schema)})
-    return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (nothing is like it)"
-
-
-def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:
-    """The error line for a key that the schema does not have."""
-    shown = f"{name} (got {plain(got)})"
-    verdict = verl_verdict(name, schema)
-    if verdict is not None:
-        return f"{shown}: a key of verl's, {verdict}."
-    near = nearest_keys(name, accepted_keys(schema))
-    hint = f"Did you mean {' or '.join(near)}?" if near else "docs/config.md lists every key."
-    return f"{shown}: unknown key. {hint}"

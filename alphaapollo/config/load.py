@@ -24,7 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, in_map, plain, sections, unknown_key_problem
+from alphaapollo.config.explain import unknown_key_problem
+from alphaapollo.config.keys import accepted_keys, in_map, plain, sections
 from alphaapollo.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)

@@ -1,7 +1,7 @@
 """What the shell makes of a word: variables, arrays, arithmetic. What cannot be known stays as it was written.
 
-The unknown parts stand between two NUL characters, so that they can be told from text and go into our command as they are:
-`$HOME/data` without a value for HOME is `\\0$HOME\\0/data`.
+The unknown parts stand between two NUL characters, so that they can be told from text and go into our command as they
+are: `$HOME/data` without a value for HOME is `\\0$HOME\\0/data`.
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ def _skip_until(source: str, at: int, close: str) -> int:
     while at < len(source) and source[at] != close:
         if source[at] == "'" and close in ('"', "'"):
             at += 1  # within double quotes an apostrophe is a letter
-        elif close == "'" and source[at] != "\\":
-            at += 1
-        elif source[at] == "(" and close in ('"', "}"):
+        elif (close == "'" and source[at] != "\\") or (source[at] == "(" and close in ('"', "}")):
             at += 1
         elif source[at] == "#" and close == ")" and source[at - 1].isspace():
             at = _line_end(source, at)

@@ -46,9 +46,9 @@ class PolicyLoss(Section):
     clip_cov_ratio: Ratio = 2e-4
     """clip_cov: share of the tokens whose loss is dropped."""
     clip_cov_lb: float = 1.0
-    """clip_cov: they are drawn from covariances above this ..."""
+    """clip_cov: they are drawn from covariances above this."""
     clip_cov_ub: float = 5.0
-    """clip_cov: ... and below this."""
+    """clip_cov: they are drawn from covariances below this."""
     kl_cov_ratio: Ratio = 2e-4
     """kl_cov: share of the tokens, those of the largest covariance, that get a KL penalty."""
     ppo_kl_coef: NonNegativeFloat = 1.0

@@ -78,7 +78,7 @@ class ReferenceReset(Section):
 
 class Algorithm(Section):
     adv_estimator: str = "gae"
-    """The advantage estimator, by name in the registry: gae, grpo, rloo, ..."""
+    """The advantage estimator alone, by name in the registry (docs/algorithms); algorithm=NAME takes a whole recipe."""
     gamma: Ratio = 1.0
     """Discount."""
     lam: Ratio = 1.0

@@ -1,0 +1,48 @@
+"""What a key does, or what became of it, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from alphaapollo.config.keys import COMMANDS, accepted_keys, map_of, nearest_keys, plain, sections
+from alphaapollo.config.verl import differences, verl_verdict
+
+
+def explain(name: str) -> str:
+    """One line on a key: accepted, renamed, dropped, not supported, or unknown with the nearest keys."""
+    name = name.lstrip("+~").split("=")[0]
+    found = {
+        command: accepted_keys(schema)[name] for command, schema in COMMANDS.items() if name in accepted_keys(schema)
+    }
+    if found:
+        first, *others = found
+        key = found[first]
+        defaults = plain(key.default) if first == "main_ppo" else f"{plain(key.default)} in {first}"
+        defaults += "".join(f", {plain(found[o].default)} in {o}" for o in others if found[o].default != key.default)
+        other = differences(COMMANDS[first]).get(name)
+        in_verl = f"; against verl: {other}" if other else ""
+        return f"{name}: accepted (default {defaults}, {key.meaning.removesuffix('.')}{in_verl})"
+    for schema in COMMANDS.values():
+        if name in sections(schema):
+            return f"{name}: accepted (a section with {', '.join(sections(schema)[name])})"
+    for schema in COMMANDS.values():
+        if (whole := map_of(name, schema)) is not None:
+            meaning = accepted_keys(schema)[whole].meaning.removesuffix(".")
+            return f"{name}: accepted (a name in the map {whole}: {meaning})"
+    if (verdict := verl_verdict(name, *COMMANDS.values())) is not None:
+        return f"{name}: {verdict}"
+    near = nearest_keys(name, {key: None for schema in COMMANDS.values() for key in accepted_keys(schema)})
+    return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (nothing is like it)"
+
+
+def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:
+    """The error line for a key that the schema does not have."""
+    shown = f"{name} (got {plain(got)})"
+    verdict = verl_verdict(name, schema)
+    if verdict is not None:
+        return f"{shown}: a key of verl's, {verdict}."
+    near = nearest_keys(name, accepted_keys(schema))
+    hint = f"Did you mean {' or '.join(near)}?" if near else "docs/config.md lists every key."
+    return f"{shown}: unknown key. {hint}"

@@ -1,0 +1,68 @@
+"""What became of verl's keys (verl_keys.yaml): renamed, dropped, not supported, or accepted with another meaning."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from alphaapollo.config.keys import COMMANDS, plain
+
+Tables = dict[str, dict[str, Any]]
+
+
+@cache
+def verl_tables() -> dict[str, Tables]:
+    """verl_keys.yaml: command -> table -> key, or pattern with `*` -> what is said of it."""
+    text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
+    found: dict[str, Tables] = yaml.safe_load(text)
+    return found
+
+
+@cache
+def verl_keys() -> dict[str, dict[str, str]]:
+    """What became of those that are not accepted: command -> key or pattern -> `renamed to ...` and the like."""
+    return {command: _verdicts(tables) for command, tables in verl_tables().items()}
+
+
+def _verdicts(tables: Tables) -> dict[str, str]:
+    renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
+    dropped = {key: f"dropped because {why}" for key, why in tables["dropped"].items()}
+    missing = {
+        key: f"not supported ({entry['why']}; instead: {entry['instead']})"
+        for key, entry in tables["not_supported"].items()
+    }
+    return renamed | dropped | missing
+
+
+def verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
+    """What became of a key of verl's, from its own entry or the longest pattern that fits; None = not verl's."""
+    verdicts = [item for schema in schemas for item in verl_keys()[_command(schema)].items() if _fits(name, item[0])]
+    return max(verdicts, key=lambda item: _weight(item[0]))[1] if verdicts else None
+
+
+def _command(schema: type[BaseModel]) -> str:
+    return next(command for command, known in COMMANDS.items() if known is schema)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2]))
+
+
+def _weight(pattern: str) -> tuple[bool, int]:
+    return "*" not in pattern, len(pattern)
+
+
+def differences(schema: type[BaseModel]) -> dict[str, str]:
+    """Accepted keys that mean something else in verl, or have another default there: key -> what is different."""
+    tables = verl_tables()[_command(schema)]
+    meanings = tables.get("meaning", {})
+    defaults = {key: f"verl's default is {plain(value)}" for key, value in tables.get("default", {}).items()}
+    return {
+        key: "; ".join(text for text in (meanings.get(key), defaults.get(key)) if text)
+        for key in sorted(meanings | defaults)
+    }

@@ -1,0 +1,98 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.explain import explain
+from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, sections
+from alphaapollo.config.schema import Config
+from alphaapollo.config.verl import differences, verl_keys, verl_tables, verl_verdict
+
+SEEN = Path(__file__).with_name("verl_keys_seen.txt")  # made by collect_verl_keys.py
+
+
+def exists(key: str, command: str) -> bool:
+    schema = COMMANDS[command]
+    return key in accepted_keys(schema) or key in sections(schema) or in_map(key, schema)
+
+
+def named_keys(text: str, command: str) -> list[str]:
+    tops = {key.split(".")[0] for key in accepted_keys(COMMANDS[command])}
+    words = re.findall(r"\b([a-z_]+(?:\.[a-z_]\w*)+)", text)
+    return [word for word in words if word.split(".")[0] in tops]
+
+
+def program_meant(text: str, command: str) -> str:
+    return next((other for other in COMMANDS if f"alphaapollo.trainer.{other}" in text), command)
+
+
+def test_every_key_of_verls_scripts_is_answered():
+    seen = [line.split() for line in SEEN.read_text(encoding="utf-8").splitlines()]
+    assert len(seen) > 1500
+    unanswered = [
+        f"{command} {key}"
+        for command, key in seen
+        if not exists(key, command) and verl_verdict(key, COMMANDS[command]) is None
+    ]
+    assert unanswered == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_hints_name_only_keys_that_exist(command: str):
+    wrong = {
+        pattern: missing
+        for pattern, verdict in verl_keys()[command].items()
+        if (
+            missing := [key for key in named_keys(verdict, command) if not exists(key, program_meant(verdict, command))]
+        )
+    }
+    assert wrong == {}
+
+
+def test_named_keys_are_found():
+    assert named_keys("renamed to trainer.seed (not metrics.jsonl, reward.judge)", "main_ppo") == [
+        "trainer.seed",
+        "reward.judge",
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_only_accepted_keys_are_said_to_differ(command: str):
+    assert [key for key in differences(COMMANDS[command]) if key not in accepted_keys(COMMANDS[command])] == []
+
+
+def test_a_default_that_is_ours_is_no_difference():
+    keys = accepted_keys(Config)
+    assert [key for key, value in verl_tables()["main_ppo"]["default"].items() if keys[key].default == value] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "verdict"),
+    [
+        ("actor_rollout_ref.actor.veomni.fsdp_size", "not supported (FSDP2 is the only way to train;"),
+        ("critic.megatron.tensor_model_parallel_size", "not supported (Megatron is not used;"),
+        ("critic.fsdp.param_offload", "renamed to critic.fsdp_config.param_offload"),
+        ("actor_rollout_ref.actor.megatron.param_offload", "renamed to actor_rollout_ref.actor.fsdp_config."),
+        ("reward.reward_kwargs.overlong_buffer_cfg.len", "renamed to algorithm.overlong_penalty.cache"),
+        ("reward_model.reward_kwargs.max_resp_len", "dropped because it is data.max_response_length"),
+        ("actor_rollout_ref.actor.optim.override_optimizer_config.x", "not supported (the optimiser is AdamW;"),
+        ("ray_kwargs.ray_init.num_cpus", "dropped because the driver connects"),
+        ("hydra.run.dir", "dropped because configurations are composed"),
+        ("model.path", "not supported (here the section is actor_rollout_ref.model;"),
+        ("algorithm.gigpo.step_advantage_w", "renamed to algorithm.gigpo_step_weight"),
+    ],
+)
+def test_families(key: str, verdict: str):
+    found = verl_verdict(key, Config)
+    assert found is not None and found.startswith(verdict)
+
+
+def test_a_section_is_answered_by_its_family():
+    assert verl_verdict("ray_kwargs", Config) == verl_verdict("ray_kwargs.x", Config)
+    assert verl_verdict("nothing.of.verls", Config) is None
+
+
+def test_explain_says_what_is_different():
+    line = explain("trainer.test_freq")
+    assert line.endswith("; against verl: verl's default is -1)")
+    assert "trajectories here, prompts there" in explain("actor_rollout_ref.actor.ppo_mini_batch_size")
