@@ -9,7 +9,10 @@ import asyncio
 import importlib
 import inspect
 import json
+import logging
+import re
 from collections.abc import Callable
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +22,10 @@ from alphaapollo.environments.projection import Unreadable, project
 from alphaapollo.environments.text_game import fill, instance_seed
 from alphaapollo.types import Message, Prompt, Score
 
+logger = logging.getLogger(__name__)
+
+CODE = re.compile(r"\(code: ([A-Z_]+)\)$")  # at the end of what the client raises for a server's error
+FIRST_WAIT, LONGEST_WAIT = 0.2, 3.0  # seconds between two tries to get a session
 PROMPT = "{observation}\n\nAct with <answer>...</answer>."
 
 
@@ -37,10 +44,13 @@ class OpenEnv:
     def __init__(self, services: Services):
         self._config, self._settings = services.config, services.config.openenv
         package = importlib.import_module("openenv.core.generic_client")
-        self._client = package.GenericEnvClient(base_url=self._settings.url)
+        self._connect = partial(
+            package.GenericEnvClient, base_url=self._settings.url, message_timeout_s=self._config.episode_timeout
+        )
+        self._client = self._connect()
 
     async def reset(self, prompt: Prompt) -> Observation:
-        result = await _call(self._client.reset, seed=instance_seed(self._config, prompt) % 2**31)
+        result = await self._start_session(instance_seed(self._config, prompt) % 2**31)
         text = fill(self._settings.prompt or PROMPT, observation=self._show(result.observation))
         return Observation([Message(role="user", content=text)])
 
@@ -48,7 +58,15 @@ class OpenEnv:
         found = project(action)
         if isinstance(found, Unreadable):
             return StepResult(_say(f"invalid action: {found.problem}"), valid=False)
-        result = await _call(self._client.step, self._action(found.content))
+        fields = self._action(found.content)
+        if not _is_unicode(fields):
+            return StepResult(_say("invalid action: it holds half a Unicode character"), valid=False)
+        try:
+            result = await _call(self._client.step, fields)
+        except RuntimeError as error:
+            if _code(error) != "VALIDATION_ERROR":
+                raise
+            return StepResult(_say(f"invalid action: not one that this environment takes. {error}"), valid=False)
         reward = float(result.reward or 0.0)
         if result.done:
             return StepResult(done=True, score=Score(reward), kept_chars=found.kept_chars)
@@ -56,6 +74,21 @@ class OpenEnv:
 
     async def close(self) -> None:
         await _call(self._client.close)
+
+    async def _start_session(self, seed: int) -> Any:
+        """The first result. A server that has no session left is asked again until it has."""
+        wait = FIRST_WAIT
+        while True:
+            try:
+                return await _call(self._client.reset, seed=seed)
+            except Exception as error:
+                if not _is_full(error):
+                    raise
+                _tell_once(self._settings.url, str(error))
+            await _call(self._client.close)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+            self._client = self._connect()
 
     def _action(self, content: str) -> dict[str, Any]:
         try:
@@ -72,6 +105,36 @@ class OpenEnv:
             raise KeyError(f"env.openenv.observation_field={field}: the observation has {', '.join(observation)}")
         value = observation[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_full(error: Exception) -> bool:
+    """Has the server no session left? It says so and closes; who is still sending then may see the end alone."""
+    return _code(error) == "CAPACITY_REACHED" or type(error).__name__ == "ConnectionClosedOK"
+
+
+def _code(error: Exception) -> str:
+    """The server's code of what went wrong, e.g. CAPACITY_REACHED; empty where there is none."""
+    found = CODE.search(str(error))
+    return found[1] if found else ""
+
+
+@cache
+def _tell_once(url: str, said: str) -> None:
+    logger.warning(
+        "env.openenv.url=%s has fewer sessions than there are episodes: they wait for each other, within "
+        "env.episode_timeout. Let the server have more (max_concurrent_envs). %s",
+        url,
+        said,
+    )
+
+
+def _is_unicode(action: dict[str, Any]) -> bool:
+    r"""Without half a surrogate pair, which JSON can spell (`"\ud83d"`) and which would break the connection."""
+    try:
+        json.dumps(action, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _say(text: str) -> Observation:

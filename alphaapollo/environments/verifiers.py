@@ -1,4 +1,4 @@
-"""Environments of the verifiers library (0.1.x), by the name that its `load_environment` takes.
+"""Environments of the verifiers library (0.1.14), by the name that its `load_environment` takes.
 
 Such an environment plays an episode itself and asks an OpenAI client for the model's words. Here the client is us:
 
@@ -26,13 +26,25 @@ _loading = Lock()
 
 
 def check(config: Env) -> None:
-    """The library is there in a version that we can play, and an environment is named (ValueError)."""
-    if find_spec("verifiers") is None or not hasattr(importlib.import_module("verifiers"), "load_environment"):
+    """The library is there in the version that we know, and the environment can be loaded and played (ValueError)."""
+    module = importlib.import_module("verifiers") if find_spec("verifiers") is not None else None
+    if not hasattr(getattr(module, "Environment", None), "requires_group_rollouts"):
+        got = "it is not installed" if module is None else f"here is {getattr(module, '__version__', 'another')}"
         raise ValueError(
-            "env.env_name=verifiers needs the library in a version 0.1: pip install 'alphaapollo[verifiers]'."
+            f"env.env_name=verifiers needs the library in version 0.1.14 ({got}): pip install 'alphaapollo[verifiers]'."
         )
-    if not config.verifiers.name:
+    name, settings = config.verifiers.name, config.verifiers
+    if not name:
         raise ValueError("env.verifiers.name is empty: give what verifiers.load_environment takes, e.g. wordle.")
+    try:
+        environment = _load(name, json.dumps(settings.args))
+    except Exception as error:  # the environment's own code
+        raise ValueError(
+            f"env.verifiers.name={name}: cannot be loaded with env.verifiers.args={settings.args} "
+            f"({type(error).__name__}: {error}). Install that environment, or mend the arguments."
+        ) from error
+    if lack := _lacking(environment):
+        raise ValueError(f"env.verifiers.name={name}: {lack}. Take an environment of single chats, without tools.")
 
 
 @register_environment("verifiers", check=check, tools=None)
@@ -53,7 +65,8 @@ class Verifiers:
         training = prompt.extra_info.get("split", "train") == "train"
         data = self._environment.get_dataset() if training else self._environment.get_eval_dataset()
         example = data[int(prompt.extra_info.get("index", prompt.id)) % len(data)]
-        client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=self._create)))
+        ours = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=self._create)))
+        client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(ours)
         self._rollout = asyncio.create_task(self._environment.rollout(example, client, "policy", {}))
         if not await self._next_request():
             raise RuntimeError(
@@ -103,6 +116,7 @@ class Verifiers:
         if error := _error(state):
             raise RuntimeError(f"{self._settings.name}: {error}")
         await self._environment.rubric.score_rollout(state)
+        await self._environment.rubric.cleanup(state)
         reward = float(state["reward"])
         if not math.isfinite(reward):
             raise ValueError(f"{self._settings.name} gave the reward {reward}")
@@ -114,15 +128,24 @@ def _load_once(name: str, arguments: str) -> Any:
     module = importlib.import_module("verifiers.envs.environment")
     # Its environments take SIGINT and SIGTERM over, which are the run's, and can be taken in the main thread only.
     module.__dict__["signal"] = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
-    environment = importlib.import_module("verifiers").load_environment(name, **json.loads(arguments))
-    if environment.message_type != "chat":
-        raise ValueError(f"{name} completes texts; only environments that chat are supported")
-    return environment
+    return importlib.import_module("verifiers").load_environment(name, **json.loads(arguments))
 
 
 def _load(name: str, arguments: str) -> Any:
     with _loading:
         return _load_once(name, arguments)
+
+
+def _lacking(environment: Any) -> str:
+    """Why it cannot be played one episode at a time as a chat; empty where it can."""
+    if environment.message_type != "chat":
+        return "it completes texts; only environments that chat are supported"
+    if environment.requires_group_rollouts:
+        return "its rubric compares the episodes of a group; only rewards of one episode are supported"
+    if environment.tool_defs:
+        names = ", ".join(tool.name for tool in environment.tool_defs)
+        return f"the model is to call tools natively ({names}), which is not supported"
+    return ""
 
 
 def _completion(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
+from alphaapollo.rollout.trial import try_resets
 from alphaapollo.types import Message, Prompt, Score
 from tests.unit.environments.playing import check_results, make, play, random_agent
 
@@ -53,17 +55,33 @@ uvicorn.run(create_fastapi_app(Echo, Say, Heard, max_concurrent_envs=8), host="1
 """
 
 
+class ConnectionClosedOK(Exception):
+    """As websockets': the server has closed the connection before the client could send."""
+
+
 class Client:
     """As openenv.core.generic_client.GenericEnvClient in version 0.3, with the environment above behind it."""
 
-    def __init__(self, base_url: str):
-        self.closed = False
+    free, refused = 8, 0  # sessions of the server
+
+    def __init__(self, base_url: str, message_timeout_s: float):
+        self.closed, self.open = False, False
+        self.url, self.message_timeout_s = base_url, message_timeout_s
 
     async def reset(self, **kwargs):
-        self.left = 3
+        if "dead" in self.url:
+            raise ConnectionError(f"Failed to connect to {self.url}")
+        if not Client.free:
+            Client.refused += 1
+            if Client.refused % 2:
+                raise ConnectionClosedOK()
+            raise RuntimeError("Server error: Maximum concurrent sessions (8) reached (code: CAPACITY_REACHED)")
+        Client.free -= 1
+        self.left, self.open = 3, True
         return SimpleNamespace(observation={"text": f"start {kwargs['seed'] % 2}"}, reward=None, done=False)
 
     async def step(self, action, **kwargs):
+        json.dumps(action, ensure_ascii=False).encode()
         if not isinstance(action.get("message"), str):
             raise RuntimeError("Server error: message must be a text (code: VALIDATION_ERROR)")
         if action["message"] == "raise":
@@ -75,7 +93,8 @@ class Client:
         )
 
     async def close(self):
-        self.closed = True
+        Client.free += self.open
+        self.closed, self.open = True, False
 
 
 @pytest.fixture(scope="module")
@@ -155,17 +174,60 @@ def test_what_goes_wrong_there_is_raised_here(url):
         run(env(url, observation_field="board"), "")
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ('{"message": 7.5}', "invalid action: not one that this environment takes"),
+        ('{"colour": "red"}', "invalid action: not one that this environment takes"),
+        (r'{"message": "half \ud83d"}', "invalid action: it holds half a Unicode character"),
+    ],
+)
+def test_a_bad_action_is_the_models_and_no_failure(url, action, said):
+    _, (bad, good) = run(env(url), f"<answer>{action}</answer>", "<answer>hello</answer>")
+    assert not bad.valid and not bad.done and bad.observation.messages[0]["content"].startswith(said)
+    assert good.valid and good.observation.messages[0]["content"] == "echo hello"
+
+
+def test_episodes_wait_for_a_servers_sessions(url, monkeypatch):
+    monkeypatch.setattr(adapter, "FIRST_WAIT", 0.01)
+
+    async def play_one() -> float:
+        environment = make(env(url))
+        try:
+            await environment.reset(row())
+            return (await environment.step("<answer>win</answer>")).score.reward
+        finally:
+            await environment.close()
+
+    async def go():
+        return await asyncio.gather(*(play_one() for _ in range(20)))
+
+    assert asyncio.run(go()) == [1.0] * 20  # on 8 sessions
+
+
+def test_a_reply_may_take_as_long_as_the_episode(url):
+    environment = make(Env(env_name="openenv", episode_timeout=77.0, openenv={"url": url}))
+    assert 77.0 in vars(environment._client).values()
+
+
+def test_a_dead_server_is_told_at_the_start(url):
+    dead = "http://dead" if not REAL else "http://127.0.0.1:1"
+    with pytest.raises(ValueError, match=r"env\.env_name=openenv: .* row 0: reset: ConnectionError: Failed to connect"):
+        asyncio.run(try_resets(env(dead), [row()]))
+    asyncio.run(try_resets(env(url), [row(), row(1)]))
+
+
 def test_whatever_a_model_writes(url):
     for seed in range(50 if REAL else 300):
         agent = random_agent(seed)
-        results = play(env(url), lambda environment, seen, agent=agent: _printable(agent(environment, seen)), row(seed))
+        results = play(env(url), lambda environment, seen, agent=agent: _harmless(agent(environment, seen)), row(seed))
         assert all(0.0 <= result.reward <= 0.25 for result in results)
         if results[-1].done:
             check_results(results, 5)
 
 
-def _printable(text: str) -> str:
-    return text.replace("\ud800", "").replace("raise", "")
+def _harmless(text: str) -> str:
+    return text.replace("raise", "")
 
 
 def test_checked_at_the_start(monkeypatch):

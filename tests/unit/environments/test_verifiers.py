@@ -39,12 +39,15 @@ def right(completion, answer, **kwargs):
 def brief(completion, **kwargs):
     return 1.0 / len(completion)
 
-def load_environment(rows=2, max_turns=4, tool=False):
+def best(completions, **kwargs):
+    return [0.0 for _ in completions]
+
+def load_environment(rows=2, max_turns=4, tool=False, group=False):
     data = Dataset.from_list([{"question": f"{i} and 1?", "answer": str(i + 1)} for i in range(rows)])
     test = Dataset.from_list([{"question": "7 and 1?", "answer": "8"}])
-    rubric = vf.Rubric(funcs=[right, brief], weights=[1.0, 0.0])
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}] if tool else None
-    return Countdown(max_turns=max_turns, dataset=data, eval_dataset=test, rubric=rubric, oai_tools=tools)
+    rubric = vf.Rubric(funcs=[best] if group else [right, brief], weights=[1.0] if group else [1.0, 0.0])
+    tools = [vf.Tool(name="add", description="Adds.", parameters={})] if tool else None
+    return Countdown(max_turns=max_turns, dataset=data, eval_dataset=test, rubric=rubric, tool_defs=tools)
 '''
 
 
@@ -63,21 +66,32 @@ class Rubric:
 
     def __init__(self, funcs, weights):
         self.funcs, self.weights = funcs, weights
+        self.cleaned = 0
 
     async def score_rollout(self, state):
         found = {one.__name__: one(completion=state["completion"], answer=state["answer"]) for one in self.funcs}
         state["metrics"] = found
         state["reward"] = sum(weight * value for weight, value in zip(self.weights, found.values(), strict=True))
 
+    async def cleanup(self, state):
+        self.cleaned += 1
 
-class MultiTurnEnv:
-    """As verifiers.MultiTurnEnv: asks the client, then `env_response`, until that ends it."""
+
+class Environment:
+    """As verifiers.Environment."""
 
     message_type = "chat"
 
-    def __init__(self, max_turns, dataset, eval_dataset, rubric, oai_tools):
-        self.max_turns, self.rubric = max_turns, rubric
-        self.asked = {"tools": oai_tools} if oai_tools else {}
+    @property
+    def requires_group_rollouts(self):
+        return any("completions" in one.__code__.co_varnames for one in self.rubric.funcs)
+
+
+class MultiTurnEnv(Environment):
+    """As verifiers.MultiTurnEnv: asks the client, then `env_response`, until that ends it."""
+
+    def __init__(self, max_turns, dataset, eval_dataset, rubric, tool_defs):
+        self.max_turns, self.rubric, self.tool_defs = max_turns, rubric, tool_defs
         self.data, self.eval_data = dataset, eval_dataset
 
     def get_dataset(self):
@@ -103,7 +117,8 @@ class MultiTurnEnv:
 
     async def ask(self, client, model, chat):
         try:
-            response = await client.chat.completions.create(model=model, messages=chat, **self.asked)
+            asked = {"tools": self.tool_defs} if self.tool_defs else {}
+            response = await client.client.chat.completions.create(model=model, messages=chat, **asked)
         except Exception as error:
             raise Error() from error
         return {"role": "assistant", "content": response.choices[0].message.content}
@@ -114,12 +129,17 @@ def load_environment(name, **arguments):
 
 
 def stand_in() -> dict[str, ModuleType]:
-    """The part of verifiers 0.1 that the adapter and the environment above touch."""
+    """The part of verifiers 0.1.14 that the adapter and the environment above touch."""
     package, datasets = ModuleType("verifiers"), ModuleType("datasets")
-    vars(package).update(Error=Error, Rubric=Rubric, MultiTurnEnv=MultiTurnEnv, load_environment=load_environment)
+    vars(package).update(Error=Error, Rubric=Rubric, Environment=Environment, MultiTurnEnv=MultiTurnEnv)
+    vars(package).update(Tool=SimpleNamespace, load_environment=load_environment)
     vars(package).update(__spec__=SimpleNamespace(name="verifiers"))
+    clients = ModuleType("clients")
+    vars(clients).update(OpenAIChatCompletionsClient=lambda client: SimpleNamespace(client=client))
     vars(datasets).update(Dataset=Rows)
-    return {"verifiers": package, "verifiers.envs.environment": ModuleType("environment"), "datasets": datasets}
+    return {"verifiers": package, "verifiers.envs.environment": ModuleType("environment"), "datasets": datasets} | {
+        "verifiers.clients": clients
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -217,14 +237,28 @@ def test_checked_at_the_start(monkeypatch):
     check_environment(env())
     with pytest.raises(ValueError, match=r"env\.verifiers\.name is empty"):
         check_environment(Env(env_name="verifiers"))
+    with pytest.raises(ValueError, match=r"name=countdown_env: its rubric compares the episodes of a group"):
+        check_environment(env(group=True))
+    with pytest.raises(ValueError, match=r"call tools natively \(add\), which is not supported"):
+        check_environment(env(tool=True))
+    with pytest.raises(ValueError, match=r"cannot be loaded with env\.verifiers\.args=\{'colour': 1\} .*colour"):
+        check_environment(env(colour=1))
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'alphaapollo\[verifiers\]'"):
+    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\): pip install 'alphaapollo\[verifiers\]'"):
+        check_environment(env())
+
+
+def test_another_version_is_refused_at_the_start(monkeypatch):
+    other = ModuleType("verifiers")
+    other.__spec__ = SimpleNamespace(name="verifiers")
+    monkeypatch.setitem(sys.modules, "verifiers", other)
+    with pytest.raises(ValueError, match=r"needs the library in version 0\.1\.14 \(here is .*pip install"):
         check_environment(env())
 
 
 def test_the_score_has_no_nan(monkeypatch):
     environment = make(env())
-    environment._environment = SimpleNamespace(rubric=SimpleNamespace(score_rollout=_nothing))
+    environment._environment = SimpleNamespace(rubric=SimpleNamespace(score_rollout=_nothing, cleanup=_nothing))
     with pytest.raises(ValueError, match="the reward nan"):
         asyncio.run(environment._score({"error": None, "reward": float("nan"), "metrics": {}}))
     assert asyncio.run(environment._score({"error": None, "reward": 1, "metrics": None})) == Score(1.0)

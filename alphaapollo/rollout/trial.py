@@ -1,0 +1,68 @@
+"""One reset of an environment before anything starts: a server that is not there, a puzzle that cannot be made, or a
+`reset` that raises shows now, not after the models are loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments.base import Environment, EnvironmentFailure, Services, blaming, get_environment
+from alphaapollo.environments.toolbox import open_toolbox
+from alphaapollo.rollout.replies import check_first
+from alphaapollo.rollout.sync_calls import SyncCalls
+from alphaapollo.tools.calls import Call
+from alphaapollo.types import Prompt, Score
+
+
+async def try_resets(config: Env, prompts: Sequence[Prompt]) -> None:
+    """Make the environment, reset it and close it, once for each prompt; nothing is graded and no model asked.
+
+    ValueError: it cannot be made or reset, its first observation is none, or it takes longer than env.episode_timeout.
+    """
+    tools = await open_toolbox(config)
+    try:
+        for prompt in prompts:
+            await _try_reset(config, Services(_no_grader, config, tools, _no_reader), prompt)
+    finally:
+        if tools is not None:
+            await tools.close()
+
+
+async def _try_reset(config: Env, services: Services, prompt: Prompt) -> None:
+    what = f"env.env_name={config.env_name}: the environment does not start on row {prompt.id}"
+    try:
+        async with asyncio.timeout(config.episode_timeout):
+            with blaming("making it"):
+                environment = get_environment(config.env_name)(services)
+            try:
+                with blaming("reset"):
+                    reply = await _call(environment, "reset", prompt)
+                check_first(reply)
+            finally:
+                with blaming("close"):
+                    await _call(environment, "close")
+    except TimeoutError as error:
+        raise ValueError(
+            f"{what} within env.episode_timeout={config.episode_timeout:g} s. Mend it, or raise the limit."
+        ) from error
+    except EnvironmentFailure as failure:
+        raise ValueError(f"{what}: {failure}. Mend the environment, its settings (env.*), or the row.") from failure
+
+
+async def _call(environment: Environment, name: str, *arguments: Prompt) -> object:
+    """Made in a thread: a sync method may take long."""
+    try:
+        result = await SyncCalls().run(getattr(environment, name), *arguments)
+        return await result if inspect.isawaitable(result) else result
+    except SystemExit as error:
+        raise RuntimeError(f"it wants to exit ({error})") from error
+
+
+def _no_reader(text: str) -> list[Call]:
+    raise RuntimeError("an environment reads calls in step, not in reset")
+
+
+async def _no_grader(prompt: Prompt, text: str) -> Score:
+    raise RuntimeError("an environment grades in step, not in reset")
