@@ -6,6 +6,7 @@ results.jsonl, a group as it ends  ->  figures of all results, in the console an
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from alphaapollo.startup.inputs import (
     make_renderer,
     read_prompts,
 )
+from alphaapollo.startup.trial import try_resets
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.watchdog import name_run, start_reaper
 
@@ -93,6 +95,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     renderer = make_renderer(config.env, config.model)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
+    asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
     on_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes // config.rollout.tensor_model_parallel_size
     generation = Generation(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import Config
 from alphaapollo.environments.base import get_registered
 from alphaapollo.startup.inputs import check_lengths, check_rewards, make_renderer, read_prompts
+from alphaapollo.startup.trial import try_resets
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader
 from alphaapollo.types import Prompt
@@ -26,7 +28,7 @@ class Inputs:
 
 
 def read_inputs(config: Config) -> Inputs:
-    """Read tokenizer and data, and try the reward function's import: what is wrong with them shows now."""
+    """Read tokenizer and data, and try the reward function's import and one reset: what is wrong shows now."""
     data, model = config.data, config.actor_rollout_ref.model
     check_lengths(model, config.actor_rollout_ref.rollout, data)
     renderer = make_renderer(config.env, model)
@@ -40,6 +42,7 @@ def read_inputs(config: Config) -> Inputs:
     graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
     has_function = find_function(config, graded, everything)
     notices += check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
+    asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
     return Inputs(
         prompts,
         val_prompts,

@@ -15,7 +15,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
-from alphaapollo.rollout.trial import try_resets
+from alphaapollo.startup.trial import try_resets
 from alphaapollo.types import Message, Prompt, Score
 from tests.unit.environments.playing import check_results, make, play, random_agent
 

@@ -5,7 +5,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
-from alphaapollo.rollout.trial import try_resets
+from alphaapollo.startup.trial import try_resets
 from alphaapollo.types import Message, Prompt
 
 ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]
