@@ -2,8 +2,10 @@
 
 advantages/        token rewards, scores, values -> advantages        picked by algorithm.adv_estimator
 policy_losses/     log-probs, advantages -> loss per token or row     picked by policy_loss.loss_mode
+end_to_end         the rows of a trajectory as one: what looks beyond single tokens works on that
 aggregation        loss per token -> one number, with global weights
 kl                 estimators of the KL, and who steers its coefficient
 correction         weights for the gap between rollout engine and trainer
-value_loss, entropy, reward_shaping, group_filter, preference
+value_loss, reward_shaping, filtration, group_filter, mismatch, evaluation
+preference         losses on pairs of answers
 """

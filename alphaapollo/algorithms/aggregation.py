@@ -2,8 +2,9 @@
 
     L = sum_i w_i sum_t m_it l_it
 
-The weights come from the lengths of *all* rows of a mini-batch, over all ranks, computed once on the driver. So
-neither micro-batches, nor ranks, nor packing can change a loss.
+The weights come from the lengths of *all* sequences of a mini-batch, over all ranks, computed once on the driver. So
+neither micro-batches, nor ranks, nor packing can change a loss. A sequence is a trajectory: where that has several rows
+(one a turn, in memory context), each of them gets its trajectory's weight, and an episode of many turns counts once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.masked import masked
 from alphaapollo.config.schema import AggregationMode
 
-Count = Literal["nonempty", "all"]
+Count = Literal["all", "nonempty"]
 
 
 def row_weights(
@@ -25,9 +26,9 @@ def row_weights(
     group_ids: Tensor,
     mode: AggregationMode,
     horizon: float,
-    count: Count = "nonempty",
+    count: Count = "all",
 ) -> Tensor:
-    """The weight of each row's tokens. lengths, group_ids [B] -> [B], in float64; an empty row weighs 0.
+    """The weight of each sequence's tokens. lengths, group_ids [N] -> [N], in float64; an empty one weighs 0.
 
     | mode | weight | paper |
     |---|---|---|
@@ -38,7 +39,8 @@ def row_weights(
     | seq-mean-token-sum-norm | 1 / (N horizon) | Dr. GRPO (arXiv 2503.20783) |
     | group-mean-token-mean | 1 / (G sum_{j in g} n_j) | literal DAPO Eq. 8, CISPO Eq. 4, Magistral |
 
-    n_i: action tokens of row i. N, G: rows and groups with action tokens, or all of them with `count="all"`.
+    n_i: tokens of sequence i that the loss sees. N, G: all sequences and groups, the empty ones among them, or with
+    `count="nonempty"` those that have such tokens.
     horizon: the constant of seq-mean-token-sum-norm, read by no other mode.
     """
     n = lengths.to(torch.float64)
@@ -67,13 +69,13 @@ def _group_weights(n: Tensor, groups: Groups, count: Count) -> Tensor:
     return 1.0 / (tokens.clamp(min=1) * num_groups)[groups.index]
 
 
-def num_sequences(lengths: Tensor, count: Count = "nonempty") -> int:
-    """Rows in a mean over rows: those with an action token, or all. At least 1."""
+def num_sequences(lengths: Tensor, count: Count = "all") -> int:
+    """Sequences in a mean over them: all, or those with a token. At least 1."""
     return max(1, lengths.numel() if count == "all" else int((lengths > 0).sum()))
 
 
-def sequence_weights(lengths: Tensor, count: Count = "nonempty") -> Tensor:
-    """Weights of a loss that has one number a row (sequence level): 1 / N, 0 for an empty row. [B] -> [B] float64."""
+def sequence_weights(lengths: Tensor, count: Count = "all") -> Tensor:
+    """Weights of a loss that has one number a sequence: 1 / N, 0 for an empty one. [N] -> [N] float64."""
     weight = torch.full(lengths.shape, 1.0 / num_sequences(lengths, count), dtype=torch.float64, device=lengths.device)
     return torch.where(lengths > 0, weight, torch.zeros_like(weight))
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut, log_ratio
-from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
+from alphaapollo.algorithms.masked import masked, row_mean
+from alphaapollo.config.schema import RolloutCorrection
 
 Level = Literal["token", "sequence", "geometric"]
 Method = Literal["tis", "mask"]
@@ -32,14 +33,10 @@ def mismatch_weights(
     level: Level = "token",
     low: float | None = None,
     high: float | None = 2.0,
-    batch_normalise: bool = False,
     limit: float | None = MAX_LOG_RATIO,
 ) -> Tensor:
-    """Weights on action tokens, zero off the mask. [B, L] each -> [B, L].
-
-    tis truncates rho to [low, high], mask zeroes it outside. `batch_normalise` divides by the mean weight, over
-    tokens at token level and over non-empty rows otherwise.
-    """
+    """Weights on action tokens, zero off the mask: tis truncates rho to [low, high], mask zeroes it outside.
+    [B, L] each -> [B, L]."""
     rho = importance_ratio(train_logp.detach(), rollout_logp.detach(), mask, level, limit)
     if method == "tis":
         weights = rho.clamp(min=low, max=high) if (low is not None or high is not None) else rho
@@ -50,8 +47,7 @@ def mismatch_weights(
         if high is not None:
             inside &= rho <= high
         weights = masked(rho, inside)
-    weights = masked(weights, mask)
-    return weights / _mean_weight(weights, mask, level) if batch_normalise else weights
+    return masked(weights, mask)
 
 
 def importance_ratio(
@@ -66,9 +62,6 @@ def importance_ratio(
     return cut(d, limit).exp()
 
 
-def _mean_weight(weights: Tensor, mask: Tensor, level: Level) -> Tensor:
-    if level == "token":
-        mean = masked_mean(weights, mask)
-    else:
-        mean = row_mean(weights, mask).sum() / (mask.sum(dim=1) > 0).sum().clamp(min=1)
-    return torch.where(mean > 0, mean, torch.ones_like(mean))
+def looks_at_sequences(correction: RolloutCorrection) -> bool:
+    """Whether a weight is of a whole sequence, so that its rows must stand together."""
+    return correction.method is not None and correction.level != "token"

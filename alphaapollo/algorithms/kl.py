@@ -9,7 +9,7 @@ From log-probs of the sampled tokens, by the expectation over samples of the pol
     k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi): the other KL
     X+                  X                 as X          grad KL(pi||ref): the gradient of k2
 
-So a KL in the loss wants k2 or k3+. `full` needs both distributions: see kl_full.
+So a KL in the loss wants k2 or k3+. `full` needs both distributions: models/head.py computes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = 
     Raises ValueError for `full`, which sampled log-probs cannot give, and for unknown kinds.
     """
     if kind.removesuffix("+") == "full":
-        raise ValueError(f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: use kl_full.")
+        raise ValueError(
+            f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: models/head.py."
+        )
     log_ratio = logp - ref_logp
     value = estimate(log_ratio, kind.removesuffix("+"), limit)
     return straight_through(value, 0.5 * log_ratio**2) if kind.endswith("+") else value
@@ -64,16 +66,6 @@ def k3(log_ratio: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
     """The value of one tensor with the gradient of another."""
     return gradient_of - gradient_of.detach() + value.detach()
-
-
-def kl_full(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """KL(pi||ref) = sum_v pi_v (log pi_v - log ref_v) over the vocabulary. [..., V] each -> [...].
-
-    Works on any chunk of positions. Gradient: pi_v (log pi_v/ref_v - KL).
-    """
-    logp = torch.log_softmax(logits, dim=-1)
-    ref_logp = torch.log_softmax(ref_logits, dim=-1)
-    return (logp.exp() * (logp - ref_logp)).sum(dim=-1)
 
 
 class KLController(Protocol):

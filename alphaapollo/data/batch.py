@@ -87,8 +87,10 @@ class Columns:
     ref_logprobs: np.ndarray | None = None
     values: np.ndarray | None = None
     loss_weights: np.ndarray | None = None  # float32 [R], the weight of each row's token sum in the loss
-    sequence_weights: np.ndarray | None = None  # float32 [R], the weight of each row in a sequence-level loss
+    sequence_weights: np.ndarray | None = None  # float32 [R], the weight of its trajectory in a sequence-level loss
     value_weights: np.ndarray | None = None  # float32 [R], the weight of each row's token sum in the critic's loss
+    trajectory_ids: np.ndarray | None = None  # int64 [R], equal on the rows of one trajectory
+    chosen: np.ndarray | None = None  # uint8 [sum responses], the tokens that a loss which chooses some treats apart
 
     def select(self, rows: Rows, positions: Sequence[int]) -> Columns:
         """The columns of the rows at `positions`; `rows` is what the columns stand beside."""
@@ -108,6 +110,8 @@ class Columns:
             loss_weights=by_row(self.loss_weights),
             sequence_weights=by_row(self.sequence_weights),
             value_weights=by_row(self.value_weights),
+            trajectory_ids=by_row(self.trajectory_ids),
+            chosen=flat(self.chosen),
         )
 
 

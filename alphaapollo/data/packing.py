@@ -24,6 +24,8 @@ def build_train_batch(
     padded: bool,
     seed: int,
     shuffle: bool,
+    group_ids: Sequence[int] | None = None,
+    whole_trajectories: bool = False,
 ) -> TrainBatch:
     """Freeze the layout of one iteration.
 
@@ -33,41 +35,51 @@ def build_train_batch(
         mini_batch_size: trajectories an optimiser step, over all ranks.
         max_tokens: of one micro-batch on one rank; with `padded`, its rows x its longest row.
         seed: of the shuffle, usually derive_seed(run seed, "mini_batches", step).
+        group_ids: [N], the group of each trajectory, 0 .. G-1, where groups must share a mini-batch too.
+        whole_trajectories: rows of one trajectory share a micro-batch, even where they exceed max_tokens.
     """
-    members: list[list[int]] = [[] for _ in range(max(trajectory_ids, default=-1) + 1)]
-    for row, trajectory in enumerate(trajectory_ids):
-        members[trajectory].append(row)
-    mini_batch_rows = [
-        [row for trajectory in mini_batch for row in members[trajectory]]
-        for mini_batch in split_mini_batches(len(members), mini_batch_size, seed, shuffle)
+    members = _members(trajectory_ids)
+    bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _members(group_ids)
+    count = min(-(-len(members) // mini_batch_size), len(bundles))
+    mini_batches_of_trajectories = [
+        [trajectory for bundle in part for trajectory in bundles[bundle]]
+        for part in split_mini_batches(len(bundles), count, seed, shuffle)
     ]
-    lengths = [len(row.token_ids) for row in rows]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
-    for batch_rows in mini_batch_rows:
-        shares = balance([lengths[row] for row in batch_rows], num_ranks)
-        micros = equal_micro_batches([[lengths[batch_rows[i]] for i in share] for share in shares], max_tokens, padded)
+    for trajectories in mini_batches_of_trajectories:
+        parts = [members[trajectory] for trajectory in trajectories]
+        parts = parts if whole_trajectories else [[row] for part in parts for row in part]
+        lengths = [[len(rows[row].token_ids) for row in part] for part in parts]
+        shares = balance([sum(own) for own in lengths], num_ranks)
+        micros = equal_micro_batches([[lengths[i] for i in share] for share in shares], max_tokens, padded)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            first = len(orders[rank])
-            walked = [share[i] for micro in rank_micros for i in micro]
-            orders[rank].extend(batch_rows[i] for i in walked)
-            mini_batches[rank].append(MiniBatch(_number_from(first, rank_micros)))
+            walked = [[row for i in micro for row in parts[share[i]]] for micro in rank_micros]
+            mini_batches[rank].append(MiniBatch(_number_from(len(orders[rank]), walked)))
+            orders[rank].extend(row for micro in walked for row in micro)
     return TrainBatch(
         rank_batches=[
             RankBatch(Rows.from_rows([rows[row] for row in order]), steps)
             for order, steps in zip(orders, mini_batches, strict=True)
         ],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
-        mini_batch_rows=mini_batch_rows,
+        mini_batch_rows=[[row for one in part for row in members[one]] for part in mini_batches_of_trajectories],
     )
 
 
-def split_mini_batches(num_trajectories: int, size: int, seed: int, shuffle: bool) -> list[list[int]]:
-    """Deal 0 .. N-1 into ceil(N / size) mini-batches whose sizes differ by one at most (no tiny last one)."""
-    order = np.arange(num_trajectories)
+def _members(owners: Sequence[int]) -> list[list[int]]:
+    """The positions of each owner 0, 1, .."""
+    members: list[list[int]] = [[] for _ in range(max(owners, default=-1) + 1)]
+    for position, owner in enumerate(owners):
+        members[owner].append(position)
+    return members
+
+
+def split_mini_batches(num_bundles: int, count: int, seed: int, shuffle: bool) -> list[list[int]]:
+    """Deal 0 .. num_bundles-1 into `count` mini-batches whose sizes differ by one at most (no tiny last one)."""
+    order = np.arange(num_bundles)
     if shuffle:
         np.random.default_rng(derive_seed(seed, "split_mini_batches")).shuffle(order)
-    count = -(-num_trajectories // size)
     return [part.tolist() for part in np.array_split(order, count)] if count else []
 
 
@@ -85,28 +97,31 @@ def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     return shares
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int, padded: bool) -> list[list[int]]:
-    """Cut one rank's rows, sorted longest first, into micro-batches of at most max_tokens.
+def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
+    """Cut one rank's parts, sorted longest first, into micro-batches of at most max_tokens; indices of parts.
 
-    A micro-batch costs its sum of lengths, or with `padded` its number of rows times its longest row. A row longer
-    than max_tokens is a micro-batch of its own.
+    A part is what stays together, by the lengths of its rows: usually one row. A micro-batch costs its sum of lengths,
+    or with `padded` its number of rows times its longest row. A part over max_tokens is a micro-batch of its own.
     """
     batches: list[list[int]] = []
-    tokens = 0
-    for index in _longest_first(lengths):
-        cost = lengths[batches[-1][0]] if padded and batches else lengths[index]
-        if not batches or tokens + cost > max_tokens:
+    num_rows = tokens = longest = 0
+    for index in _longest_first([max(part) if padded else sum(part) for part in lengths]):
+        part = lengths[index]
+        cost = (num_rows + len(part)) * longest if padded else tokens + sum(part)
+        if not batches or cost > max_tokens:
             batches.append([])
-            tokens, cost = 0, lengths[index]
+            num_rows, tokens, longest = 0, 0, max(part)
         batches[-1].append(index)
-        tokens += cost
+        num_rows, tokens = num_rows + len(part), tokens + sum(part)
     return batches
 
 
-def equal_micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[list[int]]]:
+def equal_micro_batches(
+    ranks_lengths: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
+) -> list[list[list[int]]]:
     """micro_batches for each rank, and equally many for all (at least one): a rank with fewer halves its fullest
     ones, then adds empty ones."""
-    ranks = [micro_batches(rank_lengths, max_tokens, padded) for rank_lengths in lengths]
+    ranks = [micro_batches(lengths, max_tokens, padded) for lengths in ranks_lengths]
     count = max([1, *map(len, ranks)])
     return [_split_until(batches, count) for batches in ranks]
 

@@ -36,7 +36,6 @@ def build_policy(
     algorithm: Algorithm,
     needs_reference: bool,
     transport: Transport,
-    seed: int,
     optimiser_steps: int,
     placement: RankPlacement,
     client: Any,
@@ -57,7 +56,6 @@ def build_policy(
         placement=placement,
         total_steps=optimiser_steps,
         temperature=role.rollout.temperature,
-        seed=seed,
         correction=algorithm.rollout_correction,
         sender=make_sender(transport, placement.rank, master_address, client),
     )

@@ -70,7 +70,8 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
     with timer("score"):
         computed = await compute_columns(run, batch)
     with timer("advantage"):
-        columns, metrics = assign_credit(batch, computed, run.estimator, config.algorithm, run.kl_controller.coef)
+        actor, kl_coef = config.actor_rollout_ref.actor, run.kl_controller.coef
+        columns, metrics = assign_credit(batch, computed, run.estimator, config.algorithm, actor, kl_coef)
     with timer("update"):
         run.console.phase("update", 0, 1)
         if crew.critic:
@@ -94,7 +95,7 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
     if run.config.algorithm.rollout_correction.bypass:
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
-        old = await policy.compute_log_probs() if plan.kl_in_reward else None
+        old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
     ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
     values = await critic.compute_values() if critic else None
     return WorkerColumns(

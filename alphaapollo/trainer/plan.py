@@ -33,6 +33,7 @@ class Plan:
     padded: bool  # micro-batches are padded to their longest row
     needs_reference: bool
     kl_in_reward: bool
+    needs_old_logprobs: bool  # before the update: the driver computes with them
     greedy_baseline: bool  # each prompt is also played once greedily
     needs_ref_columns: bool  # the reference's log-probs (the full KL compares distributions inside the update instead)
     sampling: Sampling  # of training rollouts
@@ -62,6 +63,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         padded=attention == "padded" or (attention == "auto" and layout.device == "cpu"),
         needs_reference=actor.use_kl_loss or algorithm.use_kl_in_reward,
         kl_in_reward=algorithm.use_kl_in_reward,
+        needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None,
         greedy_baseline="greedy_rewards" in estimator.needs,
         needs_ref_columns=kl_on_columns or algorithm.use_kl_in_reward,
         sampling=Sampling(

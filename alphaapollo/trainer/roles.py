@@ -34,7 +34,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int, ha
     if not has_function:  # the reward model alone gives a reward
         custom_reward = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
     return Roles(
-        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, seed, optimiser_steps),
+        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, optimiser_steps),
         critic=partial(build_critic, role.model, config.critic, seed, optimiser_steps) if layout.critic else None,
         reward_model=partial(build_reward_model, scorer_model(config), own.fsdp_config.param_offload)
         if layout.reward_model

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
+from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, get_estimator
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
+from alphaapollo.algorithms.correction import looks_at_sequences
+from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.filtration import filtration_weights
 from alphaapollo.algorithms.groups import Groups
-from alphaapollo.algorithms.reward_shaping import kl_in_reward, overlong_filter
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.algorithms.reward_shaping import kl_in_reward, overlong_filter, place_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.seeds import derive_seed
+from alphaapollo.trainer.choice import choose_tokens, draw_keys
 from alphaapollo.trainer.shaping import outcome_rewards, turn_reward
 from alphaapollo.trainer.turns import number_turns
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
@@ -35,6 +40,7 @@ class Batch:
     rows: list[Row]
     layout: TrainBatch
     mask: torch.Tensor  # [B, L] 1 on action tokens
+    whole: EndToEnd  # the rows of each trajectory as one: [B, L] <-> [N, K]
     token_rewards: torch.Tensor  # [B, L]
     group_ids: torch.Tensor  # [B]
     trajectory_ids: torch.Tensor  # [B], 0 .. N-1
@@ -44,10 +50,19 @@ class Batch:
     loss_weights: np.ndarray  # float32 [B], as in Columns
     sequence_weights: np.ndarray  # float32 [B]
     value_weights: np.ndarray  # float32 [B]
+    keys: torch.Tensor | None  # [B, L] a number drawn for each action token, for a loss that chooses some
 
     @property
     def num_trajectories(self) -> int:
-        return int(self.trajectory_ids.max()) + 1
+        return len(self.trajectories)
+
+    @property
+    def mini_batch_ids(self) -> torch.Tensor:
+        """The mini-batch of each row. [B]"""
+        ids = torch.empty(len(self.rows), dtype=torch.int64)
+        for number, rows in enumerate(self.layout.mini_batch_rows):
+            ids[rows] = number
+        return ids
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,7 @@ def build_batch(
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if trainable(one)])
     rows = [row for _, trajectory in members for row in trajectory.rows]
     owners = torch.tensor([index for index, (_, trajectory) in enumerate(members) for _ in trajectory.rows])
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     layout = build_train_batch(
         rows,
         owners.tolist(),
@@ -101,21 +117,25 @@ def build_batch(
         padded=padded,
         seed=derive_seed(run_seed, "mini_batches", step),
         shuffle=actor.shuffle,
+        group_ids=torch.unique(group_of, return_inverse=True)[1].tolist() if keeps_groups(actor, algorithm) else None,
+        whole_trajectories=policy_loss.whole or looks_at_sequences(algorithm.rollout_correction),
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
+    whole = EndToEnd.of(mask, owners)
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
-    rewards = _token_rewards(members, outcome_rewards(members, algorithm, max_length), mask, penalty)
-    lengths = _loss_lengths(members, owners, mask, algorithm)
-    weights = _weights(layout, lengths, mask.sum(-1), group_of[owners], actor, max_length)
+    rewards = _turn_rewards(members, mask, penalty)
+    rewards += whole.split(place_outcome_reward(outcome_rewards(members, algorithm, max_length), whole.mask))
+    weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
     if algorithm.filtration.method:
-        totals = torch.zeros(len(members), dtype=rewards.dtype).index_add_(0, owners, rewards.sum(-1))
-        weights *= filtration_weights(totals, Groups.of(group_of), algorithm.filtration.method)[owners]
-    loss_weights, sequence, value_weights = weights.numpy().astype(np.float32)
+        totals = whole.join(rewards).sum(-1)
+        weights *= filtration_weights(totals, Groups.of(group_of), algorithm.filtration.method)
+    loss_weights, sequence, value_weights = weights[:, owners].numpy().astype(np.float32)
     greedy = _greedy_rewards(groups, algorithm, max_length, penalty)
     return Batch(
         rows=rows,
         layout=layout,
         mask=mask,
+        whole=whole,
         token_rewards=rewards,
         group_ids=group_of[owners],
         trajectory_ids=owners,
@@ -125,22 +145,23 @@ def build_batch(
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
+        keys=None if policy_loss.choose is None else draw_keys(whole, [one for _, one in members], run_seed, step),
     )
 
 
-def _token_rewards(
-    members: Sequence[Member], outcomes: torch.Tensor, mask: torch.Tensor, penalty: float
-) -> torch.Tensor:
-    """[B, L]: step rewards and penalties on the last action token of their turn, the outcome on the last of all."""
+def keeps_groups(actor: Actor, algorithm: Algorithm) -> bool:
+    """Whether the samples of a group must share a mini-batch: where something is normalised over it."""
+    by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
+    return by_mini_batch or actor.loss_agg_mode == "group-mean-token-mean"
+
+
+def _turn_rewards(members: Sequence[Member], mask: torch.Tensor, penalty: float) -> torch.Tensor:
+    """[B, L]: step rewards and penalties on the last action token of their turn."""
     rewards = torch.zeros_like(mask)
-    index = 0
-    for (_, trajectory), outcome in zip(members, outcomes, strict=True):
-        for row in trajectory.rows:
-            start = row.response_start
-            for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
-                rewards[index, end - start] += turn_reward(turn, penalty)
-            index += 1
-        rewards[index - 1, row.turn_ends[-1] - start] += outcome
+    owned = [(trajectory, row) for _, trajectory in members for row in trajectory.rows]
+    for index, (trajectory, row) in enumerate(owned):
+        for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
+            rewards[index, end - row.response_start] += turn_reward(turn, penalty)
     return rewards
 
 
@@ -164,52 +185,51 @@ def _components(members: Sequence[Member], owners: torch.Tensor) -> dict[str, to
     return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
 
 
-def _loss_lengths(
-    members: Sequence[Member], owners: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm
-) -> torch.Tensor:
-    """Tokens of each row that the loss sees: its action tokens, or none where DAPO's overlong filter is on and its
-    trajectory was cut. [B]"""
+def _loss_lengths(members: Sequence[Member], whole: EndToEnd, algorithm: Algorithm) -> torch.Tensor:
+    """Tokens of each trajectory that the loss sees: its action tokens, or none where DAPO's overlong filter is on and
+    it was cut. [N]"""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for _, trajectory in members])
-    return overlong_filter(mask, cut[owners]).sum(-1)
+    return overlong_filter(whole.mask, cut).sum(-1)
 
 
 def _weights(
     layout: TrainBatch,
+    owners: torch.Tensor,
     loss_lengths: torch.Tensor,
-    lengths: torch.Tensor,
+    whole: EndToEnd,
     group_ids: torch.Tensor,
     actor: Actor,
     max_length: int,
 ) -> torch.Tensor:
-    """Each row's weight in the losses of its mini-batch, over all ranks: token-level, sequence-level, the critic's
-    (a mean over all action tokens). [3, B]"""
-    horizon = actor.loss_scale_factor or float(max_length)
+    """Each trajectory's weight in the losses of its mini-batch, over all ranks: token-level, sequence-level, the
+    critic's (a mean over all action tokens). Its rows share it: a sequence is a trajectory. [3, N]"""
+    horizon, count = actor.loss_scale_factor or float(max_length), actor.loss_agg_count
+    lengths = whole.mask.sum(-1)
     weights = torch.zeros(3, len(lengths), dtype=torch.float64)
     for rows in layout.mini_batch_rows:
-        ids = group_ids[rows]
-        weights[0, rows] = row_weights(loss_lengths[rows], ids, actor.loss_agg_mode, horizon)
-        weights[1, rows] = sequence_weights(loss_lengths[rows])
-        weights[2, rows] = row_weights(lengths[rows], ids, "token-mean", horizon)
+        own = owners[rows].unique()
+        weights[0, own] = row_weights(loss_lengths[own], group_ids[own], actor.loss_agg_mode, horizon, count)
+        weights[1, own] = sequence_weights(loss_lengths[own], count)
+        weights[2, own] = row_weights(lengths[own], group_ids[own], "token-mean", horizon)
     return weights
 
 
 def assign_credit(
-    batch: Batch, computed: WorkerColumns, estimator: Estimator, algorithm: Algorithm, kl_coef: float
+    batch: Batch, computed: WorkerColumns, estimator: Estimator, algorithm: Algorithm, actor: Actor, kl_coef: float
 ) -> tuple[list[Columns], dict[str, float]]:
     """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank."""
-    rewards, metrics = batch.token_rewards, {}
-    num_trajectories = batch.num_trajectories
+    rewards, whole, metrics = batch.token_rewards, batch.whole, {}
     if algorithm.use_kl_in_reward:
         assert computed.old_logprobs is not None and computed.ref_logprobs is not None
-        old, ref = _double(computed.old_logprobs), _double(computed.ref_logprobs)
-        shaped = kl_in_reward(rewards, old, ref, batch.mask, kl_coef, algorithm.kl_penalty)
-        rewards, total = shaped.token_rewards, float(shaped.kl.sum())
+        old, ref = (whole.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
+        shaped = kl_in_reward(whole.join(rewards), old, ref, whole.mask, kl_coef, algorithm.kl_penalty)
+        rewards = whole.split(shaped.token_rewards)
         metrics = {
             "kl/reward_coef": kl_coef,
-            "kl/per_sequence": total / num_trajectories,  # a trajectory may have several rows
-            "kl/per_token": total / max(1.0, float(batch.mask.sum())),
+            "kl/per_sequence": float(shaped.per_sequence),
+            "kl/per_token": float(shaped.per_token),
         }
-    returns = torch.zeros(num_trajectories, dtype=rewards.dtype).index_add_(0, batch.trajectory_ids, rewards.sum(-1))
+    returns = whole.join(rewards).sum(-1)
     inputs = AdvantageInputs(
         token_rewards=rewards,
         mask=batch.mask,
@@ -220,6 +240,7 @@ def assign_credit(
         components=batch.components,
         greedy_rewards=batch.greedy_rewards,
         turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if "turns" in estimator.needs else None,
+        mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
     result = estimator(inputs, algorithm)
     metrics |= {
@@ -228,27 +249,43 @@ def assign_credit(
         "advantage/abs_mean": _masked_mean(result.advantages.abs(), batch.mask),
         "advantage/share_zero": float((result.advantages.abs().sum(-1) == 0).float().mean()),
     }
-    return _columns(batch, computed, result.advantages.numpy(), result.returns.numpy()), metrics
+    matrices = {
+        "advantages": result.advantages.numpy().astype(np.float32),
+        "returns": result.returns.numpy().astype(np.float32),
+        "old_logprobs": computed.old_logprobs,
+        "ref_logprobs": computed.ref_logprobs,
+        "values": computed.values,
+        "chosen": _chosen(batch, computed, result.advantages, actor),
+    }
+    return _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None}), metrics
 
 
-def _columns(batch: Batch, computed: WorkerColumns, advantages: np.ndarray, returns: np.ndarray) -> list[Columns]:
+def _chosen(batch: Batch, computed: WorkerColumns, advantages: torch.Tensor, actor: Actor) -> np.ndarray | None:
+    """The tokens that the policy loss treats apart, where it has any. uint8 [B, L]"""
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    if policy_loss.choose is None:
+        return None
+    assert computed.old_logprobs is not None and batch.keys is not None
+    counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
+    old, rows = _double(computed.old_logprobs), batch.layout.mini_batch_rows
+    chosen = choose_tokens(policy_loss.choose, actor, old, advantages, counted, batch.keys, rows)
+    return chosen.numpy().astype(np.uint8)
+
+
+def _columns(batch: Batch, matrices: dict[str, np.ndarray]) -> list[Columns]:
+    """One set a rank; `matrices` [B, L] by the name of their column."""
     layout = batch.layout
-
-    def split(matrix: np.ndarray | None) -> list[np.ndarray] | list[None]:
-        return [None] * len(layout.rank_batches) if matrix is None else layout.split_columns(matrix)
-
-    columns = zip(
-        split(advantages.astype(np.float32)),
-        split(returns.astype(np.float32)),
-        split(computed.old_logprobs),
-        split(computed.ref_logprobs),
-        split(computed.values),
-        layout.split_rows(batch.loss_weights),
-        layout.split_rows(batch.sequence_weights),
-        layout.split_rows(batch.value_weights),
-        strict=True,
-    )
-    return [Columns(*one) for one in columns]
+    of_rows = {
+        "loss_weights": batch.loss_weights,
+        "sequence_weights": batch.sequence_weights,
+        "value_weights": batch.value_weights,
+        "trajectory_ids": batch.trajectory_ids.numpy(),
+    }
+    flat = {name: layout.split_columns(matrix) for name, matrix in matrices.items()}
+    columns: dict[str, Any] = flat | {name: layout.split_rows(values) for name, values in of_rows.items()}
+    return [
+        Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))
+    ]
 
 
 def _double(matrix: np.ndarray) -> torch.Tensor:

@@ -8,6 +8,7 @@ Methods that compute are collectives: every rank calls them, in the same order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from alphaapollo.models.policy import PolicyModel, check_logprobs
 from alphaapollo.models.sharding import local_tensor, reshard, shard
 from alphaapollo.models.train_state import StepFigures, TrainState
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weights.transport import WeightSender
 from alphaapollo.workers.base import (
@@ -49,7 +49,6 @@ class PolicyWorker:
         needs_ref: load the reference model.
         total_steps: optimiser steps of the whole run, for the learning rate's schedule.
         temperature: of the rollouts: log-probs are those of the distribution that was sampled.
-        seed: of losses that draw.
         correction: of the gap between engine and trainer; None: no correction.
         sender: how weights reach the engines; None: they never do.
     """
@@ -63,12 +62,11 @@ class PolicyWorker:
         placement: RankPlacement,
         total_steps: int,
         temperature: float,
-        seed: int,
         correction: RolloutCorrection | None = None,
         sender: WeightSender | None = None,
     ):
         self.config, self.actor = model, actor
-        self.placement, self.temperature, self.seed, self.sender = placement, temperature, seed, sender
+        self.placement, self.temperature, self.sender = placement, temperature, sender
         self.correction = correction or RolloutCorrection()
         self.mesh = join(placement)
         self.device = torch.device(placement.device)
@@ -116,8 +114,8 @@ class PolicyWorker:
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(batch.mini_batches):
                 first = takes_own and epoch == 0 and index == 0
-                for number, positions in enumerate(mini_batch.micro_batches):
-                    self._accumulate(positions, columns, old, first, number, sums)
+                for positions in mini_batch.micro_batches:
+                    self._accumulate(positions, columns, old, first, sums)
                 steps.append(self.state.step())
         self.state.rest_optimizer()
         if self.reference is not None:
@@ -232,9 +230,7 @@ class PolicyWorker:
             return columns.old_logprobs
         return self._score(self.policy, self._batch.rows, self._positions(first_mini_batch=1))
 
-    def _accumulate(
-        self, positions: list[int], columns: Columns, old: np.ndarray, first: bool, number: int, sums: Sums
-    ) -> None:
+    def _accumulate(self, positions: list[int], columns: Columns, old: np.ndarray, first: bool, sums: Sums) -> None:
         """Forward and backward of one micro-batch. first: take the old log-probs from this forward, and note them."""
         rows = self._batch.rows
         micro = build_micro_batch(rows, positions, self.padded, self.device)
@@ -243,20 +239,9 @@ class PolicyWorker:
         stats = self.policy(micro, self.temperature, need_entropy=True, reference=reference)
         if first:
             put_segments(old, rows, positions, micro.values(stats.logprobs.detach()))
-        given = Columns(
-            advantages=columns.advantages,
-            old_logprobs=old,
-            ref_logprobs=columns.ref_logprobs,
-            loss_weights=columns.loss_weights,
-            sequence_weights=columns.sequence_weights,
-        ).select(rows, positions)
-        loss, figures = policy_objective(
-            policy_matrices(micro, stats, given),
-            self.actor,
-            self.policy_loss,
-            self.correction,
-            derive_seed(self.seed, "policy_loss", self.state.num_steps, number, self.placement.rank),
-        )
+        given = replace(columns, old_logprobs=old, returns=None, values=None).select(rows, positions)
+        matrices = policy_matrices(micro, stats, given)
+        loss, figures = policy_objective(matrices, self.actor, self.policy_loss, self.correction)
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the weights are global
         sums.add(figures)
 

@@ -10,12 +10,14 @@ rho is 1, or what algorithm.rollout_correction says: it corrects the policy term
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
 from alphaapollo.algorithms.correction import mismatch_weights
+from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.kl import kl_penalty
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
@@ -39,13 +41,15 @@ class PolicyMatrices:
     mask: Tensor  # 1 on action tokens
     loss_weights: Tensor  # [b] weight of each row's token sum
     sequence_weights: Tensor  # [b] weight of each row in a sequence-level loss
+    chosen: Tensor | None = None  # bool, where the loss treats some tokens apart
 
 
 def policy_matrices(micro: MicroBatch, stats: TokenStats, columns: Columns) -> PolicyMatrices:
-    """`columns` are those of the micro-batch's rows."""
+    """`columns` are those of the micro-batch's rows. Rows of one trajectory become one, laid end to end."""
     assert stats.entropy is not None and columns.advantages is not None and columns.old_logprobs is not None
     assert columns.loss_weights is not None and columns.sequence_weights is not None
-    return PolicyMatrices(
+    assert columns.trajectory_ids is not None
+    matrices = PolicyMatrices(
         logp=micro.to_matrix(stats.logprobs),
         entropy=micro.to_matrix(stats.entropy),
         kl_full=None if stats.kl is None else micro.to_matrix(stats.kl),
@@ -56,17 +60,41 @@ def policy_matrices(micro: MicroBatch, stats: TokenStats, columns: Columns) -> P
         mask=micro.matrix(micro.rows.action_mask),
         loss_weights=micro.tensor(columns.loss_weights),
         sequence_weights=micro.tensor(columns.sequence_weights),
+        chosen=None if columns.chosen is None else micro.matrix(columns.chosen).bool(),
+    )
+    if len(set(columns.trajectory_ids.tolist())) == len(columns.trajectory_ids):
+        return matrices
+    return _end_to_end(matrices, torch.from_numpy(columns.trajectory_ids.copy()).to(matrices.mask.device))
+
+
+def _end_to_end(matrices: PolicyMatrices, trajectory_ids: Tensor) -> PolicyMatrices:
+    """A row a trajectory. trajectory_ids [b]"""
+    whole = EndToEnd.of(matrices.mask, trajectory_ids)
+
+    def join(values: Tensor | None) -> Tensor | None:
+        return None if values is None else whole.join(values)
+
+    return replace(
+        matrices,
+        logp=whole.join(matrices.logp),
+        entropy=whole.join(matrices.entropy),
+        kl_full=join(matrices.kl_full),
+        old_logp=whole.join(matrices.old_logp),
+        ref_logp=join(matrices.ref_logp),
+        rollout_logp=whole.join(matrices.rollout_logp),
+        advantages=whole.join(matrices.advantages),
+        mask=whole.mask,
+        loss_weights=whole.per_trajectory(matrices.loss_weights),
+        sequence_weights=whole.per_trajectory(matrices.sequence_weights),
+        chosen=join(matrices.chosen),
     )
 
 
 def policy_objective(
-    matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, correction: RolloutCorrection, seed: int
+    matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, correction: RolloutCorrection
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its figures: `loss` and `pg_loss` add up over micro-batches, ranks and nothing else; the others are
-    sums over action tokens, and those that start with row_ sums over non-empty rows.
-
-    seed: for losses that draw.
-    """
+    sums over action tokens, and those that start with row_ sums over non-empty rows."""
     mask, weights = matrices.mask, matrices.loss_weights
     inputs = PolicyLossInputs(
         logp=matrices.logp,
@@ -74,7 +102,7 @@ def policy_objective(
         advantages=matrices.advantages,
         mask=mask,
         rollout_logp=matrices.rollout_logp,
-        seed=seed,
+        chosen=matrices.chosen,
     )
     output = policy_loss(inputs, actor)
     losses, figures = output.loss, {}
@@ -104,7 +132,7 @@ def policy_objective(
 
 
 def _correction_weights(matrices: PolicyMatrices, correction: RolloutCorrection) -> Tensor:
-    """[b, L], constants, zero off the mask. At sequence and geometric level a row's tokens share theirs."""
+    """[b, L], constants, zero off the mask. At sequence and geometric level a trajectory's tokens share theirs."""
     assert correction.method is not None
     return mismatch_weights(
         matrices.old_logp,

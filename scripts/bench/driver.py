@@ -86,7 +86,7 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     start = span("metrics", start)
     batch = build_batch(groups, Actor(), Algorithm(), max_tokens, num_ranks=2, padded=False, run_seed=0, step=1)
     start = span("batch", start)
-    assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), 0.0)
+    assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), 0.0)
     start = span("credit", start)
     with tempfile.TemporaryDirectory() as folder:
         log = RolloutLog(Path(folder))

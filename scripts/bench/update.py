@@ -105,7 +105,6 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         placement=RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", args.threads),
         total_steps=1000,
         temperature=1.0,
-        seed=0,
     )
     worker.load_batch(batch)
     from transformers import AutoModelForCausalLM
@@ -149,6 +148,7 @@ def make_batch(args: argparse.Namespace) -> tuple[RankBatch, Columns]:
         old_logprobs=np.full(total, -5.5, dtype=np.float32),
         loss_weights=np.full(len(rows), 2 / total, dtype=np.float32),
         sequence_weights=np.full(len(rows), 2 / len(rows), dtype=np.float32),
+        trajectory_ids=np.arange(len(rows)),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from alphaapollo.algorithms import correction, kl, preference
-from alphaapollo.algorithms.entropy import entropy
 from alphaapollo.algorithms.log_ratio import cut
-from alphaapollo.algorithms.masked import masked
+from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode
+from alphaapollo.models.head import Head, Hidden, TokenStats, token_stats
 from tests.golden.common import AggKw, Function, Results, aggregated
 
 Kind = Literal[
@@ -49,7 +50,7 @@ def kl_per_token(
     value_clamp: float | None = None,
 ) -> Tensor:
     if kind == "full":
-        return cut(kl.kl_full(logp, ref_logp), value_clamp)
+        return cut(kl_full(logp, ref_logp)["value"], value_clamp)
     held = logp.detach() if logp_sg is None else logp_sg
     d = (held if kind.endswith("+") else logp) - ref_logp
     value = cut(kl.estimate(cut(d, log_clamp), kind.removesuffix("+"), limit=None), value_clamp)
@@ -59,13 +60,25 @@ def kl_per_token(
 
 
 def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
-    return {"value": kl.kl_full(logits, ref_logits)}
+    stats = over_vocabulary(logits, ref_logits)
+    assert stats.kl is not None
+    return {"value": stats.kl.view(logits.shape[:-1])}
+
+
+def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenStats:
+    """By the head that the trainer uses, which is given the logits as its states. [..., V] -> flat [n]"""
+    size = logits.shape[-1]
+    head, targets = Head(torch.eye(size, dtype=logits.dtype)), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
+    reference = None if ref_logits is None else Hidden(ref_logits.reshape(-1, size), head)
+    return token_stats(logits.reshape(-1, size), targets, head, 1.0, need_entropy=True, reference=reference)
 
 
 def entropy_loss(
     logits: Tensor, mask: Tensor, coef: float = 1.0, agg: AggregationMode = "token-mean", agg_kw: AggKw = None
 ) -> Results:
-    per_token = masked(entropy(logits), mask)
+    entropy = over_vocabulary(logits).entropy
+    assert entropy is not None
+    per_token = masked(entropy.view(mask.shape), mask)
     return {"loss": -coef * aggregated(per_token, mask, agg, agg_kw), "entropy": per_token}
 
 
@@ -80,18 +93,16 @@ def mismatch_weights(
     batch_normalise: bool = False,
     log_clamp: float | None = 20.0,
 ) -> Results:
+    """`batch_normalise`, which the project does not offer, divides by the mean weight of tokens or non-empty rows."""
     weights = correction.mismatch_weights(
-        train_logp,
-        rollout_logp,
-        mask,
-        method=method,
-        level=level,
-        low=low,
-        high=high,
-        batch_normalise=batch_normalise,
-        limit=log_clamp,
+        train_logp, rollout_logp, mask, method=method, level=level, low=low, high=high, limit=log_clamp
     )
-    return {"value": weights}
+    if not batch_normalise:
+        return {"value": weights}
+    mean = masked_mean(weights, mask)
+    if level != "token":
+        mean = masked_mean(row_mean(weights, mask), mask.bool().any(dim=1))
+    return {"value": weights / mean if mean > 0 else weights}
 
 
 def kl_fixed(coef: float, kls: Sequence[float], n_steps: int | None = None) -> Results:

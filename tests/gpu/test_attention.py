@@ -69,7 +69,6 @@ def worker(folder: Path, request: pytest.FixtureRequest) -> Iterator[PolicyWorke
         placement=RankPlacement(0, 1, free_address(), "cuda", 1),
         total_steps=10,
         temperature=1.0,
-        seed=0,
     )
     yield made
     made.close()

@@ -17,7 +17,7 @@ from alphaapollo.algorithms.groups import Groups
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.registry import Registry
 
-NEEDS = ("values", "greedy_rewards", "components", "turns")
+NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Turns:
 class AdvantageInputs:
     """A batch as estimators see it, response-aligned: B rows, L = longest response. Any float dtype (we use float64).
 
-    Rows of one trajectory (one a turn, in memory context) share a trajectory id; group statistics count trajectories.
+    Rows of one trajectory (one a turn, in memory context) share a trajectory id and stand in the order of its turns.
+    Group statistics count trajectories (see Trajectories), and credit runs across a trajectory's rows (see EndToEnd).
     """
 
     token_rewards: Tensor  # [B, L] rewards token by token, KL and penalties included
@@ -55,6 +56,7 @@ class AdvantageInputs:
     greedy_rewards: Tensor | None = None  # [B] score of the prompt's greedy rollout
     components: dict[str, Tensor] | None = None  # name -> [B] the parts of the score
     turns: Turns | None = None
+    mini_batches: Tensor | None = None  # [B] int64, the optimiser step that each row is for; groups are not split
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Estimator:
     fn: EstimatorFn
     needs: tuple[str, ...] = ()  # of NEEDS: what the trainer must compute for it
     group: bool = False  # compares the samples of a prompt: needs a group size of at least 2
-    per_token: bool = False  # the tokens of a row have different advantages
+    per_token: bool = False  # the tokens of a trajectory have different advantages
     on_policy: bool = False  # derived for one optimiser step an iteration
     reads: tuple[str, ...] | None = None  # fields of Algorithm that it reads; None = unknown
     reads_if: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # a true or false field -> those read if true

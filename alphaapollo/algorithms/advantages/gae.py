@@ -12,6 +12,7 @@ from alphaapollo.algorithms.advantages.base import (
     epsilon,
     register_estimator,
 )
+from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.masked import fold_to_actions, masked, whiten
 from alphaapollo.config.schema import Algorithm
 
@@ -44,8 +45,9 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
 )
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
-    token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)
-    advantages, returns = gae(token_rewards, inputs.values, inputs.mask, config.gamma, config.lam)
+    whole = EndToEnd.of(inputs.mask, inputs.trajectory_ids)
+    token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    advantages, returns = gae(token_rewards, whole.join(inputs.values), whole.mask, config.gamma, config.lam)
     if config.whiten_advantages:
-        advantages = whiten(advantages, inputs.mask, config.adv_ddof, epsilon(config, 1e-8))
-    return Advantages(advantages, returns)
+        advantages = whiten(advantages, whole.mask, config.adv_ddof, epsilon(config, 1e-8))
+    return Advantages(whole.split(advantages), whole.split(returns))

@@ -84,9 +84,15 @@ def conditioned(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, flo
     }
 
 
+def _all_rewards(components: dict[str, Tensor]) -> list[str]:
+    """What an empty algorithm.gdpo_rewards sums. Not `accuracy` where `task`, the data source's own reward, is shown
+    beside it: both tell of the same correctness, which would count twice."""
+    return sorted(name for name in components if not (name == "accuracy" and "task" in components))
+
+
 def _named_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
     """The rewards to sum and their weights. Raises ValueError where the reward function does not give them."""
-    names = config.gdpo_rewards or sorted(components)
+    names = config.gdpo_rewards or _all_rewards(components)
     in_conditions = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
     wanted = list(dict.fromkeys(names + in_conditions))
     missing = [name for name in wanted if name not in components]

@@ -13,7 +13,9 @@ from alphaapollo.algorithms.advantages.base import (
     from_scores,
     register_estimator,
 )
+from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.groups import Groups, deviations, normalised
+from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.config.schema import Algorithm
 
 
@@ -48,9 +50,5 @@ def _relative(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
     """R_t = r_t + gamma R_{t+1} within each trajectory (Eq. 5). [M], turns of a trajectory in their order -> [M]."""
-    returns = rewards.tolist()
-    ids = trajectory_ids.tolist()
-    for turn in range(len(ids) - 2, -1, -1):
-        if ids[turn] == ids[turn + 1]:
-            returns[turn] += gamma * returns[turn + 1]
-    return torch.tensor(returns, dtype=rewards.dtype, device=rewards.device)
+    whole = EndToEnd.of(torch.ones_like(rewards)[:, None], trajectory_ids)
+    return whole.split(reward_to_go(whole.join(rewards[:, None]), whole.mask, gamma))[:, 0]

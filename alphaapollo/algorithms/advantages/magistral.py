@@ -11,8 +11,8 @@ from alphaapollo.algorithms.advantages.base import (
     DEVIATION,
     AdvantageInputs,
     Advantages,
+    Trajectories,
     epsilon,
-    from_scores,
     register_estimator,
 )
 from alphaapollo.algorithms.groups import Groups, Singleton, deviations
@@ -31,7 +31,7 @@ def magistral(
     """A = R - group mean, then (A - mean) / std over the *sequences* of each mini-batch (arXiv 2506.10910, section
     2.1). [N] -> [N]. mini_batches: positions of their samples; None = one of all.
 
-    The mean is subtracted again: that matters where a mini-batch splits a group.
+    The mean is subtracted again: that matters only where a mini-batch splits a group.
     """
     away = deviations(scores, groups, singleton=singleton)
     if mini_batches is None:
@@ -42,12 +42,19 @@ def magistral(
     return advantages
 
 
-@register_estimator("magistral", group=True, reads=("adv_singleton", *DEVIATION))
+@register_estimator("magistral", needs=("mini_batches",), group=True, reads=("adv_singleton", *DEVIATION))
 def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """One normalisation over the iteration's batch, which holds whole groups."""
-    return from_scores(
-        inputs,
-        lambda scores, groups: magistral(
-            scores, groups, ddof=config.adv_ddof, eps=epsilon(config, 0.0), singleton=config.adv_singleton
-        ),
+    """Each mini-batch, which holds whole groups, is normalised by itself."""
+    assert inputs.mini_batches is not None
+    trajectories = Trajectories.of(inputs)
+    numbers = trajectories.per_trajectory(inputs.mini_batches)
+    advantages = magistral(
+        trajectories.scores,
+        trajectories.groups,
+        [(numbers == number).nonzero().squeeze(1) for number in numbers.unique()],
+        config.adv_ddof,
+        epsilon(config, 0.0),
+        config.adv_singleton,
     )
+    on_tokens = trajectories.on_tokens(advantages)
+    return Advantages(on_tokens, on_tokens)

@@ -12,6 +12,7 @@ from alphaapollo.algorithms.advantages.base import (
     epsilon,
     register_estimator,
 )
+from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.groups import Groups, Singleton, deviations
 from alphaapollo.algorithms.masked import fold_to_actions, reward_to_go, standardised, whiten
 from alphaapollo.config.schema import Algorithm
@@ -27,9 +28,11 @@ def reinforce_pp_baseline(
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma", *DEVIATION))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Reward to go, whitened over the action tokens of the batch (Eq. 4-5); wants its KL in the reward (k1)."""
-    token_rewards = fold_to_actions(inputs.token_rewards, inputs.mask)
-    returns = reward_to_go(token_rewards, inputs.mask, config.gamma)
-    return Advantages(whiten(returns, inputs.mask, config.adv_ddof, epsilon(config, 1e-8)), returns)
+    whole = EndToEnd.of(inputs.mask, inputs.trajectory_ids)
+    token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    returns = reward_to_go(token_rewards, whole.mask, config.gamma)
+    advantages = whiten(returns, whole.mask, config.adv_ddof, epsilon(config, 1e-8))
+    return Advantages(whole.split(advantages), whole.split(returns))
 
 
 @register_estimator(

@@ -2,6 +2,7 @@
 
 from alphaapollo.algorithms.policy_losses import cispo, covariance, gmpo, gspo, ppo, reinforce, sapo
 from alphaapollo.algorithms.policy_losses.base import (
+    Choose,
     PolicyLoss,
     PolicyLossInputs,
     PolicyLossOutput,
@@ -11,6 +12,7 @@ from alphaapollo.algorithms.policy_losses.base import (
 )
 
 __all__ = [
+    "Choose",
     "PolicyLoss",
     "PolicyLossInputs",
     "PolicyLossOutput",

@@ -25,14 +25,17 @@ Level = Literal["token", "sequence"]
 
 @dataclass(frozen=True)
 class PolicyLossInputs:
-    """A micro-batch as losses see it, response-aligned: B rows, L = longest response. Only `logp` has a gradient."""
+    """A micro-batch as losses see it, response-aligned: B rows, L = longest response. Only `logp` has a gradient.
+
+    Where a trajectory has several rows here, they are one, laid end to end without the tokens between actions.
+    """
 
     logp: Tensor  # [B, L] of the policy being trained
     old_logp: Tensor  # [B, L] of the policy that the batch is scored with: the ratio's denominator
     advantages: Tensor  # [B, L]
     mask: Tensor  # [B, L] 1 on action tokens
     rollout_logp: Tensor | None = None  # [B, L] of the engine that sampled
-    seed: int = 0  # for losses that draw: a function of run seed, step and micro-batch
+    chosen: Tensor | None = None  # bool [B, L], what the loss's `choose` chose
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class PolicyLossOutput:
 
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
+Choose = Callable[[Tensor, Tensor, Actor], Tensor]
+"""(log-probs, advantages, config) of the n action tokens of a mini-batch, in random order -> bool [n]. The log-probs
+are those of the policy before its first step on the batch."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,16 @@ class PolicyLoss:
 
     name: str
     fn: PolicyLossFn
-    level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one number a row, mean over rows
+    level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one number a sequence, mean over them
     on_policy: bool = False  # has no importance ratio: right for one optimiser step an iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that it reads, nested ones dotted; None = unknown
+    of_sequence: bool = False  # a token's loss depends on the other tokens of its sequence; always at sequence level
+    choose: Choose | None = None  # chooses tokens over the whole mini-batch, for inputs.chosen
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rows of a trajectory must stand in one micro-batch: it then sees them as one row."""
+        return self.of_sequence or self.level == "sequence"
 
     def __call__(self, inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
         output = self.fn(inputs, config)
@@ -78,7 +91,13 @@ _policy_losses: Registry[PolicyLoss] = Registry("policy loss")
 
 
 def register_policy_loss(
-    name: str, *, level: Level = "token", on_policy: bool = False, reads: tuple[str, ...] | None = None
+    name: str,
+    *,
+    level: Level = "token",
+    on_policy: bool = False,
+    reads: tuple[str, ...] | None = None,
+    of_sequence: bool = False,
+    choose: Choose | None = None,
 ) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Decorator: register `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput` under
     policy_loss.loss_mode=name.
@@ -87,7 +106,7 @@ def register_policy_loss(
     """
 
     def add(fn: PolicyLossFn) -> PolicyLossFn:
-        _policy_losses.register(name)(PolicyLoss(name, fn, level, on_policy, reads))
+        _policy_losses.register(name)(PolicyLoss(name, fn, level, on_policy, reads, of_sequence, choose))
         return fn
 
     return add

@@ -1,7 +1,8 @@
 """Clip-Cov and KL-Cov: hold entropy by holding the few tokens where log-prob and advantage move together
 (arXiv 2505.22617).
 
-The covariance is taken over the tokens of one call, as in the authors' code: over a micro-batch.
+The covariance is over the tokens of a mini-batch (section 4.2), with the log-probs of the policy before its first step
+on the batch: the policy that the samples, and so the expectation, come from. The authors' code takes micro-batches.
 """
 
 from __future__ import annotations
@@ -39,15 +40,6 @@ def clip_cov_candidates(
     return candidates, min(_share(ratio, mask), int(candidates.sum()))
 
 
-def draw(candidates: Tensor, count: int, seed: int) -> Tensor:
-    """`count` of the true entries, uniformly, without replacement. bool [B, L] -> bool [B, L]."""
-    places = candidates.flatten().nonzero().squeeze(1)
-    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:count]
-    drawn = torch.zeros_like(candidates).flatten()
-    drawn[places[order.to(places.device)]] = True
-    return drawn.view_as(candidates)
-
-
 def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
     """The `ratio` share of action tokens (at least one) with the largest covariance. [B, L] -> bool [B, L]."""
     places = mask.bool().flatten().nonzero().squeeze(1)
@@ -66,42 +58,51 @@ def _share(ratio: float, mask: Tensor) -> int:
     return max(1, int(ratio * int(mask.bool().sum())))
 
 
-@register_policy_loss(
-    "clip_cov",
-    reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
-)
-def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """PPO's clip, and no loss on a few drawn candidates; they stay in the denominator."""
-    low, high = clip_range(config, 0.2, 0.2)
-    options = config.policy_loss
-    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
-    clipped = is_clipped(ratio, inputs.advantages, low, high)
+def _draw(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+    """Clip-Cov's tokens: so many of the candidates, uniformly: the tokens come in random order. [n] -> bool [n]."""
+    options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = clip_cov_candidates(
-        token_covariance(inputs.logp, inputs.advantages, inputs.mask),
-        clipped,
-        inputs.mask,
+        token_covariance(logp, advantages, mask),
+        torch.zeros_like(mask, dtype=torch.bool),  # before the first step nothing is clipped
+        mask,
         options.clip_cov_ratio,
         options.clip_cov_lb,
         options.clip_cov_ub,
     )
-    drawn = draw(candidates, count, inputs.seed)
+    return candidates & (candidates.cumsum(0) <= count)
+
+
+@register_policy_loss(
+    "clip_cov",
+    reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
+    choose=_draw,
+)
+def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """PPO's clip, and no loss on a few drawn candidates; they stay in the denominator."""
+    assert inputs.chosen is not None
+    low, high = clip_range(config, 0.2, 0.2)
+    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
     return PolicyLossOutput(
-        masked(ppo_clip(ratio, inputs.advantages, low, high), ~drawn),
+        masked(ppo_clip(ratio, inputs.advantages, low, high), ~inputs.chosen),
         {
-            "clip_fraction": token_sum(clipped, inputs.mask),
-            "clip_cov_fraction": token_sum(drawn, inputs.mask),
+            "clip_fraction": token_sum(is_clipped(ratio, inputs.advantages, low, high), inputs.mask),
+            "clip_cov_fraction": token_sum(inputs.chosen, inputs.mask),
             "old_policy_kl": old_policy_kl(inputs),
         },
     )
 
 
-@register_policy_loss("kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"))
+def _top(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+    """KL-Cov's tokens: those of the largest covariance. [n] -> bool [n]."""
+    mask = torch.ones_like(logp)
+    return top_covariance(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
+
+
+@register_policy_loss("kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), choose=_top)
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    options = config.policy_loss
-    covariance = token_covariance(inputs.logp, inputs.advantages, inputs.mask)
-    selected = top_covariance(covariance, inputs.mask, options.kl_cov_ratio)
+    assert inputs.chosen is not None
     d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     return PolicyLossOutput(
-        kl_cov(d, inputs.advantages, selected, options.ppo_kl_coef),
-        {"kl_cov_fraction": token_sum(selected, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
+        kl_cov(d, inputs.advantages, inputs.chosen, config.policy_loss.ppo_kl_coef),
+        {"kl_cov_fraction": token_sum(inputs.chosen, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
     )

@@ -52,7 +52,7 @@ def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return _clipped_rows(geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask), inputs, low, high)
 
 
-@register_policy_loss("gspo_token", reads=CLIP)
+@register_policy_loss("gspo_token", reads=CLIP, of_sequence=True)
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """GSPO with an advantage per token (Eq. 13): equals gspo where the advantage is constant in a row and the
     aggregation is seq-mean-token-mean."""

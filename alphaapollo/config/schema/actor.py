@@ -83,6 +83,9 @@ class Actor(Section):
     """How token losses become one number; see docs/algorithms."""
     loss_scale_factor: PositiveFloat | None = None
     """The constant of seq-mean-token-sum-norm; null = data.max_response_length."""
+    loss_agg_count: Literal["all", "nonempty"] = "all"
+    """What seq-mean and group-mean modes divide by: all trajectories (groups), or those with a token in the loss. They
+    differ with algorithm.overlong_filter: with `all`, leaving one out does not change the weight of the others."""
     entropy_coeff: NonNegativeFloat = 0.0
     """Entropy bonus."""
     use_kl_loss: bool = False
@@ -90,7 +93,8 @@ class Actor(Section):
     kl_loss_coef: NonNegativeFloat = 0.001
     """Its coefficient."""
     kl_loss_type: KLKind = "low_var_kl"
-    """Its estimator; a trailing + takes the gradient of k2."""
+    """Its estimator; a trailing + takes the gradient of k2. low_var_kl (k3, GRPO's) has the value of KL(policy||ref)
+    and the gradient of the other, KL(ref||policy); k2 and low_var_kl+ (k3+) have the gradient of KL(policy||ref)."""
     use_invalid_action_penalty: bool = False
     """Subtract the penalty from the reward on the last token of an invalid turn."""
     invalid_action_penalty_coef: NonNegativeFloat = 0.1

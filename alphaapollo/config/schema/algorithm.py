@@ -98,7 +98,7 @@ class Algorithm(Section):
     gpg_std_norm: bool = False
     """gpg: divide by the group's standard deviation."""
     gdpo_rewards: list[str] = []
-    """gdpo: the named rewards to sum; empty = all that the reward function gives."""
+    """gdpo: the named rewards to sum; empty = all, but not `accuracy` where `task` tells the same."""
     gdpo_weights: list[float] = []
     """gdpo: their weights, one each in the order of gdpo_rewards; empty = 1."""
     gdpo_conditions: dict[str, tuple[str, float]] = {}

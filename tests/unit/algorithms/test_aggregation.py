@@ -22,9 +22,9 @@ GROUPS = torch.tensor([0, 0, 1, 1])
     [
         ("token-mean", [1 / 8, 1 / 8, 0, 1 / 8]),
         ("token-sum", [1, 1, 0, 1]),
-        ("seq-mean-token-sum", [1 / 3, 1 / 3, 0, 1 / 3]),
-        ("seq-mean-token-mean", [1 / 12, 1 / 6, 0, 1 / 6]),
-        ("seq-mean-token-sum-norm", [1 / 30, 1 / 30, 0, 1 / 30]),
+        ("seq-mean-token-sum", [1 / 4, 1 / 4, 0, 1 / 4]),
+        ("seq-mean-token-mean", [1 / 16, 1 / 8, 0, 1 / 8]),
+        ("seq-mean-token-sum-norm", [1 / 40, 1 / 40, 0, 1 / 40]),
         ("group-mean-token-mean", [1 / 12, 1 / 12, 0, 1 / 4]),
     ],
 )
@@ -32,10 +32,23 @@ def test_weights_by_hand(mode: str, weights: list[float]):
     assert row_weights(LENGTHS, GROUPS, mode, horizon=10).tolist() == pytest.approx(weights)
 
 
-def test_empty_rows_can_be_counted():
-    assert row_weights(LENGTHS, GROUPS, "seq-mean-token-sum", 10, count="all").tolist() == [0.25, 0.25, 0, 0.25]
-    assert sequence_weights(LENGTHS, count="all").tolist() == [0.25, 0.25, 0, 0.25]
-    assert sequence_weights(LENGTHS).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
+def test_an_empty_group_is_counted():
+    lengths = torch.tensor([4, 2, 0, 0])
+    assert row_weights(lengths, GROUPS, "group-mean-token-mean", 10).tolist() == pytest.approx([1 / 12, 1 / 12, 0, 0])
+    none = row_weights(lengths, GROUPS, "group-mean-token-mean", 10, count="nonempty")
+    assert none.tolist() == pytest.approx([1 / 6, 1 / 6, 0, 0])
+
+
+def test_empty_sequences_can_be_left_out():
+    third = [1 / 3, 1 / 3, 0, 1 / 3]
+    assert row_weights(LENGTHS, GROUPS, "seq-mean-token-sum", 10, "nonempty").tolist() == pytest.approx(third)
+    assert sequence_weights(LENGTHS, "nonempty").tolist() == pytest.approx(third)
+    assert sequence_weights(LENGTHS).tolist() == [0.25, 0.25, 0, 0.25]
+
+
+def test_the_constant_normaliser_stays_where_a_sequence_is_left_out():
+    kept = row_weights(torch.tensor([4, 2, 2]), torch.zeros(3), "seq-mean-token-sum-norm", 10)
+    assert row_weights(torch.tensor([4, 0, 2]), torch.zeros(3), "seq-mean-token-sum-norm", 10)[0] == kept[0]
 
 
 def test_unknown_mode():
@@ -55,7 +68,8 @@ def test_all_masked_is_zero_with_a_gradient_of_zero(mode: str):
 
 def test_sequence_level_ignores_empty_rows():
     loss = torch.tensor([3.0, float("nan"), 6.0])
-    assert aggregate_sequences(loss, sequence_weights(torch.tensor([5, 0, 1]))) == pytest.approx(4.5)
+    assert aggregate_sequences(loss, sequence_weights(torch.tensor([5, 0, 1]))) == pytest.approx(3.0)
+    assert aggregate_sequences(loss, sequence_weights(torch.tensor([5, 0, 1]), "nonempty")) == pytest.approx(4.5)
 
 
 @settings(deadline=None)

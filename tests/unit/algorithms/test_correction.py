@@ -22,8 +22,6 @@ ROOT = math.sqrt(2.0)
         ({"method": "mask", "level": "sequence", "high": 1.9}, [[0, 0, 0], [0, 0, 0], [0, 0, 0]]),
         ({"method": "mask", "level": "sequence", "high": 2.0001}, [[2.0, 2.0, 0], [2.0, 0, 0], [0, 0, 0]]),
         ({"method": "mask", "level": "geometric", "high": 1.9}, [[ROOT, ROOT, 0], [0, 0, 0], [0, 0, 0]]),
-        ({"high": None, "batch_normalise": True}, [[3 / 13, 24 / 13, 0], [12 / 13, 0, 0], [0, 0, 0]]),
-        ({"level": "geometric", "high": 1.0, "batch_normalise": True}, [[1.0, 1.0, 0], [1.0, 0, 0], [0, 0, 0]]),
     ],
 )
 def test_weights_by_hand(options: dict, expected: list[list[float]]):
@@ -38,7 +36,7 @@ def test_weights_are_constants():
 
 def test_all_masked_batch():
     nothing = torch.zeros(3, 3)
-    assert not mismatch_weights(TRAIN, ROLLOUT, nothing, batch_normalise=True).any()
+    assert not mismatch_weights(TRAIN, ROLLOUT, nothing).any()
 
 
 def test_a_product_over_a_long_row_stays_finite():

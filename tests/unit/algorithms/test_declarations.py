@@ -13,6 +13,7 @@ import alphaapollo
 from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, Algorithm
+from tests.unit.algorithms.choosing import with_choice
 
 # Each switch in both positions.
 ALGORITHMS = [
@@ -72,6 +73,7 @@ def group_batch() -> AdvantageInputs:
         values=torch.arange(21, dtype=torch.float64).reshape(7, 3) % 5 / 5,
         greedy_rewards=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0], dtype=torch.float64),
         components={"accuracy": scores, "speed": torch.tensor([0.1, 0.9, 0.4, 0.2, 0.8, 0.3, 0.5]).double()},
+        mini_batches=torch.tensor([0, 0, 0, 1, 1, 1, 1]),
         turns=Turns(
             index=torch.tensor([[0, 0, 1], [2, 2, -1], [3, -1, -1], [4] * 3, [5, 5, -1], [6, -1, -1], [7] * 3]),
             trajectory_ids=torch.tensor([0, 0, 1, 2, 3, 4, 5, 6]),
@@ -163,18 +165,24 @@ def with_field(actor: Actor, name: str, value: Any) -> Actor:
 def test_a_loss_reads_what_it_declares_and_that_has_an_effect(name: str):
     loss, seen = get_policy_loss(name), set[str]()
     for actor in ACTORS:
-        loss(loss_batch(), cast(Actor, Recording(actor, seen)))
+        recording = cast(Actor, Recording(actor, seen))
+        loss(with_choice(loss_batch(), loss, recording), recording)
     assert loss.reads is not None
     assert seen == set(loss.reads)
     wide = Actor(policy_loss={"clip_cov_ratio": 0.3, "clip_cov_lb": 0.0, "clip_cov_ub": 5.0})
+
+    def losses(actor: Actor) -> torch.Tensor:
+        return loss(with_choice(loss_batch(), loss, actor), actor).loss
+
     for field in loss.reads:
         pairs = [(actor, with_field(actor, field, OTHER_ACTOR[field])) for actor in (Actor(), wide)]
-        assert any((loss(loss_batch(), a).loss != loss(loss_batch(), b).loss).any() for a, b in pairs), field
+        assert any((losses(a) != losses(b)).any() for a, b in pairs), field
 
 
 @pytest.mark.parametrize("name", policy_loss_names())
 def test_losses_without_a_ratio_and_no_others_ignore_the_old_log_probs(name: str):
-    loss, batch = get_policy_loss(name), loss_batch()
+    loss = get_policy_loss(name)
+    batch = with_choice(loss_batch(), loss, Actor())
     other = replace(batch, old_logp=batch.old_logp - 0.5)
     assert torch.equal(loss(batch, Actor()).loss, loss(other, Actor()).loss) == loss.on_policy
 

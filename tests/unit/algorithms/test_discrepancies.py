@@ -16,10 +16,11 @@ from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, r
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.group_filter import keep_group
 from alphaapollo.algorithms.groups import Groups
-from alphaapollo.algorithms.kl import AdaptiveKL, kl_full, kl_penalty
+from alphaapollo.algorithms.kl import AdaptiveKL, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.reward_shaping import kl_in_reward, place_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.models.head import Head, Hidden, token_stats
 
 
 def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:
@@ -30,6 +31,7 @@ def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype =
         rewards,
         torch.tensor(groups),
         torch.arange(len(scores)),
+        mini_batches=torch.zeros(len(scores), dtype=torch.int64),
     )
 
 
@@ -74,7 +76,7 @@ def test_d3_gpg_counts_groups_without_spread(second: list[float], alpha: float):
 
 def test_d4_gmpo_over_micro_batches_is_a_mean_over_sequences():
     batch = token_inputs([[0.1, 0.2], [0.3, 0.0], [0.0, 0.0]], [[1.0] * 2] * 3, [[1, 1], [1, 0], [0, 0]])
-    weights = sequence_weights(batch.mask.sum(1))
+    weights = sequence_weights(batch.mask.sum(1), "nonempty")
     loss = get_policy_loss("gmpo")(batch, Actor()).loss
     whole = aggregate_sequences(loss, weights)
     parts = sum(aggregate_sequences(loss[rows], weights[rows]) for rows in ([0], [1, 2]))
@@ -94,6 +96,7 @@ def test_d5_batch_statistics_are_over_samples_not_tokens(name: str):
             torch.arange(6) // 3,
             torch.arange(6),
             components={"accuracy": scores},
+            mini_batches=torch.zeros(6, dtype=torch.int64),
         )
         return advantages(name, inputs)[:, 0]
 
@@ -187,7 +190,7 @@ def test_d17_an_empty_row_adds_nothing(name: str):
 
     def loss(batch: PolicyLossInputs) -> float:
         output = get_policy_loss(name)(batch, Actor()).loss
-        return aggregate_sequences(output, sequence_weights(batch.mask.sum(1))).item()
+        return aggregate_sequences(output, sequence_weights(batch.mask.sum(1), "nonempty")).item()
 
     assert loss(with_empty) == loss(alone)
 
@@ -198,7 +201,10 @@ def test_d18_token_losses_leave_the_aggregation_to_the_config(name: str):
 
 
 def test_d18_the_full_kl_exists():
-    assert kl_full(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0])) == 0.0
+    states, targets, head = torch.eye(2), torch.tensor([0, 1]), Head(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+    stats = token_stats(states, targets, head, 1.0, reference=Hidden(states, head))
+    assert stats.kl is not None
+    assert stats.kl.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 def test_d19_controllers_are_steered_by_the_kl_of_a_sequence():

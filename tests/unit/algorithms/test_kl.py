@@ -9,11 +9,11 @@ from alphaapollo.algorithms.kl import (
     DoublingKL,
     DualKL,
     FixedKL,
-    kl_full,
     kl_penalty,
     make_kl_controller,
 )
 from alphaapollo.config.schema import KLController as KLControllerConfig
+from tests.unit.plain import kl_full
 
 
 def value_and_gradient(kind: str, d: float) -> tuple[float, float]:
@@ -53,24 +53,10 @@ def test_k3_overflow_is_guarded_in_float32():
 
 def test_full_and_unknown_kinds_are_errors():
     logp = torch.zeros(1, 1)
-    with pytest.raises(ValueError, match="kl_full"):
+    with pytest.raises(ValueError, match="needs whole distributions"):
         kl_penalty(logp, logp, "full")
     with pytest.raises(ValueError, match="unknown KL kind 'k4'"):
         kl_penalty(logp, logp, "k4")
-
-
-def test_full_by_hand():
-    # p = (1/2, 1/2), q = (1/4, 3/4)
-    logits, ref = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3.0)]])
-    expected = 0.5 * math.log(2.0) + 0.5 * math.log(0.5 / 0.75)
-    assert kl_full(logits, ref).tolist() == pytest.approx([expected])
-
-
-def test_full_works_in_chunks():
-    generator = torch.Generator().manual_seed(0)
-    logits, ref = torch.randn(2, 6, 11, generator=generator).unbind(0)
-    parts = [kl_full(logits[at : at + 4], ref[at : at + 4]) for at in (0, 4)]
-    torch.testing.assert_close(torch.cat(parts), kl_full(logits, ref))
 
 
 def test_expectations_by_exact_enumeration():

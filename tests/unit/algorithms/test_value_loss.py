@@ -2,7 +2,6 @@ import math
 
 import torch
 
-from alphaapollo.algorithms.entropy import entropy
 from alphaapollo.algorithms.value_loss import value_loss
 
 
@@ -24,9 +23,3 @@ def test_without_clip():
     loss, clipped = value_loss(row(3.0), row(0.0), row(1.0), row(1), clip=None)
     assert loss.item() == 2.0
     assert not clipped.any()
-
-
-def test_entropy():
-    logits = torch.tensor([[0.0, 0.0], [0.0, math.log(3.0)]])
-    expected = [math.log(2.0), -0.25 * math.log(0.25) - 0.75 * math.log(0.75)]
-    torch.testing.assert_close(entropy(logits), torch.tensor(expected))

@@ -9,13 +9,18 @@ from alphaapollo.types import Row
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)
 
 
+def parts(lengths: list[int]) -> list[list[int]]:
+    """Each row stands alone."""
+    return [[length] for length in lengths]
+
+
 def test_mini_batches_without_shuffle_are_consecutive():
     assert split_mini_batches(4, 2, seed=0, shuffle=False) == [[0, 1], [2, 3]]
 
 
 def test_mini_batches_have_near_equal_sizes():
-    assert [len(part) for part in split_mini_batches(10, 4, seed=0, shuffle=False)] == [4, 3, 3]
-    assert split_mini_batches(0, 4, seed=0, shuffle=True) == []
+    assert [len(part) for part in split_mini_batches(10, 3, seed=0, shuffle=False)] == [4, 3, 3]
+    assert split_mini_batches(0, 0, seed=0, shuffle=True) == []
 
 
 def test_shuffled_mini_batches_depend_on_the_seed_alone():
@@ -40,17 +45,17 @@ def test_ranks_differ_by_one_row_at_most(lengths, num_ranks):
 
 def test_micro_batches_by_sum_and_padded():
     lengths = [3, 8, 5, 4]
-    assert micro_batches(lengths, 12, padded=False) == [[1], [2, 3, 0]]  # 8; 5 + 4 + 3 = 12
-    assert micro_batches(lengths, 12, padded=True) == [[1], [2, 3], [0]]  # 8; 2 x 5; 3
+    assert micro_batches(parts(lengths), 12, padded=False) == [[1], [2, 3, 0]]  # 8; 5 + 4 + 3 = 12
+    assert micro_batches(parts(lengths), 12, padded=True) == [[1], [2, 3], [0]]  # 8; 2 x 5; 3
 
 
 def test_a_row_over_the_budget_stands_alone():
-    assert micro_batches([20, 3, 30], 10, padded=True) == [[2], [0], [1]]
+    assert micro_batches(parts([20, 3, 30]), 10, padded=True) == [[2], [0], [1]]
 
 
 @given(LENGTHS, st.integers(1, 100), st.booleans())
 def test_micro_batches_hold_every_row_once_within_the_budget(lengths, max_tokens, padded):
-    batches = micro_batches(lengths, max_tokens, padded)
+    batches = micro_batches(parts(lengths), max_tokens, padded)
     assert sorted(chain(*batches)) == list(range(len(lengths)))
     for batch in batches:
         rows = [lengths[i] for i in batch]
@@ -59,7 +64,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, max_tokens
 
 def test_ranks_get_equally_many_micro_batches():
     # rank 0 needs three; rank 1 halves its fullest twice; rank 2 has nothing
-    assert equal_micro_batches([[9, 9, 9], [2, 2, 2, 2], []], 10, padded=False) == [
+    assert equal_micro_batches([parts([9, 9, 9]), parts([2, 2, 2, 2]), []], 10, padded=False) == [
         [[0], [1], [2]],
         [[0], [1], [2, 3]],
         [[], [], []],
@@ -69,7 +74,7 @@ def test_ranks_get_equally_many_micro_batches():
 
 @given(st.lists(LENGTHS, min_size=1, max_size=4), st.booleans())
 def test_equal_micro_batches_stay_within_the_budget(ranks, padded):
-    out = equal_micro_batches(ranks, 60, padded)
+    out = equal_micro_batches([parts(lengths) for lengths in ranks], 60, padded)
     assert len({len(batches) for batches in out}) == 1
     for lengths, batches in zip(ranks, out, strict=True):
         assert sorted(chain(*batches)) == list(range(len(lengths)))
@@ -111,6 +116,27 @@ def test_rows_of_one_trajectory_share_a_mini_batch():
         rows_of([3] * 6), ids, 2, mini_batch_size=1, max_tokens=64, padded=True, seed=5, shuffle=True
     )
     assert sorted(map(sorted, batch.mini_batch_rows)) == [[0, 2], [1, 3], [4, 5]]
+
+
+def test_groups_share_a_mini_batch_where_they_must():
+    groups = [0, 0, 1, 1, 2, 2, 3]  # of trajectories 0 .. 6, one row each
+    batch = build_train_batch(rows_of([3] * 7), range(7), 1, 4, 64, True, seed=5, shuffle=True, group_ids=groups)
+    assert [len(rows) for rows in batch.mini_batch_rows] in ([4, 3], [3, 4])
+    assert not {groups[row] for row in batch.mini_batch_rows[0]} & {groups[row] for row in batch.mini_batch_rows[1]}
+    one_each = build_train_batch(rows_of([3] * 7), range(7), 1, 1, 64, True, 5, False, group_ids=groups)
+    assert one_each.mini_batch_rows == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+def test_rows_of_one_trajectory_share_a_micro_batch_where_they_must():
+    ids = [0, 1, 0, 1, 2, 0]
+    lengths = [9, 3, 2, 2, 4, 9]  # and a prompt token each; trajectory 0 exceeds the budget, 1 and 2 fit together
+    for padded in (True, False):
+        batch = build_train_batch(
+            rows_of(lengths), ids, 1, 8, 15, padded, seed=0, shuffle=False, whole_trajectories=True
+        )
+        (step,) = batch.rank_batches[0].mini_batches
+        walked = [[int(batch.row_order[0][position]) for position in micro] for micro in step.micro_batches]
+        assert walked == ([[0, 2, 5], [4, 1, 3]] if padded else [[0, 2, 5], [1, 3, 4]])
 
 
 def test_the_layout_is_a_function_of_its_arguments():

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alphaapollo.algorithms.entropy import entropy
-from alphaapollo.algorithms.kl import kl_full
 from alphaapollo.models import head as head_module
 from alphaapollo.models.head import Head, Hidden, token_stats
+from tests.unit.plain import entropy, kl_full
 
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
 

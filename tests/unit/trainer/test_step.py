@@ -92,11 +92,90 @@ def test_rows_of_memory_context_carry_the_outcome_once() -> None:
     assert batch.trajectory_ids.tolist() == [0, 0]
 
 
+def memory_trajectory(sample: int, reward: float, lengths: list[int]) -> Trajectory:
+    """A row a turn, each of a prompt of one token and `lengths` action tokens."""
+    turns = [Turn([7], Completion([1] * n, [-0.1] * n, StopReason.STOP, 0), "a") for n in lengths]
+    rows = [Row([7] + [1] * n, [0] + [1] * n, [0.0] + [-0.1] * n, [n], turn) for turn, n in enumerate(lengths)]
+    return Trajectory(0, sample, turns, rows, Score(reward, {"accuracy": reward}), EpisodeEnd.DONE)
+
+
+def test_a_sequence_of_the_loss_is_a_trajectory_not_a_row() -> None:
+    groups = [group(memory_trajectory(0, 1.0, [2, 2]), memory_trajectory(1, 0.0, [2]))]
+    batch = build(groups, Actor(shuffle=False, loss_agg_mode="seq-mean-token-mean"))
+    assert batch.loss_weights.tolist() == [1 / 8, 1 / 8, 1 / 4]  # 4 and 2 tokens, two sequences
+    assert batch.sequence_weights.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_rows_of_a_trajectory_stay_together_only_where_its_whole_ratio_counts() -> None:
+    groups = [group(memory_trajectory(0, 1.0, [2, 2]), memory_trajectory(1, 0.0, [2]))]
+
+    def micro_batches(loss: str, **correction: Any) -> int:
+        actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=3, policy_loss={"loss_mode": loss})
+        (step,) = build(groups, actor, rollout_correction=correction).layout.rank_batches[0].mini_batches
+        return len(step.micro_batches)
+
+    assert [micro_batches(loss) for loss in ("ppo", "gspo", "gspo_token", "gmpo")] == [3, 2, 2, 2]
+    assert micro_batches("ppo", method="mask", level="sequence") == 2
+    assert micro_batches("ppo", method="tis", level="token") == 3
+
+
+@pytest.mark.parametrize(
+    ("estimator", "mode", "whole"),
+    [
+        ("grpo", "token-mean", False),
+        ("grpo", "group-mean-token-mean", True),
+        ("magistral", "token-mean", True),
+    ],
+)
+def test_groups_stay_together_where_a_mini_batch_is_normalised(estimator: str, mode: str, whole: bool) -> None:
+    groups = [group(*(trajectory(i, float(i), 2) for i in range(4))) for _ in range(8)]
+    batch = build(groups, Actor(ppo_mini_batch_size=8, loss_agg_mode=mode), adv_estimator=estimator)
+    of_mini_batches = [set(batch.group_ids[rows].tolist()) for rows in batch.layout.mini_batch_rows]
+    assert [len(rows) for rows in batch.layout.mini_batch_rows] == [8] * 4
+    assert all(len(groups) == 2 for groups in of_mini_batches) == whole
+    if estimator == "magistral":
+        columns, _ = assign_credit(batch, WorkerColumns(), get_estimator(estimator), Algorithm(), Actor(), kl_coef=0.0)
+        advantages = batch.layout.to_matrix([column.advantages for column in columns])
+        for rows in batch.layout.mini_batch_rows:
+            assert advantages[rows, 0].std(ddof=1) == pytest.approx(1.0)
+
+
+def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
+    samples = [trajectory(i, float(i), 10) for i in range(4)]
+    old = np.full((4, 10), -1.0, dtype=np.float32)
+    old[3, 6], old[0, 2] = -0.1, -3.0  # likely beside the best, unlikely beside the worst
+    actor = {"policy_loss": {"loss_mode": "kl_cov", "kl_cov_ratio": 0.05}}
+
+    def chosen(order: list[int], **more: Any) -> np.ndarray:
+        batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
+        computed, estimator = WorkerColumns(old_logprobs=old[order]), get_estimator("dr_grpo")
+        columns, _ = assign_credit(batch, computed, estimator, Algorithm(), Actor(**actor), kl_coef=0.0)
+        return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
+
+    assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
+    for cut in ({"ppo_max_token_len_per_gpu": 1}, {"shuffle": False}):
+        assert (chosen([2, 0, 3, 1], **cut) == chosen([0, 1, 2, 3])).all()
+
+
+def test_a_draw_goes_with_its_sample_wherever_that_stands() -> None:
+    samples = [trajectory(i, float(i), 10) for i in range(4)]
+    actor = {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}}
+
+    def chosen(order: list[int]) -> np.ndarray:
+        batch = build([group(*(samples[i] for i in order))], Actor(**actor))
+        computed = WorkerColumns(old_logprobs=np.zeros((4, 10), dtype=np.float32))
+        columns, _ = assign_credit(batch, computed, get_estimator("dr_grpo"), Algorithm(), Actor(**actor), kl_coef=0.0)
+        return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
+
+    assert chosen([0, 1, 2, 3]).sum() == 8
+    assert (chosen([3, 1, 0, 2]) == chosen([0, 1, 2, 3])).all()
+
+
 def test_failed_and_empty_trajectories_leave_every_statistic() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
     batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), trajectory(3, 1.0, 0))])
     assert len(batch.rows) == 2
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), kl_coef=0.0)
+    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), kl_coef=0.0)
     deviation = 0.5 / np.sqrt(0.5)  # of rewards 1 and 0, ddof 1
     assert columns[0].advantages == pytest.approx([deviation, deviation, -deviation, -deviation], rel=1e-5)
 
@@ -118,13 +197,13 @@ def test_kl_in_the_reward_is_per_token_k1() -> None:
         values=np.zeros((2, 2), dtype=np.float32),
     )
     algorithm = Algorithm(use_kl_in_reward=True, whiten_advantages=False)
-    columns, metrics = assign_credit(batch, computed, get_estimator("gae"), algorithm, kl_coef=0.1)
+    columns, metrics = assign_credit(batch, computed, get_estimator("gae"), algorithm, Actor(), kl_coef=0.1)
     # rewards: [-0.05, 1.0] and [0, -0.2]; gamma = lambda = 1, values 0: reward to go, rows longest first and stable
     assert batch.layout.to_matrix([column.advantages for column in columns]) == pytest.approx(
         np.array([[0.95, 1.0], [-0.2, -0.2]]), rel=1e-5
     )
     assert metrics["kl/per_sequence"] == pytest.approx((0.5 + 2.0) / 2)
-    assert metrics["kl/per_token"] == pytest.approx(2.5 / 4)
+    assert metrics["kl/per_token"] == pytest.approx((0.5 / 2 + 2.0 / 2) / 2)
 
 
 def test_columns_come_back_to_their_rows_over_two_ranks() -> None:
@@ -146,9 +225,14 @@ def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
     cut.end = EpisodeEnd.TOKEN_LIMIT
     batch = build([group(trajectory(0, 1.0, 2), cut)], overlong_filter=True)
     assert batch.loss_weights.tolist() == [0.5, 0.0]  # token-mean over the two tokens that are left
-    assert batch.sequence_weights.tolist() == [1.0, 0.0]
+    assert batch.sequence_weights.tolist() == [0.5, 0.0]  # a mean over both, of which one has no loss
     assert batch.value_weights.tolist() == pytest.approx([1 / 6, 1 / 6])  # the critic learns from all
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), kl_coef=0.0)
+    constant = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 10}
+    pair = [group(trajectory(0, 1.0, 2), cut)]
+    for count, weight in (("all", 1 / 20), ("nonempty", 1 / 10)):
+        weights = build(pair, Actor(shuffle=False, loss_agg_count=count, **constant), overlong_filter=True).loss_weights
+        assert weights.tolist() == pytest.approx([weight, 0.0])
+    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), Actor(), kl_coef=0.0)
     advantages = batch.layout.to_matrix([column.advantages for column in columns])
     assert advantages.tolist() == [[0.5, 0.5, 0, 0], [-0.5] * 4]
 
@@ -177,7 +261,7 @@ def test_remax_compares_with_the_greedy_rollout_shaped_alike() -> None:
     penalty = {"enable": True, "cache": 20}
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), baseline=greedy)], overlong_penalty=penalty)
     assert len(batch.rows) == 2  # the baseline is not trained on
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("remax"), Algorithm(), kl_coef=0.0)
+    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("remax"), Algorithm(), Actor(), kl_coef=0.0)
     advantages = batch.layout.to_matrix([column.advantages for column in columns])
     assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was worth
 

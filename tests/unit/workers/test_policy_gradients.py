@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.algorithms.entropy import entropy
-from alphaapollo.algorithms.kl import kl_full
 from alphaapollo.algorithms.policy_losses import policy_loss_names
 from alphaapollo.config.schema import Actor
+from tests.unit.plain import entropy, kl_full
 from tests.unit.tiny import free_address, run_ranks
 from tests.unit.workers.training import (
     Case,
@@ -54,10 +53,7 @@ def test_same_gradients_however_the_batch_is_cut(model_folder, actor: dict):
         assert own_figures == pytest.approx(figures, rel=1e-5, abs=1e-6)
 
 
-BY_MICRO_BATCH = ("clip_cov", "kl_cov")
-"""These choose tokens by a covariance over the micro-batch, as their authors do: they depend on it by definition."""
-SELECTING = {"clip_cov_ratio": 1.0, "clip_cov_lb": -0.3, "kl_cov_ratio": 0.2}  # so that they do choose some
-LOSSES = {name: Case("", {"policy_loss": {"loss_mode": name, **SELECTING}}) for name in policy_loss_names()} | {
+LOSSES = {name: Case("", {"policy_loss": {"loss_mode": name}}) for name in policy_loss_names()} | {
     "corrected by token": Case("", correction={"method": "tis", "level": "token"}),
     "corrected by row": Case(
         "",
@@ -73,7 +69,6 @@ LAYOUTS: dict[str, dict] = {  # against all rows in one padded micro-batch
     "packed, a few rows each, shuffled": {"attention": "sdpa", "max_tokens": 40, "order": 3},
     "two ranks": {"max_tokens": 1, "order": 4},
 }
-KEEPS_MICRO_BATCH = ("all, shuffled", "packed")
 
 
 def rough_cases(folder: str, layout: dict) -> list[Case]:
@@ -114,8 +109,7 @@ def same(ours: Gradients, expected: Gradients) -> bool:
 def test_every_loss_with_rows_of_one_token_and_of_no_weight(rough_gradients, loss: str, layout: str):
     expected = rough_gradients["whole"][0][loss]
     for rank in rough_gradients[layout]:
-        depends = loss in BY_MICRO_BATCH and layout not in KEEPS_MICRO_BATCH
-        assert same(rank[loss], expected) != depends
+        assert same(rank[loss], expected)
 
 
 @pytest.mark.timeout(240)

@@ -63,7 +63,6 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         placement=RankPlacement(rank, num_ranks, address, "cpu", 1),
         total_steps=10,
         temperature=0.9,
-        seed=0,
         **arguments,
     )
 
@@ -108,6 +107,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         flat.flags.writeable = False
         return flat
 
+    chosen = (column(1.0) > 0.5).astype(np.uint8)
     return Columns(
         advantages=column(1.0),
         returns=column(1.0),
@@ -117,6 +117,8 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         loss_weights=batch.split_rows(weights)[rank],
         sequence_weights=batch.split_rows(per_sequence)[rank],
         value_weights=batch.split_rows(of_values)[rank],
+        trajectory_ids=batch.split_rows(case.row_order)[rank],
+        chosen=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).choose else None,
     )
 
 

@@ -28,6 +28,7 @@ def batch(scores: list[float], **more: object) -> AdvantageInputs:
         "scores": torch.tensor(scores, dtype=torch.float64),
         "group_ids": torch.tensor([0, 0, 1, 1]),
         "trajectory_ids": torch.arange(4),
+        "mini_batches": torch.zeros(4, dtype=torch.int64),
     }
     return AdvantageInputs(**{**inputs, **more})
 
@@ -134,6 +135,52 @@ def test_a_reward_on_an_observation_token_survives(name: str):
     assert result.returns.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
+def two_turns(memory: bool, **more: object) -> AdvantageInputs:
+    """One group: a trajectory of two turns, of tokens 2 and 1, that is worth 1, and one of a single token worth 0."""
+    if memory:
+        rewards, mask, values = [[0, 0], [1, 0], [0, 0]], [[1, 1], [1, 0], [1, 0]], [[0.1, 0.2], [0.4, 9], [0.3, 9]]
+        owners = [0, 0, 1]
+    else:  # two tokens of the environment between the turns
+        rewards, mask = [[0, 0, 0, 0, 1], [0] * 5], [[1, 1, 0, 0, 1], [1, 0, 0, 0, 0]]
+        values, owners = [[0.1, 0.2, 9, 9, 0.4], [0.3, 9, 9, 9, 9]], [0, 1]
+    own = torch.tensor(owners)
+    return AdvantageInputs(
+        token_rewards=torch.tensor(rewards, dtype=torch.float64),
+        mask=torch.tensor(mask, dtype=torch.float64),
+        scores=torch.tensor([1.0, 0.0], dtype=torch.float64)[own],
+        group_ids=torch.zeros(len(owners), dtype=torch.int64),
+        trajectory_ids=own,
+        values=torch.tensor(values, dtype=torch.float64),
+        greedy_rewards=torch.full((len(owners),), 0.5, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        # gamma = lambda = 1: the return 1 of each token less its value
+        ("gae", {"whiten_advantages": False}, [0.9, 0.8, 0.6, -0.3]),
+        # deltas .5 x .2 - .1 = 0, .5 x .4 - .2 = 0, 1 - .4 = .6; the trace is .25
+        ("gae", {"whiten_advantages": False, "gamma": 0.5, "lam": 0.5}, [0.0375, 0.15, 0.6, -0.3]),
+        ("remax", {}, [0.5, 0.5, 0.5, -0.5]),
+        ("remax", {"gamma": 0.5}, [-0.25, 0.0, 0.5, -0.5]),
+        # returns 1, 1, 1, 0: mean 3/4, var 3/16
+        ("reinforce_plus_plus", {"adv_ddof": 0, "adv_eps": 0.0}, [1 / ROOT3, 1 / ROOT3, 1 / ROOT3, -ROOT3]),
+    ],
+)
+@pytest.mark.parametrize("memory", [False, True])
+def test_credit_runs_across_the_turns_of_a_trajectory(name: str, options: dict, expected: list[float], memory: bool):
+    inputs = two_turns(memory)
+    advantages = get_estimator(name)(inputs, Algorithm(**options)).advantages
+    assert advantages[inputs.mask.bool()].tolist() == pytest.approx(expected)
+
+
+def test_magistral_normalises_each_mini_batch_by_itself():
+    # centred -1, 1 in the first and -3, 3 in the second
+    numbers = {"mini_batches": torch.tensor([0, 0, 1, 1])}
+    assert estimate("magistral", [1, 3, 0, 6], Algorithm(adv_ddof=0), **numbers) == pytest.approx([-1, 1, -1, 1])
+
+
 COMPONENTS = {
     "accuracy": torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64),
     "format": torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64),
@@ -145,13 +192,18 @@ COMPONENTS = {
     [
         ({}, [1, -1, -1, 1]),
         ({"gdpo_rewards": ["accuracy"]}, [1, -1, 0, 0]),
+        ({"gdpo_rewards": ["accuracy", "task"]}, [2, -2, 0, 0]),  # as named
         ({"gdpo_rewards": ["format", "accuracy"], "gdpo_weights": [3.0, 1.0]}, [1, -1, -3, 3]),
     ],
 )
 def test_gdpo_normalises_each_reward_then_the_batch(options: dict, summed: list[float]):
+    """By default `accuracy` is left out where `task` tells the same."""
     config = Algorithm(adv_ddof=0, adv_eps=0.0, **options)
     std = math.sqrt(sum(x * x for x in summed) / 4)
-    assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS) == pytest.approx([x / std for x in summed])
+    expected = pytest.approx([x / std for x in summed])
+    assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS | {"task": COMPONENTS["accuracy"]}) == expected
+    if "task" not in options.get("gdpo_rewards", ()):
+        assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS) == expected
 
 
 @pytest.mark.parametrize(
@@ -261,6 +313,7 @@ def test_statistics_count_trajectories_not_rows(name: str):
             group_ids=groups,
             trajectory_ids=own + 100,
             components={"accuracy": per_row_scores},
+            mini_batches=torch.zeros(len(owners), dtype=torch.int64),
             turns=one_turn_a_row(matrix, groups, own),
         )
 
@@ -274,12 +327,19 @@ def test_statistics_count_trajectories_not_rows(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "need"), [("gae", "values"), ("remax", "greedy_rewards"), ("gdpo", "components"), ("gigpo", "turns")]
+    ("name", "need"),
+    [
+        ("gae", "values"),
+        ("remax", "greedy_rewards"),
+        ("gdpo", "components"),
+        ("gigpo", "turns"),
+        ("magistral", "mini_batches"),
+    ],
 )
 def test_what_an_estimator_needs(name: str, need: str):
     assert get_estimator(name).needs == (need,)
     with pytest.raises(ValueError, match=f"{name!r} needs {need}"):
-        get_estimator(name)(batch([0, 0, 0, 0]), Algorithm())
+        get_estimator(name)(batch([0, 0, 0, 0], mini_batches=None), Algorithm())
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
@@ -294,7 +354,7 @@ def test_unknown_estimators_name_the_nearest():
 
 
 def test_unknown_needs():
-    with pytest.raises(ValueError, match="only values, greedy_rewards, components, turns"):
+    with pytest.raises(ValueError, match="only values, greedy_rewards, components, turns, mini_batches"):
         register_estimator("with_logits", needs=("logits",))
 
 

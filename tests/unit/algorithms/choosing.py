@@ -1,0 +1,20 @@
+"""Batches for losses that choose tokens over a mini-batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
+from alphaapollo.config.schema import Actor
+
+
+def with_choice(batch: PolicyLossInputs, loss: PolicyLoss, actor: Actor) -> PolicyLossInputs:
+    """The batch, as a whole mini-batch, with the tokens that the loss chooses, where it does."""
+    if loss.choose is None:
+        return batch
+    is_action = batch.mask.bool()
+    chosen = torch.zeros_like(is_action)
+    chosen[is_action] = loss.choose(batch.old_logp[is_action], batch.advantages[is_action], actor)
+    return replace(batch, chosen=chosen)

@@ -1,0 +1,32 @@
+import torch
+
+from alphaapollo.algorithms.end_to_end import EndToEnd
+
+MASK = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 0, 0], [0, 1, 1]])
+IDS = torch.tensor([7, 9, 4, 7])  # rows 0 and 3 are of one trajectory; 4 has no action token
+VALUES = torch.tensor([[1.0, 99.0, 2.0], [5.0, 6.0, 99.0], [99.0] * 3, [99.0, 3.0, 4.0]])
+
+
+def test_rows_of_a_trajectory_become_one_in_their_order():
+    whole = EndToEnd.of(MASK, IDS)
+    assert whole.mask.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
+    assert whole.join(VALUES).tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 0, 0]]
+    assert whole.per_trajectory(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist() == torch.tensor([0.4, 0.7, 0.9]).tolist()
+
+
+def test_split_is_the_inverse_on_action_tokens_and_zero_elsewhere():
+    whole = EndToEnd.of(MASK, IDS)
+    assert whole.split(whole.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
+
+
+def test_gradients_pass_both_ways_and_what_is_off_the_mask_never_enters():
+    values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
+    whole = EndToEnd.of(MASK, IDS)
+    (whole.split(2 * whole.join(values)) * 3).sum().backward()
+    assert (values.grad == 6 * MASK).all()
+
+
+def test_no_action_token_at_all():
+    whole = EndToEnd.of(torch.zeros(2, 3), torch.tensor([0, 0]))
+    assert whole.mask.tolist() == [[0.0]]
+    assert whole.split(whole.join(torch.ones(2, 3))).tolist() == [[0.0] * 3] * 2
