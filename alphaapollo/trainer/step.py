@@ -117,7 +117,7 @@ def build_batch(
         padded=padded,
         seed=derive_seed(run_seed, "mini_batches", step),
         shuffle=actor.shuffle,
-        group_ids=torch.unique(group_of, return_inverse=True)[1].tolist() if keeps_groups(actor, algorithm) else None,
+        group_ids=_undivided(group_of, actor, algorithm),
         whole_trajectories=policy_loss.whole or looks_at_sequences(algorithm.rollout_correction),
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
@@ -127,8 +127,7 @@ def build_batch(
     rewards += whole.split(place_outcome_reward(outcome_rewards(members, algorithm, max_length), whole.mask))
     weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
     if algorithm.filtration.method:
-        totals = whole.join(rewards).sum(-1)
-        weights *= filtration_weights(totals, Groups.of(group_of), algorithm.filtration.method)
+        weights *= filtration_weights(whole.join(rewards).sum(-1), Groups.of(group_of), algorithm.filtration.method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy().astype(np.float32)
     greedy = _greedy_rewards(groups, algorithm, max_length, penalty)
     return Batch(
@@ -149,10 +148,14 @@ def build_batch(
     )
 
 
-def keeps_groups(actor: Actor, algorithm: Algorithm) -> bool:
-    """Whether the samples of a group must share a mini-batch: where something is normalised over it."""
+def _undivided(group_of: torch.Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
+    """The group 0 .. G-1 of each trajectory, where a group must share a mini-batch: what is normalised over that, by
+    the estimator or the aggregation, is about groups. [N]"""
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
-    return by_mini_batch or actor.loss_agg_mode == "group-mean-token-mean"
+    if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
+        return None
+    numbers: list[int] = torch.unique(group_of, return_inverse=True)[1].tolist()
+    return numbers
 
 
 def _turn_rewards(members: Sequence[Member], mask: torch.Tensor, penalty: float) -> torch.Tensor:
