@@ -60,13 +60,14 @@ class CheckpointFolder:
     def find(self, mode: str, path: str) -> Path | None:
         """The checkpoint to resume from by trainer.resume_mode, or None to start anew."""
         if mode == "resume_path":
-            if not (Path(path) / PROGRESS).exists():
+            asked = Path(path).expanduser()
+            if not (asked / PROGRESS).exists():
                 have = ", ".join(str(folder) for folder in self.whole()) or "none"
                 raise ValueError(
                     f"trainer.resume_from_path={path!r} is no whole checkpoint (no progress.json in it). "
                     f"Whole checkpoints of this run: {have}."
                 )
-            return Path(path)
+            return asked
         if mode == "disable":
             return None
         return max(self.whole(), default=None)

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from rich.console import Console as Terminal
 
+from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_generation, resolve_device
-from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, plain, value_of
-from alphaapollo.config.load import load_saved, save_config
 from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
@@ -27,7 +25,6 @@ from alphaapollo.evaluation.figures import Result, result_of
 from alphaapollo.evaluation.report import report
 from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
 from alphaapollo.observability.counter import Counter
-from alphaapollo.run_folder import move_aside
 from alphaapollo.startup.builders import build_engine
 from alphaapollo.startup.inputs import (
     check_lengths,
@@ -38,6 +35,7 @@ from alphaapollo.startup.inputs import (
     make_renderer,
     read_prompts,
 )
+from alphaapollo.startup.resume import Start, own_changes
 from alphaapollo.startup.trial import try_resets
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.watchdog import name_run, start_reaper
@@ -65,6 +63,7 @@ class Generation:
     num_engines: int
     prompts: list[Prompt]
     finished: Finished
+    start: Start
     folder: Path
 
     @property
@@ -97,25 +96,26 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
+    finished, start = _find_finished(config, prompts)
     on_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes // config.rollout.tensor_model_parallel_size
     generation = Generation(
         config=config,
         device=device,
         num_engines=config.rollout.num_engines or (1 if device == "cpu" else on_gpus),
         prompts=prompts,
-        finished=_find_finished(config, prompts),
+        finished=finished,
+        start=start,
         folder=config.trainer.folder,
     )
-    _print_plan(generation, [*notices, *more], terminal)
+    _print_plan(generation, [*notices, *more, *start.lines()], terminal)
     return generation
 
 
 async def run(generation: Generation, terminal: Terminal) -> None:
     """Play what is not finished, then count everything. ValueError at the end, if not one sample could be scored."""
     config, folder = generation.config, generation.folder
-    if config.trainer.resume_mode == "disable" and (moved := move_aside(folder)):
+    if moved := generation.start.claim(config):
         terminal.print(f"note: the earlier run of this name lies in {moved}", markup=False, soft_wrap=True)
-    save_config(config, folder / "config.yaml")
     results = [*generation.finished.results]
     if generation.requests:
         crew = await launch(generation)
@@ -198,37 +198,24 @@ class _Speed:
         return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
 
 
-def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> Finished:
+def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> tuple[Finished, Start]:
     """ValueError: the results in the folder are of another configuration or of other data."""
     folder = config.trainer.folder
-    if config.trainer.resume_mode == "disable" or not (folder / "results.jsonl").exists():
-        return Finished()
-    try:
-        before = load_saved(GenerationConfig, folder / "config.yaml")
-    except (ConfigError, OSError) as error:
-        raise _other_results(folder, f"its config.yaml cannot be read ({error})") from error
-    if differences := _differences(before, config):
-        raise _other_results(folder, f"its results have {', '.join(differences)}")
+    if config.trainer.resume_mode == "disable":
+        return Finished(), Start(folder, in_the_way=folder.exists())
+    if not (folder / "results.jsonl").exists():
+        return Finished(), Start(folder)
+    changes = own_changes(config, judge)
     by_id = {prompt.id: prompt for prompt in prompts}
-    return read_finished(folder / "results.jsonl", by_id, config.data.n_samples)
+    finished = read_finished(folder / "results.jsonl", by_id, config.data.n_samples)
+    return finished, Start(folder, changes=tuple(changes))
 
 
-def _other_results(folder: Path, why: str) -> ValueError:
-    return ValueError(
-        f"{folder} cannot be resumed: {why}. Set another trainer.experiment_name, or trainer.resume_mode=disable to "
-        "begin anew (the earlier run is moved aside)."
-    )
-
-
-def _differences(before: GenerationConfig, now: GenerationConfig) -> list[str]:
-    """`rollout.temperature=1.0 (now 0.7)` for every key that decides what is sampled."""
-    found = []
-    for key in accepted_keys(GenerationConfig):
-        old, new = value_of(before, key), value_of(now, key)
-        section, _, name = key.partition(".")
-        if old != new and key not in FREE and name in DECISIVE.get(section, {name}):
-            found.append(f"{key}={plain(old)} (now {plain(new)})")
-    return found
+def judge(key: str) -> tuple[Verdict, str]:
+    """A key that decides what is sampled must stay as it is."""
+    section, _, name = key.partition(".")
+    decides = key not in FREE and name in DECISIVE.get(section, {name})
+    return ("refused", "it decides what is sampled") if decides else ("applied", "")
 
 
 def _print_plan(generation: Generation, notices: Sequence[str], terminal: Terminal) -> None:

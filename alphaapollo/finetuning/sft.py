@@ -10,8 +10,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_sft, resolve_device
-from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.batch import RankBatch
@@ -22,8 +22,9 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
-from alphaapollo.run_folder import CheckpointFolder, move_aside, read_progress, write_progress
+from alphaapollo.run_folder import CheckpointFolder, read_progress, write_progress
 from alphaapollo.schedule import due
+from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.sft import SftWorker
@@ -47,7 +48,22 @@ class SftRun:
     val_examples: list[Row]
     total_steps: int
     folder: Path
+    start: Start
     notices: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """No step remains, and the model is written."""
+        written = self.start.is_exported() or not self.config.trainer.export_hf
+        return self.start.step >= self.total_steps and written
+
+
+def judge(key: str) -> tuple[Verdict, str]:
+    """What becomes of a key that has changed since the run's earlier start: model and data are what a run is."""
+    identity = {"model.path": "another model", "data.train_files": "other data"}
+    if key in identity:
+        return "refused", identity[key]
+    return "applied", "the rest of the epoch comes in another order" if key in ("data.seed", "data.shuffle") else ""
 
 
 def prepare(config: SftConfig) -> SftRun:
@@ -55,6 +71,7 @@ def prepare(config: SftConfig) -> SftRun:
     machine = detect_machine()
     notices = check_sft(config, machine.num_gpus)
     check_trackers(config.trainer.logger)
+    start = find_start(config, judge)
     renderer = Renderer(
         load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     )
@@ -78,7 +95,8 @@ def prepare(config: SftConfig) -> SftRun:
         val_examples=val_examples,
         total_steps=trainer.total_training_steps or max(1, len(examples) * trainer.total_epochs // size),
         folder=trainer.folder,
-        notices=notices,
+        start=start,
+        notices=[*notices, *start.lines()],
     )
 
 
@@ -97,12 +115,11 @@ def print_plan(run: SftRun) -> None:
 def train(run: SftRun) -> None:
     """Train from the newest checkpoint, or from the start, to the last step, and export the model."""
     config, trainer = run.config, run.config.trainer
-    is_main = run.placement.rank == 0
-    if is_main and trainer.resume_mode == "disable" and (moved := move_aside(run.folder)):
-        print(f"note: the earlier run of this name lies in {moved}")
+    is_main, checkpoint = run.placement.rank == 0, run.start.checkpoint
     checkpoints = CheckpointFolder(run.folder / "checkpoints", trainer.max_ckpt_to_keep)
-    worker = SftWorker(config, run.placement, run.total_steps)  # a collective: the ranks have met from here on
-    checkpoint = checkpoints.find(trainer.resume_mode, trainer.resume_from_path)
+    worker = SftWorker(config, run.placement, run.total_steps)  # a collective: every rank has read the folder by now
+    if is_main and (moved := run.start.claim(config)):
+        print(f"note: the earlier run of this name lies in {moved}")
     progress = Progress(**read_progress(checkpoint)) if checkpoint else Progress()
     if checkpoint:
         worker.load(str(checkpoint / "model"))
@@ -123,6 +140,8 @@ def train(run: SftRun) -> None:
             save(run, worker, checkpoints, Progress(step, progress.examples_consumed))
     if trainer.export_hf:
         worker.export(str(run.folder / "model"))
+        if log:
+            log.console.notice(f"the model lies in {run.folder / 'model'}")
     worker.close()
     if log:
         log.close()
@@ -167,7 +186,6 @@ class MainRankLog:
     """Metrics and console of the run, on rank 0 alone."""
 
     def __init__(self, run: SftRun, resumed_step: int):
-        save_config(run.config, run.folder / "config.yaml")
         self.tracker = make_tracker(run.config, run.folder, resumed_step)
         self.console = Console()
         self.console.start(run.total_steps, resumed_step)

@@ -24,6 +24,13 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
+def apply_settings(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
+    """The configuration's settings, where a checkpoint has brought back those that it was written with."""
+    for group in optimizer.param_groups:
+        decays = group["params"][0].ndim >= 2
+        group |= {"weight_decay": config.weight_decay if decays else 0.0, "betas": config.betas, "eps": config.eps}
+
+
 def learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
     """Of optimiser step 0, 1, ..: linear warm-up that reaches lr at its last step, then constant, or a cosine towards
     min_lr_ratio * lr, which step `total_steps` would have."""

@@ -11,6 +11,7 @@ from torch import nn
 from alphaapollo.config.schema import Optimizer
 from alphaapollo.models import checkpoint
 from alphaapollo.models.optimizer import (
+    apply_settings,
     clip_gradients,
     learning_rate,
     make_optimizer,
@@ -98,5 +99,7 @@ class TrainState:
         checkpoint.save(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
+        """Moments and steps made are the checkpoint's, settings the configuration's."""
         self.num_steps = checkpoint.load(folder, self.module, self.optimizer)["num_steps"]
+        apply_settings(self.optimizer, self.config)
         self.rest_optimizer()

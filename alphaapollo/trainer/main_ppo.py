@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(Config, "ppo", sys.argv[1:] if argv is None else argv)
         from alphaapollo.startup.failures import FAILURES  # torch from here on: a wrong key is told before
+        from alphaapollo.startup.resume import already_complete
         from alphaapollo.trainer.setup import prepare, run
 
         try:
@@ -25,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return failed(error, 2)
     if config.trainer.dry_run:
         print("dry run: the configuration is sound, nothing was started.")
+        return 0
+    if prepared.complete:
+        print(already_complete(prepared.plan.folder, prepared.inputs.total_steps))
         return 0
     end_when_told()
     try:

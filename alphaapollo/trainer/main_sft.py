@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(SftConfig, "sft", sys.argv[1:] if argv is None else argv)
         from alphaapollo.finetuning.sft import prepare, print_plan, train  # torch from here on
+        from alphaapollo.startup.resume import already_complete
 
         try:
             run = prepare(config)
@@ -30,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.trainer.dry_run:
         if is_main:
             print("dry run: the configuration is sound, nothing was started.")
+        return 0
+    if run.complete:
+        if is_main:
+            print(already_complete(run.folder, run.total_steps))
         return 0
     try:
         train(run)

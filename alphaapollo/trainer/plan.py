@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console as Terminal
+from rich.markup import escape
 from rich.table import Table
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
@@ -17,6 +18,7 @@ from alphaapollo.startup.inputs import (
     environment_notices,
     find_environment,
 )
+from alphaapollo.startup.resume import Start
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.types import Sampling
@@ -74,7 +76,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
     )
 
 
-def print_plan(plan: Plan, inputs: Inputs, config: Config, terminal: Terminal) -> None:
+def print_plan(plan: Plan, inputs: Inputs, start: Start, config: Config, terminal: Terminal) -> None:
     """The numbers that people get wrong, before they cost anything."""
     actor = config.actor_rollout_ref.actor
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=str(plan.folder), title_justify="left")
@@ -94,7 +96,7 @@ def print_plan(plan: Plan, inputs: Inputs, config: Config, terminal: Terminal) -
         "KL to the reference": kl or "none",
         "model": f"{config.actor_rollout_ref.model.path}, {plan.dtype}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
-        "iterations": f"{inputs.total_steps}",
+        "iterations": f"{inputs.total_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": per_step,
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank" + ", padding counted" * plan.padded,
@@ -107,5 +109,5 @@ def print_plan(plan: Plan, inputs: Inputs, config: Config, terminal: Terminal) -
     for name, value in rows.items():
         table.add_row(name, value)
     terminal.print(table)
-    for notice in [*plan.notices, *inputs.notices]:
-        terminal.print(f"[yellow]note[/yellow] {notice}", highlight=False)
+    for notice in [*plan.notices, *inputs.notices, *start.lines()]:
+        terminal.print(f"[yellow]note[/yellow] {escape(notice)}", highlight=False)

@@ -6,14 +6,13 @@ prepare: read, check, print the plan (nothing is started)  ->  run: start the wo
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.kl import make_kl_controller
-from alphaapollo.config.load import save_config
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
 from alphaapollo.data.stream import PromptStream
@@ -22,8 +21,10 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
 from alphaapollo.rollout.spec import engine_dtype
-from alphaapollo.run_folder import CheckpointFolder, move_aside
+from alphaapollo.run_folder import CheckpointFolder
 from alphaapollo.startup.inputs import find_machine
+from alphaapollo.startup.resume import Start, find_start
+from alphaapollo.trainer.identity import judge_of
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.plan import Plan, make_plan, print_plan
@@ -42,26 +43,32 @@ class Prepared:
     config: Config
     plan: Plan
     inputs: Inputs
+    start: Start
+
+    @property
+    def complete(self) -> bool:
+        """No iteration remains, and the model is written."""
+        return self.start.step >= self.inputs.total_steps and (
+            self.start.is_exported() or not self.config.trainer.export_hf
+        )
 
 
 def prepare(config: Config) -> Prepared:
     """Check everything that can be checked without a worker, and print the plan."""
     plan = make_plan(config, find_machine(config.trainer.controller))
     check_trackers(config.trainer.logger)
+    start = find_start(config, judge_of(config))
     inputs = read_inputs(config)
-    prepared = Prepared(config, plan, inputs)
-    print_plan(plan, inputs, config, Terminal(highlight=False, soft_wrap=True))
-    return prepared
+    print_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
+    return Prepared(config, plan, inputs, start)
 
 
 async def run(prepared: Prepared) -> None:
     """Train from the newest checkpoint, or from the start, to the last iteration; every process ends with it."""
-    config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
-    moved = move_aside(plan.folder) if config.trainer.resume_mode == "disable" else None
+    config, plan, inputs, start = prepared.config, prepared.plan, prepared.inputs, prepared.start
+    moved = start.claim(config)
     checkpoints = CheckpointFolder(plan.folder / "checkpoints", config.trainer.max_ckpt_to_keep)
-    checkpoint = checkpoints.find(config.trainer.resume_mode, config.trainer.resume_from_path)
-    progress = Progress.read(checkpoint) if checkpoint else Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef)
-    save_config(config, plan.folder / "config.yaml")
+    progress = find_progress(start, config.algorithm.kl_ctrl)
     console = Console()
     console.start(inputs.total_steps, progress.step)
     if moved:
@@ -75,16 +82,25 @@ async def run(prepared: Prepared) -> None:
             console.phase("start", 0, 1)
             crew = await launch(prepared)
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
-        await begin(ready, checkpoint, timer)
+        await begin(ready, start.checkpoint, timer)
         await train(ready)
         if config.trainer.export_hf:
             await crew.policy.export(str(plan.folder / "model"))
+            console.notice(f"the model lies in {plan.folder / 'model'}")
     finally:
         if crew:
             await crew.close()
         rollout_log.close()
         tracker.close()
         console.close()
+
+
+def find_progress(start: Start, kl: KLController) -> Progress:
+    """The checkpoint's, or that of a new run. A fixed coefficient is the configuration's."""
+    if start.checkpoint is None:
+        return Progress(kl_coef=kl.kl_coef)
+    progress = Progress.read(start.checkpoint)
+    return replace(progress, kl_coef=kl.kl_coef) if kl.type == "fixed" else progress
 
 
 def make_run(

@@ -155,6 +155,11 @@ def test_resume_goes_on_where_it_stopped(ppo: Runner) -> None:
             assert one.get(name) == other.get(name), (one["step"], name)
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
     assert first == second
+    assert "changed since the earlier start: trainer.total_training_steps: 2 -> 4: applied" in parts.output
+    written = {file: file.stat().st_mtime_ns for file in parts.folder.rglob("*")}
+    again = ppo.run("trainer.total_training_steps=4", "trainer.save_freq=2", name="parts")
+    assert "already complete: all 4 iterations are done, nothing was started" in again.output
+    assert {file: file.stat().st_mtime_ns for file in parts.folder.rglob("*")} == written
 
 
 def test_hf_engine_twin(ppo: Runner) -> None:

@@ -71,6 +71,11 @@ def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None
     assert [line["step"] for line in metrics(tmp_path, "parts")] == [1, 2, 3, 4, 5, 6]
     whole, parts = ((tmp_path / "test" / name / "model/model.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
+    model = tmp_path / "test/parts/model"
+    before = model.stat().st_mtime_ns
+    again = sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="parts", ranks=2)
+    assert again.returncode == 0 and again.stdout.count("already complete: all 6 iterations are done") == 1
+    assert model.stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Comman
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["rollout.temperature=0.5"], r"results have rollout\.temperature=1\.0 \(now 0\.5\)"),
+        (["rollout.temperature=0.5"], r"made with rollout\.temperature=1\.0 \(now 0\.5\)"),
         (["data.n_samples=4"], r"data\.n_samples=3 \(now 4\)"),
         (["trainer.seed=1", "env.max_steps=2"], r"env\.max_steps=1 \(now 2\), trainer\.seed=0 \(now 1\)"),
     ],

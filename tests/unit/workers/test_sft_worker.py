@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ class SftCase:
     folder: str
     attention: str = "padded"
     max_tokens: int = 10_000
-    data: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
 
 
 def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWorker:
     sharding.MIN_UNIT = 0
-    config = SftConfig(model={"path": case.folder, "attention": case.attention}, optim=OPTIM, grad_clip=0.5)
+    config = SftConfig(
+        model={"path": case.folder, "attention": case.attention}, optim=OPTIM | case.optim, grad_clip=0.5
+    )
     return SftWorker(config, RankPlacement(rank, num_ranks, address, "cpu", 1), NUM_STEPS)
 
 
@@ -121,4 +123,21 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path: Path):
     resumed = make_worker(case, 0, 1, free_address())
     resumed.load(str(tmp_path / "saved"))
     assert resumed.step(third) == expected
+    resumed.close()
+
+
+def test_a_resumed_worker_has_the_optimiser_settings_of_its_own_configuration(model_folder, tmp_path: Path):
+    case = SftCase(str(model_folder("qwen3")))
+    worker = make_worker(case, 0, 1, free_address())
+    worker.step(deal(case, batches()[0], 0, 1))
+    worker.save(str(tmp_path / "saved"))
+    worker.close()
+    changed = replace(case, optim={"weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-5})
+    resumed = make_worker(changed, 0, 1, free_address())
+    resumed.load(str(tmp_path / "saved"))
+    groups = resumed.state.optimizer.param_groups
+    assert [(group["weight_decay"], tuple(group["betas"]), group["eps"]) for group in groups] == [
+        (0.3, (0.8, 0.95), 1e-5),
+        (0.0, (0.8, 0.95), 1e-5),
+    ]
     resumed.close()

@@ -1,0 +1,161 @@
+"""What a start finds in its run's folder: a checkpoint to go on from, and what has changed since it was written.
+
+find_start only reads. `Start.claim` does what follows from it when the run starts: it makes room for a run that begins
+anew, and notes the configuration: config.yaml is that of the first start, config.1.yaml, config.2.yaml, ... those of
+resumes that changed something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from alphaapollo.config.changes import Change, Judge, command_of, find_changes
+from alphaapollo.config.keys import COMMANDS, plain
+from alphaapollo.config.load import save_config
+from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.run_folder import PROGRESS, CheckpointFolder, move_aside, read_progress
+
+ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
+WAY_OUT = (
+    "Set another trainer.experiment_name, or trainer.resume_mode=disable to begin anew (the earlier run is moved "
+    "aside)."
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """From where a run starts. Nothing is touched yet."""
+
+    folder: Path
+    checkpoint: Path | None = None
+    step: int = 0  # whole iterations in the checkpoint
+    changes: tuple[Change, ...] = ()
+    in_the_way: bool = False  # the folder holds an earlier run that is not gone on with
+
+    def lines(self) -> list[str]:
+        """What to tell before the start."""
+        if self.in_the_way:
+            return [f"begins anew: the earlier run in {self.folder} is moved aside."]
+        since = [f"changed since the earlier start: {change}" for change in self.changes]
+        return [f"goes on from {self.checkpoint}.", *since] if self.checkpoint else since
+
+    def is_exported(self) -> bool:
+        """The folder `model` was written after the checkpoint."""
+        model = self.folder / "model"
+        if self.checkpoint is None or not model.is_dir():
+            return False
+        return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
+
+    def claim(self, config: Config | SftConfig | GenerationConfig) -> Path | None:
+        """Move an earlier run aside that is in the way, and note the configuration. Returns where that run lies."""
+        moved = move_aside(self.folder) if self.in_the_way else None
+        newest, number = _saved_files(self.folder)
+        if newest is None or not _has_results(self.folder):
+            save_config(config, self.folder / "config.yaml")
+        elif self.changes:
+            save_config(config, self.folder / f"config.{number + 1}.yaml")
+        return moved
+
+
+def already_complete(folder: Path, total_steps: int) -> str:
+    """What to say instead of training nothing."""
+    where = f" The model lies in {folder / 'model'}." if (folder / "model").is_dir() else ""
+    return (
+        f"already complete: all {total_steps} iterations are done, nothing was started.{where} To train on, raise "
+        f"trainer.total_training_steps or trainer.total_epochs. To begin anew: {WAY_OUT[0].lower()}{WAY_OUT[1:]}"
+    )
+
+
+def find_start(config: Config | SftConfig, judge: Judge) -> Start:
+    """By trainer.resume_mode, what there is to go on from.
+
+    Raises:
+        ValueError: the folder is another run's (a changed key that `judge` refuses), or there is no such checkpoint.
+    """
+    trainer, folder = config.trainer, config.trainer.folder
+    if trainer.resume_mode == "disable":
+        return Start(folder, in_the_way=folder.exists())
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
+    checkpoint = checkpoints.find(trainer.resume_mode, trainer.resume_from_path)
+    if _has_results(folder):
+        changes = own_changes(config, judge)
+        if checkpoint is None:
+            return Start(folder, in_the_way=True)
+    elif checkpoint is not None:
+        changes = _changes_since_another(checkpoint.resolve().parents[1], config, judge)
+    else:
+        return Start(folder)
+    return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes))
+
+
+def own_changes(config: Config | SftConfig | GenerationConfig, judge: Judge) -> list[Change]:
+    """What differs from the newest configuration in the run's folder. ValueError: a change that `judge` refuses, a
+    folder of another command, or no configuration that can be read."""
+    folder = config.trainer.folder
+    changes = find_changes(_read(folder, type(config)), config, judge)
+    if refused := [change for change in changes if change.verdict == "refused"]:
+        raise ValueError(_other_run(folder, refused))
+    return changes
+
+
+def _changes_since_another(folder: Path, config: Config | SftConfig, judge: Judge) -> list[Change]:
+    """Since the run in `folder`, whose checkpoint is asked for by its path: it may be any, so nothing is refused."""
+    if _saved_files(folder)[0] is None:
+        return []
+    changes = find_changes(_read(folder, type(config)), config, judge)
+    return [
+        replace(change, verdict="applied") if change.verdict == "refused" else change
+        for change in changes
+        if change.key not in ADDRESS
+    ]
+
+
+def _other_run(folder: Path, refused: Sequence[Change]) -> str:
+    differences = ", ".join(f"{one.key}={plain(one.old)} (now {plain(one.new)})" for one in refused)
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    another = (
+        f" To train on from its weights all the same: another trainer.experiment_name with trainer.resume_mode="
+        f"resume_path trainer.resume_from_path={whole[-1]}."
+        if whole
+        else ""
+    )
+    return f"{folder} cannot be resumed: it was made with {differences}. {WAY_OUT}{another}"
+
+
+def _has_results(folder: Path) -> bool:
+    """It holds more than a start that failed leaves."""
+    logged = any(
+        (folder / name).is_file() and (folder / name).stat().st_size for name in ("metrics.jsonl", "results.jsonl")
+    )
+    return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).whole())
+
+
+def _saved_files(folder: Path) -> tuple[Path | None, int]:
+    """The newest configuration in the folder, and its number: 0 for config.yaml."""
+    numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
+    if numbers:
+        return folder / f"config.{max(numbers)}.yaml", max(numbers)
+    first = folder / "config.yaml"
+    return (first if first.is_file() else None), 0
+
+
+def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    """The newest configuration in the folder, as plain values."""
+    path = _saved_files(folder)[0] or folder / "config.yaml"
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"{folder} cannot be resumed: its {path.name} cannot be read ({why}). {WAY_OUT}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{folder} cannot be resumed: its {path.name} holds no configuration. {WAY_OUT}")
+    command = command_of(values)
+    if command is not None and COMMANDS[command] is not schema:
+        raise ValueError(f"{folder} cannot be resumed: it is a run of {command}. Set another trainer.experiment_name.")
+    return values

@@ -1,0 +1,164 @@
+"""What a start finds in its folder, and what it leaves there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.run_folder import write_progress
+from alphaapollo.startup.resume import Start, already_complete, find_start
+from alphaapollo.trainer.identity import IDENTITY, judge_of
+
+
+def configured(out: Path, **sections: dict[str, Any]) -> Config:
+    trainer = {"output_dir": str(out), "project_name": "p", "experiment_name": "run"} | sections.pop("trainer", {})
+    return Config(trainer=trainer, data={"train_files": "a.parquet"} | sections.pop("data", {}), **sections)
+
+
+def start_of(config: Config) -> Start:
+    return find_start(config, judge_of(config))
+
+
+def train(config: Config, step: int) -> Path:
+    """What a run up to iteration `step` leaves: its configuration, a line of metrics, a checkpoint."""
+    folder = config.trainer.folder
+    start_of(config).claim(config)
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+    checkpoint = folder / "checkpoints" / f"step_{step:06d}"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    write_progress(checkpoint, {"step": step})
+    return checkpoint
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    return {file.name: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
+
+
+def test_a_new_run_notes_its_configuration(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    start = start_of(config)
+    assert start == Start(config.trainer.folder) and start.lines() == []
+    assert not config.trainer.folder.exists(), "nothing is touched before the run starts"
+    assert start.claim(config) is None
+    assert saved(config.trainer.folder) == {"config.yaml": config.model_dump(mode="json")}
+
+
+def test_the_same_configuration_goes_on_and_changes_nothing(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 20)
+    start = start_of(config)
+    assert start == Start(config.trainer.folder, checkpoint, 20)
+    assert start.lines() == [f"goes on from {checkpoint}."]
+    start.claim(config)
+    assert saved(config.trainer.folder).keys() == {"config.yaml"}
+
+
+def test_changes_are_told_and_every_configuration_is_kept(tmp_path: Path) -> None:
+    first = configured(tmp_path)
+    train(first, 2)
+    second = configured(tmp_path, actor_rollout_ref={"actor": {"optim": {"weight_decay": 0.5}}})
+    start = start_of(second)
+    assert start.lines()[1:] == [
+        "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.01 -> 0.5: applied"
+    ]
+    train(second, 4)
+    third = configured(tmp_path, data={"seed": 3}, trainer={"val_before_train": False})
+    assert start_of(third).lines()[1:] == [
+        "changed since the earlier start: data.seed: 0 -> 3: applied (the rest of the epoch comes in another order)",
+        "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.5 -> 0.01: applied",
+        "changed since the earlier start: trainer.val_before_train: true -> false: kept (the run has begun)",
+    ]
+    train(third, 6)
+    assert saved(third.trainer.folder) == {
+        "config.yaml": first.model_dump(mode="json"),
+        "config.1.yaml": second.model_dump(mode="json"),
+        "config.2.yaml": third.model_dump(mode="json"),
+    }
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("fixed", "applied"), ("adaptive", "kept")])
+def test_only_a_moving_kl_controller_keeps_its_coefficient(tmp_path: Path, kind: str, verdict: str) -> None:
+    train(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.1}}), 2)
+    (change,) = start_of(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.2}})).changes
+    assert (change.key, change.verdict) == ("algorithm.kl_ctrl.kl_coef", verdict)
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path, key: str) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 2)
+    values = config.model_dump(mode="json")
+    *parts, name = key.split(".")
+    section = values
+    for part in parts:
+        section = section[part]
+    old, section[name] = section[name], "other"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError) as error:
+        start_of(Config.model_validate(values))
+    assert f"cannot be resumed: it was made with {key}={old or repr('')} (now other)." in str(error.value)
+    assert "another trainer.experiment_name" in str(error.value) and "resume_mode=disable" in str(error.value)
+    assert f"trainer.resume_from_path={checkpoint}" in str(error.value)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_checkpoint_of_another_run_is_taken_if_it_is_asked_for(tmp_path: Path) -> None:
+    checkpoint = train(configured(tmp_path), 2)
+    trainer = {"experiment_name": "second", "resume_mode": "resume_path", "resume_from_path": str(checkpoint)}
+    config = configured(tmp_path, data={"train_files": "b.parquet"}, trainer=trainer)
+    start = start_of(config)
+    assert (start.checkpoint, start.step, start.in_the_way) == (checkpoint, 2, False)
+    assert [(one.key, one.verdict) for one in start.changes] == [("data.train_files", "applied")]
+    start.claim(config)
+    assert saved(config.trainer.folder).keys() == {"config.yaml"}
+
+
+def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    folder = config.trainer.folder
+    start_of(config).claim(config)
+    assert start_of(config) == Start(folder), "a start that failed leaves nothing of worth"
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    start = start_of(config)
+    assert start.in_the_way and start.lines() == [f"begins anew: the earlier run in {folder} is moved aside."]
+    assert start.claim(config) == folder.with_name("run.1")
+    assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
+        "config.yaml"
+    ]
+
+
+def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    train(config, 2)
+    sft = SftConfig(trainer={"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"})
+    with pytest.raises(ValueError, match=r"it is a run of main_ppo\. Set another trainer\.experiment_name"):
+        find_start(sft, judge_of(config))
+
+
+@pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "holds no configuration")])
+def test_a_damaged_configuration_is_told(tmp_path: Path, text: str, says: str) -> None:
+    config = configured(tmp_path)
+    train(config, 2)
+    (config.trainer.folder / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=f"config.yaml {says}.*another trainer.experiment_name"):
+        start_of(config)
+
+
+def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 2)
+    assert not start_of(config).is_exported()
+    model = config.trainer.folder / "model"
+    model.mkdir()
+    os.utime(checkpoint / "progress.json", (100, 100))
+    for written, exported in ((99, False), (100, True), (101, True)):
+        os.utime(model, (written, written))
+        assert start_of(config).is_exported() is exported
+    assert f"all 2 iterations are done, nothing was started. The model lies in {model}." in already_complete(
+        config.trainer.folder, 2
+    )
