@@ -69,68 +69,63 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
 
 
 class KLController(Protocol):
-    """Steers the coefficient of the KL in the reward. `coef` is its only state: save and restore that number.
+    """Steers the coefficient of the KL in the reward. The coefficient itself is the run's state (trainer/progress.py).
 
     `kl` is always the *per-sequence sum* in nats, meaned over sequences: a target of 6 means 6 a response, not a token.
     """
 
-    coef: float
+    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
+        """The coefficient of the next iteration, after one whose trajectories had this KL under `coef`."""
+        ...
 
-    def update(self, kl: float, num_sequences: int) -> None:
-        """Learn of the KL that this iteration's trajectories had."""
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FixedKL:
-    """A constant coefficient."""
+    """The coefficient of the configuration, always."""
 
     coef: float
 
-    def update(self, kl: float, num_sequences: int) -> None:
-        pass
+    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
+        return self.coef
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class AdaptiveKL:
     """Proportional control in log space (arXiv 1909.08593, section 2.2): e = clip(KL / target - 1, -0.2, 0.2),
     coef <- coef (1 + e n / horizon)."""
 
-    coef: float
     target: float
     horizon: float
 
-    def update(self, kl: float, num_sequences: int) -> None:
+    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        self.coef *= 1.0 + error * num_sequences / self.horizon
+        return coef * (1.0 + error * num_sequences / self.horizon)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DoublingKL:
     """PPO's rule (arXiv 1707.06347, section 4): halve below target / 1.5, double above 1.5 target (both strictly)."""
 
-    coef: float
     target: float
 
-    def update(self, kl: float, num_sequences: int) -> None:
+    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
         if kl < self.target / 1.5:
-            self.coef /= 2.0
-        elif kl > self.target * 1.5:
-            self.coef *= 2.0
+            return coef / 2.0
+        return coef * 2.0 if kl > self.target * 1.5 else coef
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DualKL:
     """Dual ascent on the multiplier of KL <= target, projected: coef <- max(0, coef + step (KL - target)).
 
     Without the projection a negative multiplier would reward divergence.
     """
 
-    coef: float
     target: float
     step_size: float
 
-    def update(self, kl: float, num_sequences: int) -> None:
-        self.coef = max(0.0, self.coef + self.step_size * (kl - self.target))
+    def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
+        return max(0.0, coef + self.step_size * (kl - self.target))
 
 
 def make_kl_controller(config: KLControllerConfig) -> KLController:
@@ -139,8 +134,8 @@ def make_kl_controller(config: KLControllerConfig) -> KLController:
         case "fixed":
             return FixedKL(config.kl_coef)
         case "adaptive":
-            return AdaptiveKL(config.kl_coef, config.target_kl, config.horizon)
+            return AdaptiveKL(config.target_kl, config.horizon)
         case "doubling":
-            return DoublingKL(config.kl_coef, config.target_kl)
+            return DoublingKL(config.target_kl)
         case "dual":
-            return DualKL(config.kl_coef, config.target_kl, config.dual_step_size)
+            return DualKL(config.target_kl, config.dual_step_size)

@@ -62,8 +62,6 @@ async def collect(run: Run, step: int, timer: Timer) -> Collected:
             f"step {step}: {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
             "(algorithm.filter_groups.max_num_gen_batches); training on those."
         )
-    with timer("generate"):
-        await run.crew.engines.sleep()
     return Collected(kept[:size], generated, rounds)
 
 

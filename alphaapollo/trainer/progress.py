@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,16 +14,10 @@ class Progress:
 
     step: int = 0
     prompts_consumed: int = 0  # position in the stream of training prompts
-    kl_coef: float = 0.0  # the KL controller's coefficient
+    kl_coef: float = 0.0  # of the KL in the reward, as its controller has set it
     best_accuracy: float | None = None  # of all validations
     validations_without_gain: int = 0  # in a row, since the last reset of the reference
     reference_resets: int = 0
-
-    def remaining(self, total_steps: int) -> Iterator[int]:
-        """The iterations still to run, 1-based; `step` follows as each ends."""
-        for step in range(self.step + 1, total_steps + 1):
-            yield step
-            self.step = step
 
     def write(self, folder: Path) -> None:
         write_progress(folder, asdict(self))

@@ -162,13 +162,13 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
         if run.crew.critic:
             await run.crew.critic.load(str(checkpoint / "critic"))
         run.console.notice(f"resumed from {checkpoint}")
-    run.kl_controller.coef = run.progress.kl_coef
     metrics = await run.weights.publish(run.progress.step)
     if checkpoint is None:
         if run.config.trainer.val_before_train:
             with timer("validate"):
-                metrics |= await validate_now(run, 0)
-            run.progress.best_accuracy = metrics.get("val/accuracy")
+                validation = await validate_now(run, 0)
+            metrics |= validation.metrics
+            run.progress.best_accuracy = validation.accuracy
         metrics |= timer.metrics()
         run.tracker.log(0, metrics)
         run.console.step(0, metrics)

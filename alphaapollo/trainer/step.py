@@ -217,19 +217,29 @@ def _weights(
     return weights
 
 
+@dataclass(frozen=True)
+class Credit:
+    """What the estimator made of a batch."""
+
+    columns: list[Columns]  # a rank
+    kl_per_sequence: float | None  # nats, the mean over trajectories; None without a KL in the reward
+    metrics: dict[str, float]
+
+
 def assign_credit(
     batch: Batch, computed: WorkerColumns, estimator: Estimator, algorithm: Algorithm, actor: Actor, kl_coef: float
-) -> tuple[list[Columns], dict[str, float]]:
+) -> Credit:
     """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank."""
-    rewards, whole, metrics = batch.token_rewards, batch.whole, {}
+    rewards, whole, metrics, kl_per_sequence = batch.token_rewards, batch.whole, {}, None
     if algorithm.use_kl_in_reward:
         assert computed.old_logprobs is not None and computed.ref_logprobs is not None
         old, ref = (whole.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
         shaped = kl_in_reward(whole.join(rewards), old, ref, whole.mask, kl_coef, algorithm.kl_penalty)
         rewards = whole.split(shaped.token_rewards)
+        kl_per_sequence = float(shaped.per_sequence)
         metrics = {
             "kl/reward_coef": kl_coef,
-            "kl/per_sequence": float(shaped.per_sequence),
+            "kl/per_sequence": kl_per_sequence,
             "kl/per_token": float(shaped.per_token),
         }
     returns = whole.join(rewards).sum(-1)
@@ -260,7 +270,8 @@ def assign_credit(
         "values": computed.values,
         "chosen": _chosen(batch, computed, result.advantages, actor),
     }
-    return _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None}), metrics
+    columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None})
+    return Credit(columns, kl_per_sequence, metrics)
 
 
 def _chosen(batch: Batch, computed: WorkerColumns, advantages: torch.Tensor, actor: Actor) -> np.ndarray | None:

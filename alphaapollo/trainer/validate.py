@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
@@ -14,6 +15,15 @@ from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
+@dataclass(frozen=True)
+class Validation:
+    """One look at the held-out prompts."""
+
+    metrics: dict[str, float]
+    accuracy: float | None  # sampled; None where nothing could be scored
+    groups: dict[str, list[TrajectoryGroup]]  # of each pass by the suffix of its metrics: "", "_greedy"
+
+
 async def validate(
     engines: EngineGroup,
     prompts: Sequence[Prompt],
@@ -22,14 +32,16 @@ async def validate(
     seed: int,
     console: Console,
     trained_reward: TrainedReward | None = None,
-) -> tuple[dict[str, float], dict[str, list[TrajectoryGroup]]]:
-    """val/accuracy (sampled) and, where asked for, val/accuracy_greedy; and the groups of each pass by its suffix.
+) -> Validation:
+    """val/accuracy (sampled) and, where asked for, val/accuracy_greedy. Without prompts there is nothing.
 
-    The figures are those of main_generation (trainer.evaluate), without intervals.
+    The figures are those of main_generation (evaluation/figures.py), without intervals.
 
     The draws are the same at every validation, so that two of them differ by the weights alone. A failed trajectory
     counts as missing, and the share of them is a metric.
     """
+    if not prompts:
+        return Validation({}, None, {})
     passes = {"": (Sampling(max_tokens, settings.temperature, settings.top_p, settings.top_k, seed), settings.n)}
     if settings.greedy:
         passes["_greedy"] = (Sampling(max_tokens, temperature=0.0, seed=seed), 1)
@@ -42,7 +54,7 @@ async def validate(
             await trained_reward.add_to(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in trained_reward.figures().items()}
         metrics |= metrics_of_groups(groups[suffix], suffix)
-    return metrics, groups
+    return Validation(metrics, metrics.get("val/accuracy"), groups)
 
 
 def metrics_of_groups(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:

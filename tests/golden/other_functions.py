@@ -106,27 +106,27 @@ def mismatch_weights(
 
 
 def kl_fixed(coef: float, kls: Sequence[float], n_steps: int | None = None) -> Results:
-    return _controlled(kl.FixedKL(coef), kls, n_steps or 1)
+    return _controlled(kl.FixedKL(coef), coef, kls, n_steps or 1)
 
 
 def kl_adaptive(coef: float, target: float, horizon: float, kls: Sequence[float], n_steps: int) -> Results:
-    return _controlled(kl.AdaptiveKL(coef, target, horizon), kls, n_steps)
+    return _controlled(kl.AdaptiveKL(target, horizon), coef, kls, n_steps)
 
 
 def kl_ppo2017(coef: float, target: float, kls: Sequence[float]) -> Results:
-    return _controlled(kl.DoublingKL(coef, target), kls, 1)
+    return _controlled(kl.DoublingKL(target), coef, kls, 1)
 
 
 def kl_dual_descent(lam: float, alpha: float, delta: float, kls: Sequence[float]) -> Results:
-    return _controlled(kl.DualKL(lam, delta, alpha), kls, 1)
+    return _controlled(kl.DualKL(delta, alpha), lam, kls, 1)
 
 
-def _controlled(controller: kl.KLController, kls: Sequence[float], n_steps: int) -> Results:
+def _controlled(controller: kl.KLController, coef: float, kls: Sequence[float], n_steps: int) -> Results:
     """The coefficient after each of a series of KL measurements."""
     coefs = []
     for measured in kls:
-        controller.update(measured, n_steps)
-        coefs.append(controller.coef)
+        coef = controller.next_coef(coef, measured, n_steps)
+        coefs.append(coef)
     return {"value": coefs}
 
 

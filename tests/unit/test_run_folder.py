@@ -47,12 +47,3 @@ def test_resume_path_that_is_no_checkpoint_lists_those_there_are(tmp_path: Path)
     with pytest.raises(ValueError, match=r"no whole checkpoint.*step_000004"):
         checkpoints.find("resume_path", str(tmp_path / "elsewhere"))
     assert checkpoints.find("resume_path", str(whole)) == whole
-
-
-def test_remaining_iterations_follow_the_step() -> None:
-    progress = Progress(step=2)
-    seen = []
-    for step in progress.remaining(4):
-        seen.append((step, progress.step))
-    assert seen == [(3, 2), (4, 3)]
-    assert progress.step == 4

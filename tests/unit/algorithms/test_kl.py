@@ -89,30 +89,24 @@ def test_every_name_has_a_formula():
 
 
 def test_controllers():
-    fixed, adaptive = FixedKL(0.5), AdaptiveKL(0.2, target=6.0, horizon=1000.0)
-    doubling, dual = DoublingKL(1.0, target=0.01), DualKL(0.05, target=0.05, step_size=2.0)
-    fixed.update(99.0, 10)
-    assert fixed.coef == 0.5
-    adaptive.update(6.6, 100)  # error 0.1
-    assert adaptive.coef == pytest.approx(0.2 * 1.01)
-    adaptive.update(600.0, 100)  # clipped to 0.2
-    assert adaptive.coef == pytest.approx(0.2 * 1.01 * 1.02)
-    for kl, coef in ((0.015, 1.0), (0.0151, 2.0), (0.0066, 1.0)):  # the thresholds are strict
-        doubling.update(kl, 1)
-        assert doubling.coef == coef
-    dual.update(0.1, 1)
-    assert dual.coef == pytest.approx(0.15)
-    dual.update(-9.0, 1)  # projected: a negative multiplier would reward divergence
-    assert dual.coef == 0.0
+    fixed, adaptive = FixedKL(0.5), AdaptiveKL(target=6.0, horizon=1000.0)
+    doubling, dual = DoublingKL(target=0.01), DualKL(target=0.05, step_size=2.0)
+    assert fixed.next_coef(0.3, 99.0, 10) == 0.5  # a resumed run's command decides, not its checkpoint
+    assert adaptive.next_coef(0.2, 6.6, 100) == pytest.approx(0.2 * 1.01)  # error 0.1
+    assert adaptive.next_coef(0.2, 600.0, 100) == pytest.approx(0.2 * 1.02)  # clipped to 0.2
+    for kl, coef, after in ((0.015, 1.0, 1.0), (0.0151, 1.0, 2.0), (0.0066, 2.0, 1.0)):  # the thresholds are strict
+        assert doubling.next_coef(coef, kl, 1) == after
+    assert dual.next_coef(0.05, 0.1, 1) == pytest.approx(0.15)
+    assert dual.next_coef(0.15, -9.0, 1) == 0.0  # projected: a negative multiplier would reward divergence
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
         ("fixed", FixedKL(0.3)),
-        ("adaptive", AdaptiveKL(0.3, 4.0, 500.0)),
-        ("doubling", DoublingKL(0.3, 4.0)),
-        ("dual", DualKL(0.3, 4.0, 0.2)),
+        ("adaptive", AdaptiveKL(4.0, 500.0)),
+        ("doubling", DoublingKL(4.0)),
+        ("dual", DualKL(4.0, 0.2)),
     ],
 )
 def test_controller_from_config(kind: str, expected: object):

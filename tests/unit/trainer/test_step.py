@@ -134,7 +134,9 @@ def test_groups_stay_together_where_a_mini_batch_is_normalised(estimator: str, m
     assert [len(rows) for rows in batch.layout.mini_batch_rows] == [8] * 4
     assert all(len(groups) == 2 for groups in of_mini_batches) == whole
     if estimator == "magistral":
-        columns, _ = assign_credit(batch, WorkerColumns(), get_estimator(estimator), Algorithm(), Actor(), kl_coef=0.0)
+        columns = assign_credit(
+            batch, WorkerColumns(), get_estimator(estimator), Algorithm(), Actor(), kl_coef=0.0
+        ).columns
         advantages = batch.layout.to_matrix([column.advantages for column in columns])
         for rows in batch.layout.mini_batch_rows:
             assert advantages[rows, 0].std(ddof=1) == pytest.approx(1.0)
@@ -149,7 +151,7 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
         computed, estimator = WorkerColumns(old_logprobs=old[order]), get_estimator("dr_grpo")
-        columns, _ = assign_credit(batch, computed, estimator, Algorithm(), Actor(**actor), kl_coef=0.0)
+        columns = assign_credit(batch, computed, estimator, Algorithm(), Actor(**actor), kl_coef=0.0).columns
         return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
 
     assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
@@ -164,7 +166,9 @@ def test_a_draw_goes_with_its_sample_wherever_that_stands() -> None:
     def chosen(order: list[int]) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor))
         computed = WorkerColumns(old_logprobs=np.zeros((4, 10), dtype=np.float32))
-        columns, _ = assign_credit(batch, computed, get_estimator("dr_grpo"), Algorithm(), Actor(**actor), kl_coef=0.0)
+        columns = assign_credit(
+            batch, computed, get_estimator("dr_grpo"), Algorithm(), Actor(**actor), kl_coef=0.0
+        ).columns
         return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
 
     assert chosen([0, 1, 2, 3]).sum() == 8
@@ -175,7 +179,7 @@ def test_failed_and_empty_trajectories_leave_every_statistic() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
     batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), trajectory(3, 1.0, 0))])
     assert len(batch.rows) == 2
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), kl_coef=0.0)
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), kl_coef=0.0).columns
     deviation = 0.5 / np.sqrt(0.5)  # of rewards 1 and 0, ddof 1
     assert columns[0].advantages == pytest.approx([deviation, deviation, -deviation, -deviation], rel=1e-5)
 
@@ -197,7 +201,8 @@ def test_kl_in_the_reward_is_per_token_k1() -> None:
         values=np.zeros((2, 2), dtype=np.float32),
     )
     algorithm = Algorithm(use_kl_in_reward=True, whiten_advantages=False)
-    columns, metrics = assign_credit(batch, computed, get_estimator("gae"), algorithm, Actor(), kl_coef=0.1)
+    credit = assign_credit(batch, computed, get_estimator("gae"), algorithm, Actor(), kl_coef=0.1)
+    columns, metrics = credit.columns, credit.metrics
     # rewards: [-0.05, 1.0] and [0, -0.2]; gamma = lambda = 1, values 0: reward to go, rows longest first and stable
     assert batch.layout.to_matrix([column.advantages for column in columns]) == pytest.approx(
         np.array([[0.95, 1.0], [-0.2, -0.2]]), rel=1e-5
@@ -232,7 +237,7 @@ def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
     for count, weight in (("all", 1 / 20), ("nonempty", 1 / 10)):
         weights = build(pair, Actor(shuffle=False, loss_agg_count=count, **constant), overlong_filter=True).loss_weights
         assert weights.tolist() == pytest.approx([weight, 0.0])
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), Actor(), kl_coef=0.0)
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), Actor(), kl_coef=0.0).columns
     advantages = batch.layout.to_matrix([column.advantages for column in columns])
     assert advantages.tolist() == [[0.5, 0.5, 0, 0], [-0.5] * 4]
 
@@ -261,7 +266,7 @@ def test_remax_compares_with_the_greedy_rollout_shaped_alike() -> None:
     penalty = {"enable": True, "cache": 20}
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), baseline=greedy)], overlong_penalty=penalty)
     assert len(batch.rows) == 2  # the baseline is not trained on
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("remax"), Algorithm(), Actor(), kl_coef=0.0)
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("remax"), Algorithm(), Actor(), kl_coef=0.0).columns
     advantages = batch.layout.to_matrix([column.advantages for column in columns])
     assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was worth
 

@@ -173,7 +173,7 @@ def test_gdpo_normalises_it_by_itself(renderer: Renderer) -> None:
     add_to(groups, reader(renderer), weight=0.0)
     algorithm = Algorithm(adv_estimator="gdpo", gdpo_rewards=["task", "reward_model"])
     batch = build_batch(groups, Actor(shuffle=False), algorithm, 10, 1, True, 0, 1)
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("gdpo"), algorithm, Actor(), 0.0)
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("gdpo"), algorithm, Actor(), 0.0).columns
     assert columns[0].advantages is not None
     by_row = dict(zip(batch.layout.row_order[0].tolist(), columns[0].advantages.tolist(), strict=True))
     # task (1, 1, 0) -> (.577, .577, -1.155); model -> (-1, 1, 0); sums (-.423, 1.577, -1.155), deviation 1.414

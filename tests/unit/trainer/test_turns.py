@@ -45,7 +45,7 @@ def test_from_trajectories_to_columns():
     batch = build_batch(
         [TrajectoryGroup(prompt, [won, lost])], Actor(shuffle=False), algorithm, 100, 1, False, run_seed=0, step=1
     )
-    columns, _ = assign_credit(batch, WorkerColumns(), get_estimator("gigpo"), algorithm, Actor(), kl_coef=0.0)
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("gigpo"), algorithm, Actor(), kl_coef=0.0).columns
     matrix = batch.layout.to_matrix([column.advantages for column in columns])
     # episodes +-0.5; from the start the returns are 0.5 and 0: +-0.25; "near" stands alone
     assert matrix.tolist() == [[0.75, 0.0, 0.5], [-0.75, 0.0, 0.0]]

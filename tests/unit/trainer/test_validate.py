@@ -50,9 +50,10 @@ class Engines:
 
 def run(settings: ValSampling, reward: Any = None) -> tuple[dict[str, float], Engines]:
     engines: Any = Engines()
-    metrics, groups = asyncio.run(validate(engines, PROMPTS, settings, 9, 5, Console(), reward))
-    assert [group.prompt.id for group in groups[""]] == [0, 1, 2]
-    return metrics, engines
+    validation = asyncio.run(validate(engines, PROMPTS, settings, 9, 5, Console(), reward))
+    assert [group.prompt.id for group in validation.groups[""]] == [0, 1, 2]
+    assert validation.accuracy == validation.metrics["val/accuracy"]
+    return validation.metrics, engines
 
 
 def test_one_sample_has_the_plain_figures_alone() -> None:

@@ -1,0 +1,92 @@
+"""One iteration's learning: from groups to the gradient.
+
+groups -> build_batch -> columns from the workers -> assign_credit -> critic and policy update
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
+from alphaapollo.types import TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one iteration's optimiser steps made."""
+
+    metrics: dict[str, float]
+    kl_coef: float  # of the KL in the reward, for the next iteration
+
+
+async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
+    """The optimiser steps of iteration `step`."""
+    config, crew, plan, coef = run.config, run.crew, run.plan, run.progress.kl_coef
+    with timer("batch"):
+        batch = build_batch(
+            groups,
+            config.actor_rollout_ref.actor,
+            config.algorithm,
+            max_length=config.data.max_response_length,
+            num_ranks=plan.layout.num_ranks,
+            padded=plan.padded,
+            run_seed=config.trainer.seed,
+            step=step,
+        )
+    with timer("columns"):
+        computed = await compute_columns(run, batch)
+    with timer("advantage"):
+        actor = config.actor_rollout_ref.actor
+        credit = assign_credit(batch, computed, run.estimator, config.algorithm, actor, coef)
+    metrics = dict(credit.metrics)
+    with timer("update"):
+        run.console.phase("update", 0, 1)
+        if crew.critic:
+            metrics |= await crew.critic.update(credit.columns)
+        if step > config.trainer.critic_warmup:
+            metrics |= await crew.policy.update(credit.columns)
+            metrics |= await measure_mismatch(run, batch)
+        run.console.phase("update", 1, 1)
+    if credit.kl_per_sequence is not None:
+        coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
+    return Learned(metrics, coef)
+
+
+async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
+    """Send the rows down once, and fetch the float columns that the algorithm asks for: often none."""
+    policy, critic, plan, layout = run.crew.policy, run.crew.critic, run.plan, batch.layout
+    await policy.load_batch(layout.rank_batches)
+    if critic:
+        await critic.load_batch(layout.rank_batches)
+    # Where nobody here needs the old log-probs, the update takes them from its own first pass.
+    if run.config.algorithm.rollout_correction.bypass:
+        old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
+    else:
+        old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
+    ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
+    values = await critic.compute_values() if critic else None
+    return WorkerColumns(
+        old_logprobs=None if old is None else layout.to_matrix(old),
+        ref_logprobs=None if ref is None else layout.to_matrix(ref),
+        values=None if values is None else layout.to_matrix(values),
+    )
+
+
+async def measure_mismatch(run: Run, batch: Batch) -> dict[str, float]:
+    """How far engine and trainer are apart, and a line of advice the first time that it is too far."""
+    if run.config.algorithm.rollout_correction.bypass:
+        return {}  # the old log-probs are the engine's own
+    layout = batch.layout
+    trainer = layout.to_matrix(await run.crew.policy.old_log_probs())
+    engine = layout.to_matrix([rank.rows.rollout_logprobs for rank in layout.rank_batches])
+    metrics = mismatch_metrics(trainer, engine, batch.mask.numpy())
+    advice = mismatch_advice(metrics)
+    if advice and not run.mismatch_told:
+        run.console.notice(advice)
+        run.mismatch_told = True
+    return metrics
