@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -42,13 +43,14 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
     most = max(votes.values())
     leaders = {answer for answer, count in votes.items() if count == most}
     counted = [value for answer, value in zip(answers, accuracies, strict=True) if answer in leaders]
-    return sum(counted) / len(counted)  # leaders have equally many samples, so this is the mean of their means
+    return math.fsum(counted) / len(counted)  # leaders have equally many samples, so this is the mean of their means
 
 
 def bootstrap_interval(
     values: np.ndarray, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
 ) -> np.ndarray:
-    """Percentile bootstrap of the mean over problems: problems are drawn anew, their samples stay.
+    """Percentile bootstrap of the mean over problems: problems are drawn anew, their samples stay. The order of the
+    problems changes nothing: each figure's values are sorted first.
 
     Args:
         values: [P, F] each problem's value of each figure; NaN where it has none, and then it does not count.
@@ -58,6 +60,7 @@ def bootstrap_interval(
         [2, F] lower and upper bound; NaN for figures that fewer than two problems have.
     """
     num_problems, num_figures = values.shape
+    values = np.sort(values, axis=0)
     known = ~np.isnan(values)
     if num_problems == 0 or num_figures == 0:
         return np.full((2, num_figures), np.nan)

@@ -184,6 +184,7 @@ def mean_figures(results: Sequence[Result], num_samples: int) -> dict[str, float
 
 def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The mean of each column over the problems that have it, and how many have it."""
+    values = np.sort(values, axis=0)  # sums to the last bit, whatever order the problems came in
     known = ~np.isnan(values)
     counts = known.sum(axis=0)
     sums = np.where(known, values, 0.0).sum(axis=0)

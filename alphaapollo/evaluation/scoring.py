@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console as Terminal
 
 from alphaapollo.config.check import check_eval
+from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.data.prompts import load_prompts, raise_problems
@@ -24,6 +25,7 @@ from alphaapollo.observability.disk import writing
 from alphaapollo.observability.metrics import finite
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.startup.inputs import check_rewards
+from alphaapollo.startup.resume import check_folder
 from alphaapollo.types import Prompt, Score
 
 RESPONSES = ("responses", "response")  # where data.response_key is empty
@@ -49,6 +51,7 @@ class Graded:
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     """Check everything, read the files, and say what will be done."""
     notices = check_eval(config)
+    check_folder(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)
@@ -97,7 +100,7 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
 
 
 async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
-    """Grade every response, write scores.jsonl and the summary. ValueError at the end, if none could be scored."""
+    """Grade every response, write scores.jsonl, config.yaml and the summary. ValueError: none could be scored."""
     folder = config.trainer.folder
     everything = await _grade(config, problems, terminal)
     with writing("the scores", folder):
@@ -108,6 +111,7 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
                 json.dumps(_record(problems, one), ensure_ascii=False, allow_nan=False) + "\n" for one in everything
             )
         part.replace(folder / "scores.jsonl")
+        save_config(config, folder / "config.yaml")
     report([one.result for one in everything], [problem.prompt for problem in problems], folder, terminal)
 
 

@@ -7,7 +7,7 @@ resumes that changed something.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from alphaapollo.config.changes import Change, Judge, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
-from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
 from alphaapollo.run_folder import PROGRESS, CheckpointFolder, move_aside, read_progress
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
@@ -104,6 +104,13 @@ def own_changes(config: Config | SftConfig | GenerationConfig, judge: Judge) -> 
     return changes
 
 
+def check_folder(config: EvalConfig) -> None:
+    """For a command that begins anew each time. ValueError: the folder holds a run of another command."""
+    folder = config.trainer.folder
+    if _saved_files(folder)[0] is not None:
+        _read(folder, type(config))
+
+
 def _changes_since_another(folder: Path, config: Config | SftConfig, judge: Judge) -> list[Change]:
     """Since the run in `folder`, whose checkpoint is asked for by its path: it may be any, so nothing is refused."""
     if _saved_files(folder)[0] is None:
@@ -155,7 +162,11 @@ def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
         raise ValueError(f"{folder} cannot be resumed: its {path.name} cannot be read ({why}). {WAY_OUT}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{folder} cannot be resumed: its {path.name} holds no configuration. {WAY_OUT}")
+    _check_command(folder, values, schema)
+    return values
+
+
+def _check_command(folder: Path, values: Mapping[str, Any], schema: type[BaseModel]) -> None:
     command = command_of(values)
     if command is not None and COMMANDS[command] is not schema:
-        raise ValueError(f"{folder} cannot be resumed: it is a run of {command}. Set another trainer.experiment_name.")
-    return values
+        raise ValueError(f"{folder} is the folder of a run of {command}. Set another trainer.experiment_name.")

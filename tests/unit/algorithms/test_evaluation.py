@@ -95,6 +95,13 @@ def test_the_interval_is_a_function_of_values_and_seed() -> None:
     np.testing.assert_allclose(alone[:, 0], one[:, 0])  # whatever other figures are asked for
 
 
+def test_the_interval_does_not_know_the_order_of_the_problems() -> None:
+    generator = np.random.default_rng(3)
+    values = generator.random((200, 2))
+    values[:50, 1] = np.nan
+    assert np.array_equal(bootstrap_interval(values), bootstrap_interval(generator.permutation(values)))
+
+
 def test_problems_without_a_value_do_not_count() -> None:
     values = np.array([[0.2, np.nan], [0.4, 0.5], [0.6, np.nan], [0.8, np.nan]])
     bounds = bootstrap_interval(values)

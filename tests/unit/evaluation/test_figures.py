@@ -186,3 +186,17 @@ def test_table_json_and_csv(tmp_path: Path) -> None:
 def test_outcome_line_of_rows_without_a_data_source() -> None:
     everything, _ = summarize([result(0, 0, 1.0, data_source="", end=None)])
     assert outcome_line(everything).startswith("(no data source): 1 samples")
+
+
+def test_figures_do_not_know_in_which_order_problems_came_nor_how_they_are_numbered() -> None:
+    accuracies = np.random.default_rng(2).choice([0.0, 0.1, 1.0], size=(40, 3))
+    one, other = (
+        [
+            result(numbers[problem], sample, accuracy, str(accuracy), num_tokens=num_tokens)
+            for problem, own in enumerate(accuracies.tolist())
+            for sample, accuracy in enumerate(own)
+        ]
+        for numbers, num_tokens in ((range(40), 10), (range(39, -1, -1), None))
+    )
+    generated, scored = (summarize(results)[0].figures for results in (one, other[::-1]))
+    assert generated.pop("response_length").value == 10 and generated == scored

@@ -9,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from alphaapollo.config.load import load_saved, save_config
+from alphaapollo.config.schema import EvalConfig, GenerationConfig
 from alphaapollo.evaluation.scoring import read_problems
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.trainer.main_eval import main
@@ -66,6 +68,8 @@ def test_lists_of_responses(tmp_path: Path, suffix: str, capsys: pytest.CaptureF
     figures = summary(tmp_path)["all"]["figures"]
     assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
     assert figures["avg@4"]["problems"] == 2
+    saved = load_saved(EvalConfig, tmp_path / "out/alphaapollo/eval/config.yaml")
+    assert saved.trainer.output_dir == f"{tmp_path}/out"
     records = scores(tmp_path)
     assert [(record["prompt_id"], record["sample"]) for record in records] == [
         (p, s) for p in range(2) for s in range(4)
@@ -185,3 +189,11 @@ def test_keys_without_effect_are_told(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert "note: custom_reward_function.name=mine has no effect: custom_reward_function.path is empty." in printed
     assert "note: reward.judge.model=some/model has no effect: no data_source is judge or judge/NAME." in printed
+
+
+def test_another_commands_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "out/alphaapollo/eval/config.yaml"
+    save_config(GenerationConfig(), config)
+    assert run(tmp_path, write(tmp_path / "rows.jsonl", rows())) == 2
+    assert "is the folder of a run of main_generation. Set another trainer.experiment_name." in capsys.readouterr().err
+    assert [file.name for file in config.parent.iterdir()] == ["config.yaml"]

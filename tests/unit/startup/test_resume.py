@@ -136,7 +136,9 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
     config = configured(tmp_path)
     train(config, 2)
     sft = SftConfig(trainer={"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"})
-    with pytest.raises(ValueError, match=r"it is a run of main_ppo\. Set another trainer\.experiment_name"):
+    with pytest.raises(
+        ValueError, match=r"run is the folder of a run of main_ppo\. Set another trainer\.experiment_name"
+    ):
         find_start(sft, judge_of(config))
 
 
