@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import failure
 from alphaapollo.rewards.isolation import GraderError, GraderPool
@@ -62,7 +63,9 @@ class RewardClient:
             return failure(f"the trajectory cannot be given to the reward function: {error}")
         for _ in range(ATTEMPTS):
             try:
-                score = decode_reply(await self._pool.run(request))
+                with queueing():  # a grader has a time limit of its own
+                    reply = await self._pool.run(request)
+                score = decode_reply(reply)
             except GraderError as error:
                 score = failure(str(error))
             if not score.outcome.failed:

@@ -8,7 +8,6 @@ on; how the past is shown is context.py's. This file owns limits and time-outs; 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
@@ -18,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from alphaapollo.clock import Clock
 from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout.context import Context, append_context_rows, check_rows
@@ -49,7 +49,7 @@ class EpisodeLimits:
     """What one episode may take, besides its `sampling.max_tokens`."""
 
     max_turns: int
-    seconds: float  # wall time, over all turns
+    seconds: float  # that its environment takes, over all turns; the engine's time is not counted, nor are queues
     tokens_per_turn: int | None = None  # sampled in one turn; None: what is left of the episode's
 
 
@@ -95,17 +95,16 @@ class EpisodeRunner:
         """Play one episode.
 
         A failing environment is replaced and the episode played once more from its start, then given up as
-        ENVIRONMENT_FAILED: masked, never scored 0. Passing the time limit is such a failure without a second try, for
-        who was slow is not known, and so is a prompt that is too long: it would be so again. An engine's error is not
-        the environment's: it leaves here.
+        ENVIRONMENT_FAILED: masked, never scored 0. An environment that takes too long is such a failure without a
+        second try, and so is a prompt that is too long: it would be so again. An engine's error is not the
+        environment's: it leaves here.
         """
-        started = time.perf_counter()
+        started, clock = time.perf_counter(), Clock(self.limits.seconds)
         for number in range(1, ATTEMPTS + 1):
             attempt = _Attempt()
             try:
-                async with asyncio.timeout(self.limits.seconds - (time.perf_counter() - started)):
-                    end = await self._play(task, attempt)
-                    score = attempt.score or await self._unscored(task.prompt, end, attempt.turns)
+                end = await self._play(task, attempt, clock)
+                score = attempt.score or await self._unscored(task.prompt, end, attempt.turns)
                 break
             except TimeoutError:
                 end = EpisodeEnd.TIME_LIMIT
@@ -121,21 +120,27 @@ class EpisodeRunner:
         seconds = time.perf_counter() - started
         return Trajectory(task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.asked)
 
-    async def _play(self, task: EpisodeTask, attempt: _Attempt) -> EpisodeEnd:
+    async def _play(self, task: EpisodeTask, attempt: _Attempt, clock: Clock) -> EpisodeEnd:
         with blaming("making the environment"):
             environment = task.make_environment(attempt.turns)
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            content = check_first(await self._call(environment, "reset", task.prompt))
+            content = check_first(await self._call(clock, environment, "reset", task.prompt))
             first = context.begin(content)
             attempt.asked = content
-            return await self._take_turns(task, attempt, environment, context, first)
+            return await self._take_turns(task, attempt, clock, environment, context, first)
         finally:
             await self._close(environment)
 
     async def _take_turns(
-        self, task: EpisodeTask, attempt: _Attempt, environment: Environment, context: Context, context_ids: list[int]
+        self,
+        task: EpisodeTask,
+        attempt: _Attempt,
+        clock: Clock,
+        environment: Environment,
+        context: Context,
+        context_ids: list[int],
     ) -> EpisodeEnd:
         budget = task.sampling.max_tokens
         while True:
@@ -147,17 +152,18 @@ class EpisodeRunner:
             attempt.turns.append(turn)
             attempt.seen.append(context.seen)
 
-            result = check_step(await self._call(environment, "step", turn.text))
+            result = check_step(await self._call(clock, environment, "step", turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:
                 self._cut(turn, result.kept_chars)
             attempt.score = result.score
             budget -= len(turn.completion.token_ids)
-            if budget <= 0 and (not result.done or turn.completion.stop_reason is StopReason.LENGTH):
-                return EpisodeEnd.TOKEN_LIMIT
             if result.done:
-                return EpisodeEnd.DONE
+                was_cut = turn.completion.stop_reason is StopReason.LENGTH  # by either limit
+                return EpisodeEnd.TOKEN_LIMIT if was_cut else EpisodeEnd.DONE
+            if budget <= 0:
+                return EpisodeEnd.TOKEN_LIMIT
             if number + 1 >= self.limits.max_turns:
                 return EpisodeEnd.TURN_LIMIT
             assert result.observation is not None
@@ -176,8 +182,12 @@ class EpisodeRunner:
         reason = f"no score before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 
-    async def _call(self, environment: Environment, name: str, *arguments: Any) -> Any:
+    async def _call(self, clock: Clock, environment: Environment, name: str, *arguments: Any) -> Any:
         """Call into an environment: async methods on this loop, sync ones in a thread."""
+        async with clock.running():
+            return await self._called(environment, name, *arguments)
+
+    async def _called(self, environment: Environment, name: str, *arguments: Any) -> Any:
         with blaming(f"{type(environment).__qualname__}.{name}"):
             method = getattr(environment, name)
             try:
@@ -191,8 +201,7 @@ class EpisodeRunner:
     async def _close(self, environment: Environment) -> None:
         """The episode's result stands, whatever comes of closing."""
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._call(environment, "close")
+            await self._call(Clock(CLOSE_SECONDS), environment, "close")
         except (EnvironmentFailure, TimeoutError) as error:
             logger.warning("an environment did not close: %r", error)
 

@@ -45,7 +45,7 @@ class FakeEngine:
             await asyncio.sleep(self._seconds)
         answer = self._script(token_ids, sampling)
         kept = answer[: sampling.max_tokens]
-        stopped = bool(kept) and kept[-1] in sampling.stop_token_ids
+        stopped = len(kept) < sampling.max_tokens or kept[-1] in sampling.stop_token_ids
         return Completion(
             token_ids=kept,
             logprobs=[self._logprob] * len(kept),

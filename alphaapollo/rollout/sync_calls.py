@@ -12,6 +12,8 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
+from alphaapollo.clock import queueing
+
 AT_A_TIME = 64
 
 Outcome = tuple[Any, BaseException | None]
@@ -25,11 +27,15 @@ class SyncCalls:
 
     async def run(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """What the method returns; raises what it raises. Cancelled, it leaves the thread behind."""
-        async with self._turns:
+        with queueing():
+            await self._turns.acquire()
+        try:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Outcome] = loop.create_future()
             Thread(target=_run, args=(loop, answer, method, arguments), daemon=True).start()
             result, error = await answer
+        finally:
+            self._turns.release()
         if error is not None:
             raise error
         return result

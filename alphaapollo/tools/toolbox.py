@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import jsonschema
 
+from alphaapollo.clock import queueing
 from alphaapollo.registry import nearest
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 
@@ -101,13 +102,13 @@ class ToolBox:
         if isinstance(checked, str):
             return ToolResult(checked, ToolStatus.REFUSED, seconds=time.monotonic() - start)
         limit = self._limits[name]
-        async with self._turns[name]:
+        with queueing():
+            await self._turns[name].acquire()
+        try:
             start = time.monotonic()
-            try:
-                result = await self._carry_out(name, checked, session)
-            except ToolFailedError as error:
-                logger.warning("%s; the call is tried once more", error)
-                result = await self._carry_out(name, checked, session)
+            result = await self._carry_out_or_again(name, checked, session)
+        finally:
+            self._turns[name].release()
         text = result.text.encode("utf-8", "replace").decode()  # lone surrogates end no tokenizer and no log
         return replace(result, text=cut_middle(text, limit.max_output), seconds=time.monotonic() - start)
 
@@ -115,6 +116,13 @@ class ToolBox:
         """Close all tools, and what is owned."""
         for closable in (*self._tools.values(), *self._owns):
             await closable.close()
+
+    async def _carry_out_or_again(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
+        try:
+            return await self._carry_out(name, arguments, session)
+        except ToolFailedError as error:
+            logger.warning("%s; the call is tried once more", error)
+            return await self._carry_out(name, arguments, session)
 
     async def _carry_out(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
         limit = self._limits[name].timeout

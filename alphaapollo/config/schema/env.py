@@ -112,7 +112,8 @@ class Env(Section):
     memory_type: Literal["simple", "score", "ndimensional"] = "simple"
     """memory: which steps: the last ones, those of best score, or those of best rank by score and brevity."""
     episode_timeout: PositiveFloat = 600.0
-    """Seconds of wall time of one episode at most."""
+    """Seconds that the environment of one episode may take, over all turns. The engine's time does not count, nor do
+    queues for graders, tools and threads: a long response ends at its token limit."""
     rollout: EnvRollout = EnvRollout()
     action_format: Literal["tags", "chat_template"] = "tags"
     """How the model calls tools and answers: in tags, or as it was trained to, by its chat template."""

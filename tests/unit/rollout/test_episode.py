@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from alphaapollo.clock import queueing
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.engine import EngineError
@@ -23,6 +24,7 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
+from tests.unit import virtual_time
 
 STOP = 9
 PROMPT = Prompt(3, "exact", "1 2")
@@ -101,6 +103,7 @@ def play(
     seconds: float = 5.0,
     per_turn: int | None = None,
     grade=None,
+    runner=asyncio.run,
 ) -> Trajectory:
     left = list(environments)
     task = EpisodeTask(
@@ -111,7 +114,7 @@ def play(
         seed_of_turn=lambda turn: 100 + turn,
         name="t",
     )
-    return asyncio.run(make_runner(engine, EpisodeLimits(turns, seconds, per_turn), grade).run(task))
+    return runner(make_runner(engine, EpisodeLimits(turns, seconds, per_turn), grade).run(task))
 
 
 def test_one_turn():
@@ -319,6 +322,24 @@ def test_the_time_limit_masks_without_a_second_try(environment):
     assert trajectory.score.reason == "env.episode_timeout: 0.1 s passed in turn 1"
 
 
+class Waiting(Environment):
+    """Takes 3 s a turn, 100 s of which it waits in a queue."""
+
+    async def step(self, action: str) -> object:
+        await asyncio.sleep(3)
+        with queueing():
+            await asyncio.sleep(100)
+        return await super().step(action)
+
+
+@pytest.mark.parametrize(("seconds", "end"), [(7.0, EpisodeEnd.DONE), (5.0, EpisodeEnd.TIME_LIMIT)])
+def test_the_time_limit_is_the_environments_alone(seconds, end):
+    """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s."""
+    engine = FakeEngine(10, script=lambda *_: [5, STOP], seconds=800.0)
+    trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, runner=virtual_time.run)
+    assert trajectory.end is end and len(trajectory.turns) == 2
+
+
 def test_sync_environments_do_not_block_each_other():
     async def run() -> list[Trajectory]:
         engine = FakeEngine(10, script=lambda *_: [5, STOP])
@@ -392,4 +413,17 @@ def test_a_turn_has_a_limit_of_its_own():
     trajectory = play(engine, Environment(show("1"), done(1.0)), per_turn=2)
     assert [sampling.max_tokens for _, sampling in asked] == [2, 2]
     assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
+    assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated
+
+
+def test_a_last_turn_that_its_own_limit_cut_is_truncated():
+    engine, _ = answers([5, 6, 7])
+    trajectory = play(engine, Environment(done(1.0)), per_turn=2)
+    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and trajectory.truncated and trajectory.score == Score(1.0)
+
+
+def test_a_cut_turn_whose_action_was_read_before_the_cut_is_not_truncated():
+    engine, _ = answers([5, 6, 7])
+    answered = StepResult(done=True, score=Score(1.0), kept_chars=1)
+    trajectory = play(engine, Environment(answered), per_turn=2)
     assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated
