@@ -2,12 +2,10 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence
 
 import pytest
 
-from alphaapollo.clock import queueing
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.engine import EngineError
@@ -24,7 +22,6 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
-from tests.unit import virtual_time
 
 STOP = 9
 PROMPT = Prompt(3, "exact", "1 2")
@@ -293,68 +290,20 @@ def test_an_environment_that_cannot_be_made():
     assert trajectory.score.reason == "making the environment: KeyError: 'game' (attempt 2 of 2)"
 
 
-class Slow(Environment):
-    async def step(self, action: str) -> StepResult:
-        await asyncio.sleep(60)
-        return done(1.0)
-
-
-class SlowSync:
+class Sync:
     def reset(self, prompt: Prompt) -> str:
         return "1 2"
 
     def step(self, action: str) -> StepResult:
-        time.sleep(0.5)
         return done(1.0)
 
     def close(self) -> None:
         pass
 
 
-@pytest.mark.parametrize("environment", [Slow(), SlowSync()])
-def test_the_time_limit_masks_without_a_second_try(environment):
-    engine, asked = answers([5], [5])
-    started = time.perf_counter()
-    trajectory = play(engine, environment, seconds=0.1)
-    assert trajectory.seconds < 0.4 and time.perf_counter() - started < 5
-    assert trajectory.end is EpisodeEnd.TIME_LIMIT and len(asked) == 1
-    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert trajectory.score.reason == "env.episode_timeout: 0.1 s passed in turn 1"
-
-
-class Waiting(Environment):
-    """Takes 3 s a turn, 100 s of which it waits in a queue."""
-
-    async def step(self, action: str) -> object:
-        await asyncio.sleep(3)
-        with queueing():
-            await asyncio.sleep(100)
-        return await super().step(action)
-
-
-@pytest.mark.parametrize(("seconds", "end"), [(7.0, EpisodeEnd.DONE), (5.0, EpisodeEnd.TIME_LIMIT)])
-def test_the_time_limit_is_the_environments_alone(seconds, end):
-    """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s."""
-    engine = FakeEngine(10, script=lambda *_: [5, STOP], seconds=800.0)
-    trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, runner=virtual_time.run)
-    assert trajectory.end is end and len(trajectory.turns) == 2
-
-
-def test_sync_environments_do_not_block_each_other():
-    async def run() -> list[Trajectory]:
-        engine = FakeEngine(10, script=lambda *_: [5, STOP])
-        runner = make_runner(engine, EpisodeLimits(1, 30.0))
-        tasks = [EpisodeTask(PROMPT, i, lambda _: SlowSync(), Sampling(4), lambda turn: 0, f"t{i}") for i in range(4)]
-        return await asyncio.gather(*map(runner.run, tasks))
-
-    started = time.perf_counter()
-    assert all(trajectory.score == Score(1.0) for trajectory in asyncio.run(run()))
-    assert time.perf_counter() - started < 1.5  # one after the other they would take 2 s
-
-
 @pytest.mark.parametrize("error", [KeyError("x"), StopIteration(), SystemExit(3)])
 def test_what_a_sync_environment_raises_is_its_failure(error):
-    class Raising(SlowSync):
+    class Raising(Sync):
         def step(self, action: str) -> StepResult:
             raise error
 
