@@ -87,6 +87,16 @@ def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
         raise ConfigError(list(dict.fromkeys(problems))) from None
 
 
+def checked_value(schema: type[BaseModel], word: str) -> None:
+    """ConfigError where a `KEY=VALUE` alone cannot be: an unknown key, or a value that it does not take."""
+    (override,) = _parse_overrides([word])
+    _check_override_keys([override], schema, [])
+    values: Any = override.value()
+    for part in reversed(override.key_or_group.split(".")):
+        values = {part: values}
+    convert(schema, json.loads(json.dumps(values, default=str)))
+
+
 def _number_as_text(values: Any, path: Sequence[str]) -> None:
     """`trainer.experiment_name=7` means the text 7."""
     for part in path[:-1]:

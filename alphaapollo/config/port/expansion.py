@@ -44,6 +44,7 @@ class Scope:
 
     answer: Callable[[str], str | None]
     variables: dict[str, Value] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()  # given from outside; assignments leave them alone
     positional: list[str] | None = None  # None: what the script itself was called with, which nobody knows
 
 

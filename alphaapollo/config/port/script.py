@@ -20,6 +20,7 @@ from alphaapollo.config.port.expansion import (
     is_known,
     known_part,
     text_of,
+    unknown,
 )
 from alphaapollo.config.port.grammar import Branches, Cases, Function, Loop, Node, Sequential, Simple, parse
 
@@ -114,6 +115,8 @@ class Reader:
 
     def _assign(self, found: re.Match[str]) -> None:
         name, adds, raw = found.groups()
+        if name in self.scope.fixed:
+            return
         before = self.scope.variables.get(name)
         if raw.startswith("("):
             added = array_of(raw, self.scope)
@@ -166,17 +169,23 @@ class Reader:
 
 def read_script(source: str, variables: dict[str, str] | None = None, path: str = "") -> Reader:
     """The commands that the script runs if its environment sets only `variables`, which its own lines do not change."""
-    scope = Scope(answer=lambda command: _answer(command, scope))
+    scope = Scope(answer=lambda command: _answer(command, reader))
     scope.variables = {**({"BASH_SOURCE": [path], "0": path} if path else {}), **(variables or {})}
+    scope.fixed = frozenset(variables or {})
     reader = Reader(scope)
     reader.walk(parse(source))
     return reader
 
 
-def _answer(command: str, scope: Scope) -> str | None:
-    inner = Reader(scope, probing=True, output=[])
+def _answer(command: str, reader: Reader) -> str | None:
+    inner = Reader(reader.scope, probing=True, output=[], functions=reader.functions)
     inner.walk(parse(command))
-    return "\n".join(inner.output) if inner.output else None
+    if inner.output:
+        return "\n".join(inner.output)
+    body = reader.functions.get(command.strip())
+    if isinstance(body, Sequential) and len(body.parts) == 1 and isinstance(body.parts[0][1], Simple):
+        return unknown(f"$({' '.join(body.parts[0][1].words)})")  # what the script's own function would run
+    return None
 
 
 def tested(words: Sequence[str]) -> bool | None:
