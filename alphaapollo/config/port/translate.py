@@ -80,7 +80,7 @@ def _ported(command: Command, at: int, added: list[str], path: str) -> Iterator[
         yield f"# from the environment, or not known before it runs: {', '.join(unknown)}"
     yield "arguments=("
     for line in lines:
-        comment = f"# {line.comment.replace(MARK, '')}" if line.comment else ""
+        comment = "# " + " ".join(line.comment.replace(MARK, "").split()) if line.comment else ""
         yield "    " + "  ".join(part for part in (quoted(line.word) if line.word else "", comment) if part)
     yield ")"
     launcher = [quoted(word) for word in command.words[: at - 1]] if "torchrun" in command.words[:at] else ["python"]
@@ -183,12 +183,15 @@ def _defaults(values: Values) -> Iterator[tuple[str, Line]]:
     default["actor_rollout_ref.actor.ppo_mini_batch_size"] = "256"
     if values.get("trainer.total_training_steps", "null") != "null":
         default.pop("trainer.total_epochs")
-    if not values.get("algorithm.kl_ctrl.type", "fixed") == "adaptive":
+    if values.get("algorithm.kl_ctrl.type", "fixed") != "adaptive":
         default.pop("algorithm.kl_ctrl.target_kl")
     if values.get("algorithm.filter_groups.enable", "").lower() != "true":
         default.pop("algorithm.filter_groups.max_num_gen_batches")
-    if values.get("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla") != "vanilla":
+    loss = values.get("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla")
+    if loss != "vanilla":
         default.pop("actor_rollout_ref.actor.clip_ratio_c")
+    if loss != "kl_cov":
+        default.pop("actor_rollout_ref.actor.policy_loss.ppo_kl_coef")
     if f"{ROLLOUT}.val_kwargs.do_sample" in values:
         default.pop(f"{ROLLOUT}.val_kwargs.temperature")
     for key, value in default.items():

@@ -13,7 +13,7 @@ Values = Mapping[str, str]
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
-LOSSES = {"vanilla": "ppo", "geo_mean": "gmpo", "gpg": "ppo", "clip-cov": "clip_cov", "kl-cov": "kl_cov"}
+LOSSES = {"vanilla": "ppo", "geo_mean": "gmpo"}
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_final_reward": "reward"}
 TRACKERS = ("console", "tensorboard", "wandb")
@@ -119,6 +119,12 @@ def _generation_rounds(value: str, values: Values) -> Converted:
     return Converted({key: "1000"}, remark) if value == "0" else Converted({key: value})
 
 
+def _folder(value: str, values: Values) -> Converted:
+    own = "/".join(values.get(f"trainer.{name}", "") for name in ("project_name", "experiment_name"))
+    remark = "was trainer.default_local_dir; the run lies in output_dir/project_name/experiment_name"
+    return Converted({"trainer.output_dir": value.removesuffix(f"/{own}")}, remark)
+
+
 def _ulysses(value: str, values: Values) -> Converted:
     return Converted({}, "" if value in ("1", "null") else "sequence parallelism is not built; one rank has a sequence")
 
@@ -178,5 +184,6 @@ CONVERTERS: dict[str, Callable[[str, Values], Converted]] = {
     "data.truncation": _truncation,
     "data.filter_overlong_prompts": _filter_overlong,
     "trainer.logger": _logger,
+    "trainer.default_local_dir": _folder,
     "trainer.device": _device,
 }

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+set -euo pipefail
+project='DAPO'
+experiment='DAPO-7B'
+use_kl=False
+prompt=$((1024 * 2))
+response=$((1024 * 8))
+prompts=512
+samples=16
+home=${RAY_DATA_HOME:-"${HOME}/verl"}
+
+ray job submit --no-wait --working-dir "${PWD}" -- python3 -m recipe.dapo.main_dapo \
+    data.train_files="${home}/data/train.parquet" \
+    data.val_files="${home}/data/test.parquet" \
+    data.truncation='left' \
+    data.max_prompt_length=${prompt} \
+    data.max_response_length=${response} \
+    data.gen_batch_size=$((prompts * 3)) \
+    data.train_batch_size=${prompts} \
+    actor_rollout_ref.rollout.n=${samples} \
+    algorithm.adv_estimator=grpo \
+    algorithm.use_kl_in_reward=${use_kl} \
+    algorithm.kl_ctrl.kl_coef=0.0 \
+    actor_rollout_ref.actor.use_kl_loss=${use_kl} \
+    actor_rollout_ref.actor.clip_ratio_low=0.2 \
+    actor_rollout_ref.actor.clip_ratio_high=0.28 \
+    actor_rollout_ref.actor.clip_ratio_c=10.0 \
+    algorithm.filter_groups.enable=True \
+    algorithm.filter_groups.max_num_gen_batches=10 \
+    algorithm.filter_groups.metric=acc \
+    actor_rollout_ref.model.path="${home}/models/Qwen2.5-7B" \
+    +actor_rollout_ref.model.override_config.max_position_embeddings=32768 \
+    actor_rollout_ref.actor.optim.lr_warmup_steps=10 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 \
+    actor_rollout_ref.actor.loss_agg_mode="token-mean" \
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 \
+    actor_rollout_ref.rollout.max_num_batched_tokens=$((prompt + response)) \
+    actor_rollout_ref.rollout.val_kwargs.do_sample=True \
+    actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
+    actor_rollout_ref.rollout.val_kwargs.top_p=0.7 \
+    reward_model.reward_manager=dapo \
+    +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True \
+    +reward_model.reward_kwargs.overlong_buffer_cfg.len=$((1024 * 4)) \
+    +reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0 \
+    +reward_model.reward_kwargs.max_resp_len=${response} \
+    trainer.project_name="${project}" \
+    trainer.experiment_name="${experiment}" \
+    trainer.default_local_dir="${home}/ckpts/${project}/${experiment}" \
+    trainer.n_gpus_per_node=8 \
+    trainer.nnodes=16

@@ -1,0 +1,180 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.__main__ import main
+from alphaapollo.config.port.translate import port, translate
+from examples.quickstart.make_task import make_model, make_tokenizer
+from tests.unit.tool_templates import RESPONSE_TEMPLATE, TAGS, tokenizer_of
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def ported(name: str, *given: str) -> dict[str, str]:
+    """Our words for a script, key -> value, as the shell hands them to python."""
+    path = SCRIPTS / f"{name}.sh"
+    return dict(word.split("=", 1) for word in arguments(port(path.read_text(), str(path), given)))
+
+
+def arguments(script: str) -> list[str]:
+    in_place_of_python = "python() { shift 2; printf '%s\\0' \"$@\"; }\n"
+    environment = {"HOME": "/home/me", "PATH": "/usr/bin:/bin", "MODEL_PATH": "my/model"}
+    done = subprocess.run(["bash", "-c", in_place_of_python + script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\0")[:-1]
+
+
+def test_grpo():
+    words = ported("grpo")
+    assert words["actor_rollout_ref.actor.ppo_mini_batch_size"] == "1280"  # 256 x 5
+    assert words["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == "16384"  # 2048 x 8
+    assert words["data.train_files"] == "['/home/me/data/gsm8k/train.parquet', '/home/me/data/math/train.parquet']"
+    assert words["data.truncation"] == "drop"
+    assert words["trainer.logger"] == "[console]"
+    assert words["trainer.experiment_name"].startswith("Qwen3-8B_grpo_vllm_20")
+    assert words["actor_rollout_ref.rollout.val_kwargs.temperature"] == "0"  # verl's default, and those below
+    assert (words["trainer.save_freq"], words["actor_rollout_ref.actor.clip_ratio_c"]) == ("-1", "3.0")
+    assert "actor_rollout_ref.actor.use_dynamic_bsz" not in words
+    assert "actor_rollout_ref.actor.policy_loss.ppo_kl_coef" not in words
+
+
+def test_every_changed_line_has_a_comment():
+    path = SCRIPTS / "grpo.sh"
+    text = port(path.read_text(), str(path))
+    for line in (
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1280  # 256 prompts x rollout.n=5: here it counts trajectories",
+        "# actor_rollout_ref.model.use_remove_padding=True: dropped because rows are laid out without padding, always",
+        "'trainer.logger=[console]'  # there is no swanlab",
+        "trainer.save_freq=-1  # verl's default",
+        "# from the environment, or not known before it runs: $(date +%Y%m%d), $HOME",
+    ):
+        assert f"{line}\n" in text
+
+
+def test_variables_of_the_script_and_more_keys():
+    words = ported("grpo", "ENGINE=sglang", "DEVICE=npu", "trainer.n_gpus_per_node=1", "trainer.total_epochs=3")
+    assert words["actor_rollout_ref.rollout.name"] == "vllm"
+    assert words["actor_rollout_ref.rollout.tensor_model_parallel_size"] == "1"  # 4, but there is one GPU
+    assert words["trainer.total_epochs"] == "3"
+
+
+def test_ppo():
+    words = ported("ppo")
+    assert words["critic.fsdp_config.param_offload"] == words["critic.fsdp_config.optimizer_offload"] == "True"
+    assert words["trainer.logger"] == "[console,tensorboard]"
+    assert words["actor_rollout_ref.actor.ppo_mini_batch_size"] == "256"
+    assert words["algorithm.kl_ctrl.target_kl"] == "51.2"  # 0.1 a token x 512
+
+
+def test_dapo():
+    words = ported("dapo", "RAY_DATA_HOME=/big")
+    assert words["actor_rollout_ref.actor.ppo_mini_batch_size"] == "512"  # 32 x 16
+    assert words["algorithm.overlong_penalty.cache"] == "4096"
+    assert words["algorithm.filter_groups.metric"] == "accuracy"
+    assert words["trainer.output_dir"] == "/big/ckpts"
+    assert words["data.truncation"] == "left"
+    assert "actor_rollout_ref.actor.ulysses_sequence_parallel_size" not in words
+    assert "algorithm.overlong_penalty.log" not in words
+
+
+def test_rloo():
+    words = ported("rloo")
+    assert words["algorithm.adv_estimator"] == "rloo"
+    assert words["actor_rollout_ref.actor.ppo_mini_batch_size"] == "1280"
+    assert words["data.train_files"] == "/data/gsm8k/train.parquet"
+    assert words["actor_rollout_ref.model.path"] == "my/model"
+    assert words["actor_rollout_ref.rollout.val_kwargs.temperature"] == "0"
+
+
+def test_multi_turn_reads_the_configuration_it_starts_from():
+    words = ported("multi_turn")
+    assert (words["env.env_name"], words["env.max_steps"]) == ("informal_math", "5")
+    assert (words["env.action_format"], words["env.tool_parser"]) == ("chat_template", "hermes")
+    assert words["data.train_batch_size"] == "256"  # the command wins over the file
+    assert words["data.max_response_length"] == "1024"
+    assert words["actor_rollout_ref.actor.ppo_mini_batch_size"] == "4096"
+
+
+def test_other_programs():
+    script = "torchrun --nproc_per_node=$1 -m verl.trainer.sft_trainer optim.clip_grad=1 engine=fsdp\n"
+    script += "python3 -m verl.trainer.main_generation data.output_path=out rollout.n=1"
+    text = port(script, "both.sh")
+    assert 'torchrun "--nproc_per_node=$1" -m alphaapollo.trainer.main_sft "${arguments[@]}"' in text
+    assert "    grad_clip=1  # was optim.clip_grad\n" in text
+    assert "    # engine=fsdp: FSDP2 is the only backend\n" in text
+    assert "    trainer.output_dir=out  # was data.output_path" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("data.truncation", "middle", "data.truncation=left"),
+        ("trainer.total_training_steps", "null", "trainer.total_training_steps=null"),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            "geo_mean",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=gmpo",
+        ),
+        ("algorithm.filter_groups.max_num_gen_batches", "0", "algorithm.filter_groups.max_num_gen_batches=1000"),
+    ],
+)
+def test_values_that_are_written_differently(key: str, value: str, line: str):
+    assert line in [found.word for found in translate({key: value}, "main_ppo")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "comment"),
+    [
+        ("reward.custom_reward_function.path", "null", "nothing; custom_reward_function.path keeps its default"),
+        ("my_recipe.alpha", "1", "my_recipe.alpha=1: not known as a key of verl's; left out"),
+        ("actor_rollout_ref.actor.grad_clip", "none", "expected number > 0"),
+        ("trainer.device", "cuda", "trainer.device=cuda: auto finds the GPUs"),
+    ],
+)
+def test_what_is_left_out_says_why(key: str, value: str, comment: str):
+    lines = translate({key: value}, "main_ppo")
+    assert any(comment in line.comment and not line.word for line in lines)
+
+
+def test_a_script_without_a_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    script = tmp_path / "install.sh"
+    script.write_text("pip install verl")
+    assert main(["port", str(script)]) == 2
+    assert "no command that starts a program of verl's" in capsys.readouterr().err
+    assert main(["port", str(tmp_path / "none.sh")]) == 2
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A model and data of this machine, and its size."""
+    import pandas as pd
+    from transformers import AutoConfig
+
+    folder = tmp_path_factory.mktemp("local")
+    make_tokenizer(folder, TAGS)
+    make_model(folder, seed=0)
+    tokenizer = tokenizer_of()
+    tokenizer.response_template = RESPONSE_TEMPLATE  # reads calls as vLLM's parser does, without its import
+    tokenizer.save_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    config.max_position_embeddings = 32768
+    config.save_pretrained(folder)
+    question = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "What is 1 + 1?"}]}
+    row = question | {"reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"index": 0}}
+    pd.DataFrame([row] * 4).to_parquet(folder / "rows.parquet")
+    paths = {"actor_rollout_ref.model.path": folder, "critic.model.path": folder}
+    paths |= {f"data.{name}": folder / "rows.parquet" for name in ("train_files", "val_files")}
+    machine = {"trainer.n_gpus_per_node": 1, "trainer.nnodes": 1}
+    return [f"{key}={value}" for key, value in (paths | machine).items()]
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "dapo", "rloo", "multi_turn"])
+def test_a_ported_command_passes_the_dry_run(name: str, local: list[str], capsys: pytest.CaptureFixture[str]):
+    from alphaapollo.trainer.main_ppo import main as main_ppo
+
+    words = ported(name, *local)
+    if name == "multi_turn":
+        assert words.pop("env.tool_parser") == "hermes"
+    assert main_ppo([*(f"{key}={value}" for key, value in words.items()), "trainer.dry_run=True"]) == 0
+    assert "the configuration is sound" in capsys.readouterr().out
