@@ -19,13 +19,14 @@ INTRO = """# Configuration
 * `KEY=VALUE` sets a key; lists are `[a,b]`, nothing is `null`. A value with special characters is quoted twice:
   `'KEY="a=b"'`.
 * `GROUP=PRESET` takes a preset of `configs/`: `algorithm=` (the recipes of docs/algorithms), `model=`,
-  `env=`, `cluster=`.
+  `env=`, `cluster=`. `algorithm=grpo` sets a dozen keys as the paper has them; `algorithm.adv_estimator=grpo` sets one.
 * `--config-dir DIR --config-name NAME` starts from your own `DIR/NAME.yaml`. Put only what you change there; begin it
   with `defaults: [ppo, _self_]` to build on the shipped one. Your folder may hold presets too
   (`DIR/algorithm/mine.yaml`, with `# @package _global_` as its first line).
 * What counts in the end: the defaults below, then the YAML, then presets, then `KEY=VALUE`.
 * `--cfg` prints the outcome. `trainer.dry_run=True` also checks it and prints the plan of the run.
 * `python -m alphaapollo.config explain KEY...` says what a key does, or what became of it, when it is one of verl's.
+* `python -m alphaapollo.config port SCRIPT` writes a command of verl's as ours ([verl.md](verl.md)).
 
 An unknown key, a value of the wrong type or an impossible combination stops the command before anything starts.
 """
