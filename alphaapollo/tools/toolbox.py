@@ -121,6 +121,8 @@ class ToolBox:
         try:
             return await self._carry_out(name, arguments, session)
         except ToolFailedError as error:
+            if not error.again:
+                raise
             logger.warning("%s; the call is tried once more", error)
             return await self._carry_out(name, arguments, session)
 
