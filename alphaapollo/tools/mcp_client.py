@@ -6,8 +6,8 @@
     await server.close()
 
 One connection serves all episodes of a process. When it breaks, any of the calls under way may have broken it: they
-are made once more, each alone, on a new connection (a stdio server is started again; what it kept in memory is lost). So
-the one that breaks it fails as ToolFailedError, and no other does.
+are made once more, each alone, on a new connection (a stdio server is started again; what it kept in memory is lost).
+So the one that breaks it fails as ToolFailedError, and no other does.
 """
 
 from __future__ import annotations
