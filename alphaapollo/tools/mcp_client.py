@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import to_json
+from pydantic import TypeAdapter
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = 60.0  # seconds to start a server and list its tools
 CLOSE_TIMEOUT = 10.0
 INVALID_PARAMETERS = -32602  # JSON-RPC: the server does not take these arguments
+ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)  # written as JSON as the client does it
 BROKEN = ("Connection closed", "Session terminated")  # the client's own words: no call can go over this connection
 
 
@@ -282,7 +283,7 @@ def unsendable(arguments: dict[str, Any]) -> str:
     number beyond all floats or nesting without end; empty where there is nothing of it."""
     try:
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-        to_json({"jsonrpc": {"params": {"arguments": {"depth": arguments}}}})
+        ANYTHING.dump_json({"jsonrpc": {"params": {"arguments": {"depth": arguments}}}})
     except (ValueError, RecursionError) as error:
         return f"the arguments cannot be sent: {error}"
     return ""
