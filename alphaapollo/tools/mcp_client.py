@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from alphaapollo.clock import queueing
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
 
 if TYPE_CHECKING:
@@ -120,10 +121,11 @@ class McpServer:
         return ToolResult(text_of(answer), ToolStatus.ERROR if answer.is_error else ToolStatus.OK)
 
     async def _connected(self) -> _Connection:
-        """The connection. A call that runs out of time while it is opened leaves that to the next one."""
+        """The connection. A call that is given up while it is opened leaves that to the next one."""
         if self._connection is None:
             self._connection = asyncio.create_task(self._open())
-        return await asyncio.shield(self._connection)
+        with queueing():  # a server has CONNECT_TIMEOUT to start
+            return await asyncio.shield(self._connection)
 
     async def _open(self) -> _Connection:
         connection = _Connection(self._command, self._url, self._environment)
@@ -162,7 +164,8 @@ class _Turns:
     @contextlib.asynccontextmanager
     async def together(self) -> AsyncIterator[None]:
         while not self._open.is_set():
-            await self._open.wait()
+            with queueing():
+                await self._open.wait()
         self._together += 1
         self._idle.clear()
         try:
@@ -177,9 +180,14 @@ class _Turns:
         self._wanting += 1
         self._open.clear()
         try:
-            async with self._one:
-                await self._idle.wait()
+            with queueing():
+                await self._one.acquire()
+            try:
+                with queueing():
+                    await self._idle.wait()
                 yield
+            finally:
+                self._one.release()
         finally:
             self._wanting -= 1
             if not self._wanting:

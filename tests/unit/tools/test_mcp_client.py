@@ -140,7 +140,7 @@ def test_an_error_of_the_server_ends_nobody_elses_call() -> None:
     with_server(stdio, play)
 
 
-def test_a_call_that_runs_out_of_time_while_the_server_starts_leaves_it_to_the_next(tmp_path: Path) -> None:
+def test_a_call_that_is_given_up_while_the_server_starts_leaves_it_to_the_next(tmp_path: Path) -> None:
     slow = f"import os, sys, time; time.sleep(1); os.execv(sys.executable, {COMMAND!r})"
 
     async def main() -> None:
