@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def due(step: int, frequency: int, last: int) -> bool:
+def due(step: int, frequency: int, is_last: bool) -> bool:
     """Every `frequency` iterations and at the end; -1 = never."""
-    return frequency > 0 and (step % frequency == 0 or step == last)
+    return frequency > 0 and (step % frequency == 0 or is_last)

@@ -8,6 +8,7 @@ No torch here: the driver, the environments and the graders share these types.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NotRequired, TypedDict
@@ -93,12 +94,19 @@ class Score:
         """The component named accuracy; a reward function without one is its own accuracy."""
         return self.components.get("accuracy", self.reward)
 
+    def component(self, name: str) -> float:
+        """A named part of the reward; nan where it is missing. A score of 0 without any parts, as of an episode that a
+        limit ended, has 0 of each."""
+        if not self.components and self.reward == 0:
+            return 0.0
+        return self.components.get(name, math.nan)
+
 
 class EpisodeEnd(StrEnum):
     """Why an episode ended."""
 
     DONE = "done"  # the environment said so
-    TOKEN_LIMIT = "token_limit"  # the response budget is spent
+    TOKEN_LIMIT = "token_limit"  # the response budget is spent, or the last turn was cut by its own limit
     TURN_LIMIT = "turn_limit"
     TIME_LIMIT = "time_limit"
     PROMPT_LIMIT = "prompt_limit"  # the environment asks more than a prompt may hold
@@ -181,8 +189,24 @@ class Trajectory:
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
     @property
+    def response_length(self) -> int:
+        """Tokens of the response budget that it has spent: what the model sampled and, in append context, what the
+        environment said in between."""
+        return sum(len(row.token_ids) - row.response_start for row in self.rows)
+
+    @property
+    def reward(self) -> float:
+        """What it was worth in all: the outcome and the environment's step rewards. nan: it failed."""
+        return self.score.reward + sum(turn.reward for turn in self.turns)
+
+    @property
+    def accuracy(self) -> float:
+        """The component named accuracy; where there is none, the reward."""
+        return self.score.components.get("accuracy", self.reward)
+
+    @property
     def truncated(self) -> bool:
-        """Cut by the token limit before the model ended its text."""
+        """Cut by a limit of tokens before the model ended its text."""
         return self.end is EpisodeEnd.TOKEN_LIMIT
 
 

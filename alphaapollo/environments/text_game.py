@@ -85,7 +85,7 @@ class TextGame(ABC):
             done=done,
             reward=self.step_reward,
             valid=move.valid,
-            score=Score(float(move.won)) if done else None,
+            score=Score(float(move.won), {"accuracy": float(move.won)}) if done else None,
             kept_chars=kept if move.valid else None,
             info={"state": state},
         )

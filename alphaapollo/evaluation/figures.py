@@ -67,9 +67,10 @@ class Summary:
 def result_of(prompt: Prompt, trajectory: Trajectory, vote: bool = True) -> Result:
     """`vote`: also read the answer, which takes a moment."""
     text = trajectory.turns[-1].text if vote and trajectory.turns else ""
-    return graded(
+    own = graded(
         prompt, trajectory.sample, text, trajectory.score, num_tokens=trajectory.num_tokens, end=trajectory.end
     )
+    return own if own.outcome.failed else replace(own, reward=trajectory.reward, accuracy=trajectory.accuracy)
 
 
 def graded(
@@ -99,7 +100,8 @@ def graded(
 def result_of_record(record: Mapping[str, Any]) -> Result:
     """As result_of, from what rollout_log wrote. KeyError, TypeError, ValueError: it is no such record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
-    score = Score(math.nan if outcome.failed else float(record["reward"]), record["components"], outcome)
+    steps = sum(turn["reward"] for turn in turns)
+    score = Score(math.nan if outcome.failed else float(record["reward"]) + steps, record["components"], outcome)
     return Result(
         problem=int(record["prompt_id"]),
         sample=int(record["sample"]),

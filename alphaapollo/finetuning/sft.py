@@ -131,12 +131,12 @@ def train(run: SftRun) -> None:
         metrics = worker.step(next_batch(run, stream, progress, worker.padded))
         tokens += metrics["train/tokens"]
         is_last = step == run.total_steps
-        if run.val_examples and due(step, trainer.test_freq, run.total_steps):
+        if run.val_examples and due(step, trainer.test_freq, is_last):
             metrics |= worker.evaluate(deal(run, run.val_examples, worker.padded))
         if log and (is_last or step % trainer.log_freq == 0 or "val/loss" in metrics):
             metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
             log.write(step, metrics)
-        if due(step, trainer.save_freq, run.total_steps):
+        if due(step, trainer.save_freq, is_last):
             save(run, worker, checkpoints, Progress(step, progress.examples_consumed))
     if trainer.export_hf:
         worker.export(str(run.folder / "model"))

@@ -68,8 +68,10 @@ class TrainState:
         if not math.isfinite(norm):
             raise FloatingPointError(
                 f"the {self.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}; the weights stay "
-                "as they were. Look for huge rewards, advantages or log-ratios in the metrics before it, lower the "
-                "learning rate, or compute in float32 (model.dtype=float32); then resume from the last checkpoint."
+                "as they were. Look for huge rewards, advantages or log-ratios in the metrics before it. The same "
+                "command would resume from the last checkpoint and meet the same batch again: give it another "
+                "data.seed (other batches from there on), a lower learning rate, or float32 arithmetic "
+                "(model.dtype=float32)."
             )
         lr = learning_rate(self.num_steps, self.config, self.total_steps)
         set_learning_rate(self.optimizer, lr)

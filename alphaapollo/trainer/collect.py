@@ -5,6 +5,7 @@ stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,14 +80,16 @@ async def generate(
 
 def metric_of(trajectory: Trajectory, metric: str) -> float:
     """The value that algorithm.filter_groups.metric names."""
-    score = trajectory.score
-    named = {"accuracy": score.accuracy, "reward": score.reward} | score.components
-    if metric not in named:
+    if metric in ("accuracy", "reward"):
+        return trajectory.accuracy if metric == "accuracy" else trajectory.reward
+    value = trajectory.score.component(metric)
+    if math.isnan(value):
+        named = {"accuracy", "reward", *trajectory.score.components}
         raise ValueError(
             f"algorithm.filter_groups.metric={metric!r} is no component of the reward, which has: "
             f"{', '.join(sorted(named))}."
         )
-    return named[metric]
+    return value
 
 
 def has_signal(group: TrajectoryGroup, metric: str) -> bool:

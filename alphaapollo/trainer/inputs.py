@@ -9,6 +9,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.environments.base import get_registered
 from alphaapollo.startup.inputs import check_lengths, check_rewards, make_renderer, read_prompts
 from alphaapollo.startup.trial import try_resets
+from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader
 from alphaapollo.types import Prompt
@@ -20,11 +21,16 @@ class Inputs:
 
     prompts: list[Prompt]
     val_prompts: list[Prompt]
-    total_steps: int  # iterations
+    goal: Goal
     probe: list[int]  # token ids of the first prompt, for the proof of weight sync
     reader: Reader | None  # of the reward model, where there is one
     has_function: bool  # a reward function, or the environment itself, gives a reward (else the reward model alone)
     notices: list[str]
+
+    @property
+    def total_steps(self) -> int:
+        """Iterations, at most."""
+        return self.goal.steps
 
 
 def read_inputs(config: Config) -> Inputs:
@@ -43,11 +49,18 @@ def read_inputs(config: Config) -> Inputs:
     has_function = find_function(config, graded, everything)
     notices += check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
     asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
+    trainer = config.trainer
+    goal = Goal.of(trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size)
+    if config.algorithm.filter_groups.enable and goal.prompts is not None:
+        notices.append(
+            f"algorithm.filter_groups may consume several batches of prompts an iteration, so trainer.total_epochs="
+            f"{trainer.total_epochs} may end before the {goal.steps} iterations that schedules of learning rates count "
+            "on. For a certain number, set trainer.total_training_steps."
+        )
     return Inputs(
         prompts,
         val_prompts,
-        total_steps=config.trainer.total_training_steps
-        or max(1, len(prompts) * config.trainer.total_epochs // data.train_batch_size),
+        goal=goal,
         probe=renderer.prompt_ids(prompts[0].content)[:64],
         reader=make_reader(config, renderer, everything) if config.reward_model.enable else None,
         has_function=has_function,

@@ -51,9 +51,9 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
         if step > config.trainer.critic_warmup:
             metrics |= await crew.policy.update(credit.columns)
             metrics |= await measure_mismatch(run, batch)
+            if credit.kl_per_sequence is not None:
+                coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
         run.console.phase("update", 1, 1)
-    if credit.kl_per_sequence is not None:
-        coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
     return Learned(metrics, coef)
 
 

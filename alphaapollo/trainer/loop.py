@@ -23,8 +23,10 @@ async def train(run: Run) -> None:
     """Run the iterations that remain. On any error the last whole checkpoint stands."""
     config, crew, progress = run.config, run.crew, run.progress
     timer = Timer()
-    for step in range(progress.step + 1, run.total_steps + 1):
+    while not run.goal.reached(progress):
+        step = progress.step + 1
         collected = await collect(run, step, timer)
+        is_last = run.goal.reached(progress, step)
         with timer("generate"):
             await crew.engines.sleep()  # the trainer's turn on shared GPUs; only a publish wakes the engines
         metrics = rollout_metrics(collected, run.trained_reward, timer)
@@ -36,7 +38,7 @@ async def train(run: Run) -> None:
             metrics |= await run.weights.publish(step)
         run.rollout_log.write(step, collected.generated)
         accuracy = None
-        if due(step, config.trainer.test_freq, run.total_steps):
+        if due(step, config.trainer.test_freq, is_last):
             with timer("validate"):
                 validation = await validate_now(run, step)
             accuracy = validation.accuracy
@@ -49,7 +51,7 @@ async def train(run: Run) -> None:
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
         timer = Timer()  # a checkpoint follows its own line, or a kill between them loses that
-        if due(step, config.trainer.save_freq, run.total_steps):
+        if due(step, config.trainer.save_freq, is_last):
             with timer("checkpoint"):
                 await save(run)
 

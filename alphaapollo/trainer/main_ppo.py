@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("dry run: the configuration is sound, nothing was started.")
         return 0
     if prepared.complete:
-        print(already_complete(prepared.plan.folder, prepared.inputs.total_steps))
+        print(already_complete(prepared.plan.folder, prepared.start.step))
         return 0
     end_when_told()
     try:

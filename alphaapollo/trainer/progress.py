@@ -25,3 +25,25 @@ class Progress:
     @classmethod
     def read(cls, folder: Path) -> Progress:
         return cls(**read_progress(folder))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a run has done what was asked of it."""
+
+    steps: int  # iterations at most
+    prompts: int | None = None  # passes over the data, in prompts consumed; None: the iterations alone count
+
+    @classmethod
+    def of(cls, steps: int | None, epochs: int, num_prompts: int, batch_size: int) -> Goal:
+        """So many iterations or, where `steps` is None, so many passes: then the iteration in which the last whole
+        batch of the last pass is consumed is the last. With dynamic sampling one iteration consumes several batches."""
+        if steps is not None:
+            return cls(steps)
+        steps = max(1, num_prompts * epochs // batch_size)
+        return cls(steps, steps * batch_size)
+
+    def reached(self, progress: Progress, step: int | None = None) -> bool:
+        """After the whole iterations so far; or after iteration `step`, at work, whose prompts are consumed."""
+        passed = self.prompts is not None and progress.prompts_consumed >= self.prompts
+        return passed or (progress.step if step is None else step) >= self.steps

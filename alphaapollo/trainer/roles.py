@@ -14,11 +14,11 @@ from alphaapollo.trainer.trained_reward import scorer_model
 from alphaapollo.weights.transport import Transport, transport_kind
 
 
-def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int, has_function: bool) -> Roles:
+def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_function: bool) -> Roles:
     """What the crew starts.
 
     Args:
-        optimiser_steps: of the whole run, for the schedules of the learning rates.
+        iterations: of the whole run, for the schedules of the learning rates.
         has_function: something besides the reward model gives a reward.
     """
     role, layout, seed = config.actor_rollout_ref, plan.layout, config.trainer.seed
@@ -29,13 +29,14 @@ def make_roles(config: Config, plan: Plan, run_id: str, optimiser_steps: int, ha
         folder=f"{shared_memory}/weights",
         num_engine_ranks=layout.num_engines * layout.tensor_parallel,
     )
+    policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
     own = config.reward_model.model
     custom_reward = config.custom_reward_function
     if not has_function:  # the reward model alone gives a reward
         custom_reward = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
     return Roles(
-        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, optimiser_steps),
-        critic=partial(build_critic, role.model, config.critic, seed, optimiser_steps) if layout.critic else None,
+        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps),
+        critic=partial(build_critic, role.model, config.critic, seed, critic_steps) if layout.critic else None,
         reward_model=partial(build_reward_model, scorer_model(config), own.fsdp_config.param_offload)
         if layout.reward_model
         else None,

@@ -14,7 +14,7 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.run_folder import CheckpointFolder
 from alphaapollo.trainer.plan import Plan
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import Prompt
 from alphaapollo.weights.publish import WeightPublisher
@@ -31,7 +31,7 @@ class Run:
     weights: WeightPublisher
     prompts: list[Prompt]
     val_prompts: list[Prompt]
-    total_steps: int
+    goal: Goal
     stream: PromptStream
     estimator: Estimator
     kl_controller: KLController

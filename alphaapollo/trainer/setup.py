@@ -48,9 +48,8 @@ class Prepared:
     @property
     def complete(self) -> bool:
         """No iteration remains, and the model is written."""
-        return self.start.step >= self.inputs.total_steps and (
-            self.start.is_exported() or not self.config.trainer.export_hf
-        )
+        progress = find_progress(self.start, self.config.algorithm.kl_ctrl)
+        return self.inputs.goal.reached(progress) and (self.start.is_exported() or not self.config.trainer.export_hf)
 
 
 def prepare(config: Config) -> Prepared:
@@ -84,6 +83,8 @@ async def run(prepared: Prepared) -> None:
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
         await begin(ready, start.checkpoint, timer)
         await train(ready)
+        if progress.step < inputs.total_steps:
+            console.notice(f"trainer.total_epochs={config.trainer.total_epochs} ended after {progress.step} iterations")
         if config.trainer.export_hf:
             await crew.policy.export(str(plan.folder / "model"))
             console.notice(f"the model lies in {plan.folder / 'model'}")
@@ -124,7 +125,7 @@ def make_run(
         weights=WeightPublisher(crew.policy, crew.engines, inputs.probe, tolerance),
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,
-        total_steps=inputs.total_steps,
+        goal=inputs.goal,
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
         estimator=plan.estimator,
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
@@ -179,7 +180,7 @@ async def launch(prepared: Prepared) -> Crew:
     config, plan = prepared.config, prepared.plan
     run_id = name_run()
     inputs = prepared.inputs
-    roles = make_roles(config, plan, run_id, inputs.total_steps * config.optimiser_steps, inputs.has_function)
+    roles = make_roles(config, plan, run_id, inputs.total_steps, inputs.has_function)
     start_reaper(run_id, roles.cleanup)
     if config.trainer.controller == "local":
         return await launch_local(plan.layout, roles)

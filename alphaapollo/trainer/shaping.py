@@ -22,12 +22,13 @@ def outcome_rewards(
     max_length: of a response, in tokens.
     """
     rewards = torch.tensor([trajectory.score.reward for _, trajectory in members], dtype=torch.float64)
-    lengths = torch.tensor([trajectory.num_tokens for _, trajectory in members], dtype=torch.float64)
     if algorithm.length_budget.mode:
+        lengths = torch.tensor([trajectory.num_tokens for _, trajectory in members], dtype=torch.float64)
         budgets = torch.tensor([float(prompt.extra_info[BUDGET]) for prompt, _ in members], dtype=torch.float64)
         rewards = _to_budget(rewards, lengths, budgets, algorithm.length_budget)
     if algorithm.overlong_penalty.enable:
         penalty = algorithm.overlong_penalty
+        lengths = torch.tensor([trajectory.response_length for _, trajectory in members], dtype=torch.float64)
         cache = penalty.cache or max(1, max_length // 5)
         rewards = rewards + soft_overlong_punishment(lengths, max_length, cache, penalty.factor)
     return rewards

@@ -182,9 +182,7 @@ def _greedy_rewards(
 def _components(members: Sequence[Member], owners: torch.Tensor) -> dict[str, torch.Tensor]:
     """The named rewards on each row, [B]; nan where a trajectory lacks one."""
     names = sorted({name for _, trajectory in members for name in trajectory.score.components})
-    values = {
-        name: [trajectory.score.components.get(name, float("nan")) for _, trajectory in members] for name in names
-    }
+    values = {name: [trajectory.score.component(name) for _, trajectory in members] for name in names}
     return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alphaapollo.config.schema import Config, Model, RewardModel
 from alphaapollo.controller.handles import RewardModelGroup
@@ -105,8 +105,9 @@ class TrainedReward:
         self._read += len(readable)
         values = await self._compute(list(readable.values()))
         for index, value in zip(readable, values, strict=True):
-            score = members[index].score
-            members[index].score = with_model_score(score, value, self.weight, self.required, self.alone)
+            one = members[index]
+            own = replace(one.score, components={"accuracy": one.accuracy} | one.score.components)
+            one.score = with_model_score(own, value, self.weight, self.required, self.alone)
 
     def figures(self) -> dict[str, float]:
         """The share of texts that were cut to reward_model.max_length, since last asked."""

@@ -55,3 +55,11 @@ class Config(Section):
     def optimiser_steps(self) -> int:
         """An iteration's, where its batch is full."""
         return self.mini_batches * self.actor_rollout_ref.actor.ppo_epochs
+
+    def policy_steps(self, iterations: int) -> int:
+        """The policy's optimiser steps in so many iterations: none in those that train the critic alone."""
+        return max(0, iterations - self.trainer.critic_warmup) * self.optimiser_steps
+
+    def critic_steps(self, iterations: int) -> int:
+        """The critic's optimiser steps in so many iterations."""
+        return iterations * self.mini_batches * self.critic.ppo_epochs

@@ -30,7 +30,8 @@ class Trainer(RunFolder):
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
     """Trackers besides metrics.jsonl, which is always written."""
     total_epochs: PositiveInt = 1
-    """Passes over the training data, unless total_training_steps is given."""
+    """Passes over the training data, unless total_training_steps is given: the run ends with the iteration that has
+    consumed the last whole batch of prompts."""
     total_training_steps: PositiveInt | None = None
     """Iterations; null = from total_epochs."""
     save_freq: Frequency = 20

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.config.schema import Config
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.learn import learn
+from alphaapollo.trainer.progress import Progress
+from tests.unit.trainer.test_step import group, trajectory
+
+
+class Crew:
+    """Policy and critic in one: log-probs of -1, a reference that says the same, values of 0."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.policy = self.critic = self
+
+    async def load_batch(self, batches: Any) -> None:
+        self.batches = batches
+
+    async def compute_log_probs(self) -> list[np.ndarray]:
+        return [np.full_like(rank.rows.rollout_logprobs, -1.0) for rank in self.batches]
+
+    compute_ref_log_probs = compute_values = old_log_probs = compute_log_probs
+
+    async def update(self, columns: Any) -> dict[str, float]:
+        self.updates += 1
+        return {}
+
+
+@pytest.mark.parametrize(("step", "updates", "moves"), [(2, 1, False), (3, 2, True)])
+def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: int, updates: int, moves: bool) -> None:
+    config = Config.model_validate(
+        {
+            "algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"type": "doubling", "kl_coef": 1e-3}},
+            "trainer": {"critic_warmup": 2},
+        }
+    )
+    crew, progress = Crew(), Progress(kl_coef=1e-3)
+    layout = SimpleNamespace(num_ranks=1)
+    run: Any = SimpleNamespace(
+        config=config,
+        crew=crew,
+        plan=SimpleNamespace(layout=layout, padded=False, needs_old_logprobs=True, needs_ref_columns=True),
+        progress=progress,
+        estimator=get_estimator("gae"),
+        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
+        console=Console(),
+        mismatch_told=True,
+    )
+    learned = asyncio.run(learn(run, step, [group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))], Timer()))
+    assert crew.updates == updates
+    assert (learned.kl_coef != 1e-3) == moves

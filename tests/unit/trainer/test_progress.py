@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from alphaapollo.config.schema import Config
+from alphaapollo.trainer.progress import Goal, Progress
+
+
+def test_passes_over_the_data_end_with_the_last_whole_batch() -> None:
+    goal = Goal.of(None, epochs=2, num_prompts=10, batch_size=4)
+    assert goal == Goal(5, prompts=20)
+    assert Goal.of(None, epochs=1, num_prompts=3, batch_size=4) == Goal(1, prompts=4)  # one iteration at least
+    assert Goal.of(7, epochs=2, num_prompts=10, batch_size=4) == Goal(7)
+
+
+def test_dynamic_sampling_ends_where_the_passes_do() -> None:
+    """Iterations that consume 8 prompts each: two passes over 10 prompts are three of them, not five."""
+    goal, progress = Goal.of(None, epochs=2, num_prompts=10, batch_size=4), Progress()
+    steps = []
+    while not goal.reached(progress):
+        step = progress.step + 1
+        progress.prompts_consumed += 8
+        steps.append((step, goal.reached(progress, step)))
+        progress.step = step
+    assert steps == [(1, False), (2, False), (3, True)]
+    assert goal.reached(Progress(step=3, prompts_consumed=24))  # as a resumed run finds it
+
+
+def test_iterations_alone_count_where_they_are_given() -> None:
+    goal = Goal.of(3, epochs=1, num_prompts=10, batch_size=4)
+    assert not goal.reached(Progress(step=2, prompts_consumed=800))
+    assert goal.reached(Progress(step=3))
+
+
+def test_each_role_counts_its_own_optimiser_steps() -> None:
+    config = Config.model_validate(
+        {
+            "data": {"train_batch_size": 8},
+            "env": {"rollout": {"n": 4}},
+            "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 16, "ppo_epochs": 1}},
+            "critic": {"ppo_epochs": 4},
+            "trainer": {"critic_warmup": 10},
+        }
+    )
+    assert config.policy_steps(100) == 90 * 2  # 32 trajectories are 2 mini-batches; none in the warm-up
+    assert config.critic_steps(100) == 100 * 2 * 4
+    assert config.policy_steps(5) == 0
