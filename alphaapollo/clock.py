@@ -18,19 +18,17 @@ _current: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
 class Clock:
-    """`left`: seconds until the limit. Belongs to one event loop. Its own blocks do not nest; those of clocks may."""
+    """`left`: seconds until the limit. Belongs to one event loop; its blocks do not nest."""
 
     def __init__(self, seconds: float):
         self.left = seconds
         self._scope: asyncio.Timeout | None = None  # of the block at hand
-        self._outer: Clock | None = None  # in whose block that is
         self._since: float | None = None  # when it began to run; None: it stands still
         self._queues = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Count the time of this block. TimeoutError, as asyncio.timeout raises it, where it is too long."""
-        self._outer = _current.get()
         token = _current.set(self)
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -59,17 +57,15 @@ class Clock:
 
 @contextmanager
 def queueing() -> Iterator[None]:
-    """This block is no work of whom the running clocks are about (nothing happens without one)."""
-    clocks, clock = [], _current.get()
-    while clock is not None:
-        clocks.append(clock)
-        clock = clock._outer
-    for clock in clocks:
-        clock._queues += 1
-        clock._settle()
+    """This block is no work of whom the running clock is about (nothing happens without one)."""
+    clock = _current.get()
+    if clock is None:
+        yield
+        return
+    clock._queues += 1
+    clock._settle()
     try:
         yield
     finally:
-        for clock in clocks:
-            clock._queues -= 1
-            clock._settle()
+        clock._queues -= 1
+        clock._settle()

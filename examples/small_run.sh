@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the small examples share: make a task and a tiny model, warm the model up with SFT, train it with RL.
-#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT      everything is written to OUT, anew
+#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT      everything is written to OUT; what is there moves to OUT.1, ...
 # EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,12 @@ python=.venv/bin/python
 export OMP_WAIT_POLICY=PASSIVE
 run=(trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")" trainer.seed="$seed")
 
-rm -rf "$out"
+if [ -e "$out" ]; then
+    number=1
+    while [ -e "$out.$number" ]; do number=$((number + 1)); done
+    mv "$out" "$out.$number"
+    echo "== the earlier $out is $out.$number"
+fi
 echo "== a task, a tokenizer and a 0.43M-parameter model, made from nothing"
 "$python" -m "examples.$example.make_task" --out "$out" --seed "$seed"
 echo "== warm-up: SFT on a teacher that leaves one choice open (examples/$example/sft.yaml)"

@@ -16,11 +16,13 @@ from alphaapollo.config.schema import (
     Actor,
     Config,
     EvalConfig,
+    ExportConfig,
     GenerationConfig,
     Optimizer,
     RolloutCorrection,
     SftConfig,
 )
+from alphaapollo.hub import looks_local
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
@@ -89,6 +91,13 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
     return generation_notices(config, device)
 
 
+def check_export(config: ExportConfig) -> None:
+    """As `check`, for main_export."""
+    problems = [*_check_required("checkpoint", config.checkpoint), *_check_model("model_path", config.model_path)]
+    if problems:
+        raise ConfigError(problems)
+
+
 def check_eval(config: EvalConfig) -> list[str]:
     """As `check`, for main_eval."""
     problems = [
@@ -139,12 +148,12 @@ def _check_files(key: str, files: str | list[str]) -> Iterator[str]:
 
 def _check_model(key: str, path: str) -> Iterator[str]:
     folder = Path(path).expanduser()
-    looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
     if path and folder.is_dir():
         if not (folder / "config.json").is_file():
             yield f"{key}: {path} holds no config.json. Give the folder of a Hugging Face model, or a hub id."
-    elif path and looks_local:
-        yield f"{key}: no such folder: {path} (looked in {Path.cwd()}). Give the folder of a Hugging Face model."
+    elif path and looks_local(path):
+        fix = "Give the folder of a Hugging Face model, or a hub id OWNER/NAME."
+        yield f"{key}: no such folder: {path} (looked in {Path.cwd()}). {fix}"
 
 
 def _check_python_file(key: str, path: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig, SftConfig
 from alphaapollo.registry import nearest
 
 COMMANDS: dict[str, type[BaseModel]] = {
@@ -19,6 +19,7 @@ COMMANDS: dict[str, type[BaseModel]] = {
     "main_sft": SftConfig,
     "main_generation": GenerationConfig,
     "main_eval": EvalConfig,
+    "main_export": ExportConfig,
 }
 
 

@@ -47,7 +47,8 @@ def notices(config: Config, device: Device, num_cores: int) -> list[str]:
     trainer, validation = config.trainer, config.actor_rollout_ref.rollout.val_kwargs
     lines = void_lines(config, [*_void_by_switch(config), *_void_by_device(device, GPU_ONLY, CPU_ONLY)])
     if device == "cpu" and trainer.n_gpus_per_node > num_cores:
-        lines.append(f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} on {num_cores} cores: the ranks will wait.")
+        ranks = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
+        lines.append(f"{ranks} on {num_cores} cores: the ranks share them and slow each other down.")
     if validation.temperature == 0 and validation.n > 1:
         lines.append(f"{ROLLOUT}.val_kwargs.n={validation.n} at temperature 0: the samples will be equal.")
     return lines

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from alphaapollo.hub import looks_local
 from alphaapollo.types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             f"{path}: has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). Save one beside the model with "
             "tokenizer.save_pretrained, or point actor_rollout_ref.model.tokenizer_path at one."
         )
-    if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1):
+    if not folder.is_dir() and looks_local(path):
         raise ValueError(f"{path}: no such folder; give a folder with a tokenizer, or a hub id.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(

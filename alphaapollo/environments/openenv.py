@@ -16,7 +16,6 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
-from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.projection import Unreadable, project
@@ -87,8 +86,7 @@ class OpenEnv:
                     raise
                 _tell_once(self._settings.url, str(error))
             await _call(self._client.close)
-            with queueing():
-                await asyncio.sleep(wait)
+            await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
             self._client = self._connect()
 
@@ -123,8 +121,8 @@ def _code(error: Exception) -> str:
 @cache
 def _tell_once(url: str, said: str) -> None:
     logger.warning(
-        "env.openenv.url=%s has fewer sessions than there are episodes: they wait for each other. "
-        "Let the server have more (max_concurrent_envs). %s",
+        "env.openenv.url=%s has fewer sessions than there are episodes: they wait for each other, within "
+        "env.episode_timeout. Let the server have more (max_concurrent_envs). %s",
         url,
         said,
     )

@@ -15,14 +15,11 @@ from alphaapollo.environments.base import Observation, Services, StepResult, reg
 from alphaapollo.environments.projection import Unreadable, project
 from alphaapollo.environments.text_game import fill, instance_seed
 from alphaapollo.registry import nearest
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message, Prompt
 
 PROMPT = "{question}\n\nThink first. Then give the answer, and nothing else, in <answer>...</answer>."
 PUZZLE = "reasoning_gym"  # the entry of extra_info that the grader looks at
 NOT_TASKS = frozenset({"composite"})  # a mixture of others
-PAYS_ANY_TEXT = frozenset({"game_of_life_halting"})  # its scorer, in 0.1.25: to be had by name only
-TRIES = 10  # puzzles of some tasks cannot be made from some seeds
 _making = Lock()  # the samples of a group begin at once: one makes the puzzle, the others find it made
 
 
@@ -45,20 +42,15 @@ def check(config: Env) -> None:
 
 
 def task_names(level: int | None) -> list[str]:
-    """Every task; with a level, every one that has a curriculum."""
+    """What `all` stands for: every task; with a level, every one that has a curriculum."""
     from reasoning_gym.factory import CURRICULA, DATASETS
 
     return sorted(set(DATASETS if level is None else CURRICULA) - NOT_TASKS)
 
 
-def all_tasks(level: int | None) -> list[str]:
-    """What `all` stands for: the tasks whose scorer tells a right answer from a wrong one."""
-    return [task for task in task_names(level) if task not in PAYS_ANY_TEXT]
-
-
 def tasks_of(config: Env) -> list[str]:
     """The tasks to draw from; one that stands there twice is drawn twice as often."""
-    every = all_tasks(config.reasoning_gym.level)
+    every = task_names(config.reasoning_gym.level)
     return [task for name in config.reasoning_gym.tasks for task in (every if name == "all" else [name])]
 
 
@@ -111,17 +103,8 @@ class ReasoningGym:
 
 @lru_cache(maxsize=256)
 def _entry(puzzle: str, seed: int) -> dict[str, Any]:
-    """The puzzle of a seed, or where that gives none, of the first seed that does among those derived from it."""
-    wanted, problem = json.loads(puzzle), ""
-    for number in range(TRIES):
-        dataset = _make(**wanted, seed=derive_seed("puzzle", seed, number) % 2**31 if number else seed)
-        try:
-            entry: dict[str, Any] = dataset[0]
-        except Exception as error:  # noqa: BLE001  the tasks raise whatever their authors thought of
-            problem = f"{type(error).__name__}: {error}"
-        else:
-            return entry
-    raise RuntimeError(f"reasoning_gym made no puzzle of {puzzle} from {TRIES} seeds. {problem}")
+    entry: dict[str, Any] = _make(**json.loads(puzzle), seed=seed)[0]
+    return entry
 
 
 def _make(task: str, level: int | None, settings: Mapping[str, Any], seed: int) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from alphaapollo.config.schema import Model
+from alphaapollo.hub import looks_local
 from alphaapollo.models.attention import Kind, register
 from alphaapollo.models.cpu_linear import accelerate
 
@@ -78,8 +79,7 @@ def load_config(model: Model) -> PretrainedConfig:
     if not model.path:
         raise ValueError("no model path is given. Set model.path to a Hugging Face hub id or a local folder.")
     folder = Path(model.path)
-    looks_local = model.path.startswith(("/", ".", "~")) or model.path.count("/") != 1
-    if not folder.exists() and looks_local:
+    if not folder.exists() and looks_local(model.path):
         raise ValueError(
             f"model.path={model.path} does not exist. Give a folder with config.json and weights, or a hub id."
         )

@@ -14,9 +14,7 @@ from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import RewardFunction, failure
 from alphaapollo.types import Prompt, Score
 
-LINE = re.compile(r"^\W*?SCORE\W*?[:=](.*)$", re.IGNORECASE | re.MULTILINE)
-MARKS = " \t\r*_`\"'()[]|"  # that a judge may put around its number
-NUMBER = re.compile(r"-?(\d+(\.\d+)?|\.\d+)", re.ASCII)
+VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
 THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
 SHOWN = 120  # characters of a reply in a reason
 
@@ -82,14 +80,10 @@ def question(template: str, prompt: Prompt, completion: str) -> str:
 def read_verdict(reply: str | None) -> Score:
     """The last line `SCORE: x` of a reply, 0 <= x <= 1; a failure where there is none."""
     text = THOUGHTS.sub("", reply or "")
-    verdicts = LINE.findall(text)
+    scores = [float(number) for number in VERDICT.findall(text)]
     end = " ".join(text.split())[-SHOWN:]
-    if not verdicts:
+    if not scores:
         return failure(f"the judge's answer has no line 'SCORE: ...': {end!r}")
-    number = verdicts[-1].lstrip(MARKS).rstrip(MARKS + ".")
-    if not NUMBER.fullmatch(number):
-        return failure(f"the judge's answer has no line 'SCORE: ...' with a plain number at its end: {end!r}")
-    score = float(number)
-    if not 0 <= score <= 1:
-        return failure(f"the judge's score {score:g} is not between 0 and 1: {end!r}")
-    return Score(score, {"accuracy": float(score >= 0.5)})
+    if not 0 <= scores[-1] <= 1:
+        return failure(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
+    return Score(scores[-1], {"accuracy": float(scores[-1] >= 0.5)})

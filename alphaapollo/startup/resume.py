@@ -7,7 +7,7 @@ resumes that changed something.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,16 @@ def _saved_files(folder: Path) -> tuple[Path | None, int]:
 
 
 def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """The newest configuration in the folder, as plain values."""
+    """As read_saved. ValueError also for a run of another command."""
+    values = read_saved(folder)
+    command = command_of(values)
+    if command is not None and COMMANDS[command] is not schema:
+        raise ValueError(f"{folder} is the folder of a run of {command}. Set another trainer.experiment_name.")
+    return values
+
+
+def read_saved(folder: Path) -> dict[str, Any]:
+    """The newest configuration in a run's folder, as plain values. ValueError: none that can be read."""
     path = _saved_files(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -162,11 +171,4 @@ def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
         raise ValueError(f"{folder} cannot be resumed: its {path.name} cannot be read ({why}). {WAY_OUT}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{folder} cannot be resumed: its {path.name} holds no configuration. {WAY_OUT}")
-    _check_command(folder, values, schema)
     return values
-
-
-def _check_command(folder: Path, values: Mapping[str, Any], schema: type[BaseModel]) -> None:
-    command = command_of(values)
-    if command is not None and COMMANDS[command] is not schema:
-        raise ValueError(f"{folder} is the folder of a run of {command}. Set another trainer.experiment_name.")

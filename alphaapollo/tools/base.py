@@ -40,14 +40,7 @@ class ToolResult:
 
 class ToolFailedError(RuntimeError):
     """The tool broke, through no fault of the call: a server died, the sandbox does not start. Nothing that the model
-    did is to be judged by it; for an environment it is a failure of its infrastructure.
-
-    `again`: the same call, made once more, may go well.
-    """
-
-    def __init__(self, reason: str, again: bool = True):
-        super().__init__(reason)
-        self.again = again
+    did is to be judged by it; for an environment it is a failure of its infrastructure."""
 
 
 class Session:

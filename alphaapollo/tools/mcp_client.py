@@ -5,9 +5,9 @@
     ...
     await server.close()
 
-One connection serves all episodes of a process. When it breaks, any of the calls under way may have broken it: they
-are made once more, each alone, on a new connection (a stdio server is started again; what it kept in memory is lost).
-So the one that breaks it fails as ToolFailedError, and no other does.
+One connection serves all episodes of a process. When it breaks, the calls under way fail as ToolFailedError and the
+next call connects anew (a stdio server is started again; a ToolBox makes each of those calls once more). What such a
+server kept in memory is lost.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
-from alphaapollo.clock import queueing
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
 
 if TYPE_CHECKING:
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = 60.0  # seconds to start a server and list its tools
 CLOSE_TIMEOUT = 10.0
 INVALID_PARAMETERS = -32602  # JSON-RPC: the server does not take these arguments
-ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)  # written as JSON as the client does it
-BROKEN = ("Connection closed", "Session terminated")  # the client's own words: no call can go over this connection
 
 
 class McpServer:
@@ -65,9 +60,8 @@ class McpServer:
         self._command = list(command)
         self._url = url
         self._environment = dict(environment or {})
-        self._turns = _Turns()
-        self._connection: asyncio.Task[_Connection] | None = None  # opened, or being opened
-        self._leaving: set[asyncio.Task[None]] = set()  # closing of connections that broke
+        self._connecting = asyncio.Lock()
+        self._connection: _Connection | None = None
 
     async def start(self) -> list[McpTool]:
         """Connect, and list what the server offers (ValueError: it cannot be reached)."""
@@ -75,36 +69,10 @@ class McpServer:
             connection = await self._connected()
         except ToolFailedError as error:
             raise ValueError(f"{error}. Is its {'command' if self._command else 'url'} right?") from error
-        except asyncio.CancelledError:
-            await self.close()
-            raise
         return [McpTool(self, info) for info in connection.tools]
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """ToolFailedError: the server cannot be reached, died, or answered nonsense."""
-        if problem := unsendable(arguments):
-            return ToolResult(f"{tool}: {problem}", ToolStatus.REFUSED)
-        try:
-            async with self._turns.together():
-                return await self._call(tool, arguments)
-        except _ConnectionBrokeError:  # by this call, or by another
-            async with self._turns.alone():
-                try:
-                    return await self._call(tool, arguments)
-                except _ConnectionBrokeError as error:
-                    raise ToolFailedError(str(error), again=False) from error
-
-    async def close(self) -> None:
-        """Disconnect; a program of ours is ended."""
-        opened, self._connection = self._connection, None
-        if opened is not None:
-            opened.cancel()  # no effect on one that is open
-            await asyncio.wait([opened])
-            if not opened.cancelled() and opened.exception() is None:
-                await opened.result().close()
-        await asyncio.gather(*self._leaving)
-
-    async def _call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp import MCPError
 
         connection = await self._connected()
@@ -114,84 +82,28 @@ class McpServer:
             if isinstance(error, MCPError) and error.code == INVALID_PARAMETERS:
                 return ToolResult(error.message, ToolStatus.ERROR)
             reason = f"MCP server {self.name}: {error}{connection.last_words()}"
-            if isinstance(error, ValueError) or (isinstance(error, MCPError) and error.message not in BROKEN):
-                raise ToolFailedError(reason) from error
-            self._give_up(connection)
-            raise _ConnectionBrokeError(reason) from error
+            if connection is self._connection:
+                self._connection = None
+                await connection.close()
+            raise ToolFailedError(reason) from error
         return ToolResult(text_of(answer), ToolStatus.ERROR if answer.is_error else ToolStatus.OK)
 
+    async def close(self) -> None:
+        """Disconnect; a program of ours is ended."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
     async def _connected(self) -> _Connection:
-        """The connection. A call that is given up while it is opened leaves that to the next one."""
-        if self._connection is None:
-            self._connection = asyncio.create_task(self._open())
-        with queueing():  # a server has CONNECT_TIMEOUT to start
-            return await asyncio.shield(self._connection)
-
-    async def _open(self) -> _Connection:
-        connection = _Connection(self._command, self._url, self._environment)
-        try:
-            await connection.open()
-        except ConnectionError as error:
-            self._connection = None
-            raise ToolFailedError(f"MCP server {self.name}: {error}") from error
-        return connection
-
-    def _give_up(self, connection: _Connection) -> None:
-        """The next call opens another one."""
-        opened = self._connection
-        if opened is not None and opened.done() and opened.result() is connection:
-            self._connection = None
-            closing = asyncio.create_task(connection.close())
-            self._leaving.add(closing)
-            closing.add_done_callback(self._leaving.discard)
-
-
-class _ConnectionBrokeError(ToolFailedError):
-    """The connection ended while a call was under way."""
-
-
-class _Turns:
-    """Calls side by side, or one alone. Who wants to be alone waits for those at work, and everybody else for him."""
-
-    def __init__(self) -> None:
-        self._together = 0
-        self._idle, self._open = asyncio.Event(), asyncio.Event()
-        self._idle.set()
-        self._open.set()
-        self._wanting = 0
-        self._one = asyncio.Lock()
-
-    @contextlib.asynccontextmanager
-    async def together(self) -> AsyncIterator[None]:
-        while not self._open.is_set():
-            with queueing():
-                await self._open.wait()
-        self._together += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._together -= 1
-            if not self._together:
-                self._idle.set()
-
-    @contextlib.asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        self._wanting += 1
-        self._open.clear()
-        try:
-            with queueing():
-                await self._one.acquire()
-            try:
-                with queueing():
-                    await self._idle.wait()
-                yield
-            finally:
-                self._one.release()
-        finally:
-            self._wanting -= 1
-            if not self._wanting:
-                self._open.set()
+        async with self._connecting:
+            if self._connection is None:
+                connection = _Connection(self._command, self._url, self._environment)
+                try:
+                    await connection.open()
+                except ConnectionError as error:
+                    raise ToolFailedError(f"MCP server {self.name}: {error}") from error
+                self._connection = connection
+            return self._connection
 
 
 class _Connection:
@@ -284,17 +196,6 @@ class McpTool:
 
     async def close(self) -> None:
         """Its server is shared: McpServer.close ends it."""
-
-
-def unsendable(arguments: dict[str, Any]) -> str:
-    r"""What a model may write in JSON and no connection can carry, such as half a Unicode character (`"\ud83d"`), a
-    number beyond all floats or nesting without end; empty where there is nothing of it."""
-    try:
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-        ANYTHING.dump_json({"jsonrpc": {"params": {"arguments": {"depth": arguments}}}})
-    except (ValueError, RecursionError) as error:
-        return f"the arguments cannot be sent: {error}"
-    return ""
 
 
 def text_of(answer: CallToolResult) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.clock import queueing
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, default_sandbox
 
@@ -50,23 +48,18 @@ class PythonCode:
         self._memory_mb = memory_mb
         self._keep_state = keep_state
         self._sandbox = sandbox or default_sandbox()
-        self._turns = asyncio.Semaphore(self._sandbox.max_concurrent)  # what waits in the sandbox is timed as if it ran
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
         name = session.id if self._keep_state else ""
         if name and self.name not in session.state:
             session.state[self.name] = name
             session.on_close(lambda: self._sandbox.end_session(name))
-        with queueing():
-            await self._turns.acquire()
         try:
             result = await self._sandbox.run_async(
                 arguments["code"], timeout=self._timeout, memory_mb=self._memory_mb, echo=True, session=name
             )
         except (SandboxError, SandboxUnavailableError) as error:
             raise ToolFailedError(f"{self.name}: {error}") from error
-        finally:
-            self._turns.release()
         return ToolResult(text_of(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
 
     async def close(self) -> None:

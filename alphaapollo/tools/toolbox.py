@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import jsonschema
 
-from alphaapollo.clock import Clock, queueing
+from alphaapollo.clock import queueing
 from alphaapollo.registry import nearest
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 
@@ -29,7 +29,7 @@ class ToolLimits:
     """Of the calls of one tool, over all episodes of a process."""
 
     timeout: float = 30.0
-    """Seconds a call may take. Waiting for its turn, also in the tool (a server that starts), does not count."""
+    """Seconds a call may take. Waiting for its turn does not count."""
     max_concurrent: int = 32
     """Calls at work at a time."""
     max_output: int = 8192
@@ -121,21 +121,18 @@ class ToolBox:
         try:
             return await self._carry_out(name, arguments, session)
         except ToolFailedError as error:
-            if not error.again:
-                raise
             logger.warning("%s; the call is tried once more", error)
             return await self._carry_out(name, arguments, session)
 
     async def _carry_out(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
         limit = self._limits[name].timeout
-        clock = Clock(limit)
         try:
-            async with clock.running():
+            async with asyncio.timeout(limit) as scope:
                 return await self._tools[name].call(arguments, session)
         except ToolFailedError:
             raise
         except Exception as error:
-            if clock.left > 0:
+            if not scope.expired():
                 raise ToolFailedError(f"{name}: {type(error).__name__}: {error}") from error
             return ToolResult(f"{name}: no answer within {limit:g} s", ToolStatus.TIMEOUT)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make a tiny model and questions, warm it up with SFT, train it with GRPO and the Python tool.
-#   examples/informal_math/run.sh [SEED [OUT]]        everything is written to OUT (outputs/informal_math), anew
+#   examples/informal_math/run.sh [SEED [OUT]]        everything is written to OUT (outputs/informal_math); what is there moves to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}

@@ -58,11 +58,12 @@ where everything lies, in {args.out}:
   sft            the warm-up: metrics.jsonl, model
   grpo           config.yaml, metrics.jsonl, curve.png, rollouts (every trajectory), checkpoints, model
 
-three commands to try next:
-  .venv/bin/python -m alphaapollo.observability.curve {run}/metrics.jsonl reward/mean actor/entropy
-  .venv/bin/python -m alphaapollo.trainer.main_ppo --config-dir examples/quickstart --config-name grpo \\
-      algorithm.adv_estimator=rloo trainer.experiment_name=rloo
-  .venv/bin/python -m alphaapollo.config explain algorithm.adv_estimator actor_rollout_ref.actor.clip_ratio_high""")
+to try next:
+  source .venv/bin/activate                                    # once in a shell
+  python -m alphaapollo.observability.curve {run}/metrics.jsonl reward/mean actor/entropy
+  python -m alphaapollo.trainer.main_ppo --config-dir examples/quickstart --config-name grpo \\
+      algorithm.adv_estimator=rloo trainer.experiment_name=rloo   # the same with RLOO: takes minutes again
+  python -m alphaapollo.config explain algorithm.adv_estimator actor_rollout_ref.actor.clip_ratio_high""")
 
 
 if __name__ == "__main__":

@@ -76,22 +76,6 @@ def test_a_time_out_inside_a_queue_leaves_as_itself():
         run(play())
 
 
-def test_a_queue_stops_the_clocks_around_it_too():
-    async def play() -> tuple[float, float]:
-        outer, inner = Clock(10.0), Clock(5.0)
-        async with outer.running():
-            await asyncio.sleep(1)
-            async with inner.running():
-                await asyncio.sleep(2)
-                with queueing():
-                    await asyncio.sleep(100)
-            with queueing():
-                await asyncio.sleep(100)
-        return outer.left, inner.left
-
-    assert run(play()) == (7.0, 3.0)
-
-
 def test_without_a_clock_a_queue_is_nothing():
     with queueing():
         pass

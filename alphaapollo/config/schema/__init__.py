@@ -32,6 +32,7 @@ from alphaapollo.config.schema.env import (
     Verifiers,
 )
 from alphaapollo.config.schema.eval import EvalConfig, EvalData, EvalTrainer
+from alphaapollo.config.schema.export import ExportConfig
 from alphaapollo.config.schema.generation import GenerationConfig, GenerationData, GenerationRollout, GenerationTrainer
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer, RefFsdp
 from alphaapollo.config.schema.ppo import ActorRolloutRef, Config
@@ -62,6 +63,7 @@ __all__ = [
     "EvalConfig",
     "EvalData",
     "EvalTrainer",
+    "ExportConfig",
     "FilterGroups",
     "Filtration",
     "Frequency",

@@ -72,7 +72,7 @@ class Sandbox:
         if unknown := self._without - set(OPTIONAL_LAYERS):
             raise ValueError(f"without={sorted(unknown)}: the layers that can be left out are {OPTIONAL_LAYERS}.")
         self._allow_unsafe = allow_unsafe
-        self.max_concurrent = max_concurrent or 2 * (os.cpu_count() or 1)
+        self._max_concurrent = max_concurrent or 2 * (os.cpu_count() or 1)
         self._supervisor: Supervisor | None = None
         self._layers: Layers | None = None
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ class Sandbox:
 
     def _restart(self) -> Supervisor:
         assert self._layers is not None
-        supervisor = Supervisor(self._layers.bubblewrap, self.max_concurrent)
+        supervisor = Supervisor(self._layers.bubblewrap, self._max_concurrent)
         supervisor.layers = self._layers
         return supervisor
 
@@ -161,7 +161,7 @@ class Sandbox:
         reason = self.missing.get("bubblewrap") or launch.bubblewrap_missing()
         for bubblewrap in (False,) if reason else (True, False):
             try:
-                supervisor = Supervisor(bubblewrap, self.max_concurrent)
+                supervisor = Supervisor(bubblewrap, self._max_concurrent)
             except SandboxError as error:
                 if not bubblewrap:
                     raise

@@ -12,6 +12,7 @@ from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 @pytest.fixture
 def needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").mkdir()
     (tmp_path / "train.jsonl").touch()
     (tmp_path / "val.jsonl").touch()
     return ["actor_rollout_ref.model.path=some/model", "data.train_files=train.jsonl"]
@@ -44,6 +45,7 @@ def test_model_and_data_are_required():
         ("data.val_files=[val.jsonl,gone.jsonl]", "data.val_files: no such file: gone.jsonl"),
         ("actor_rollout_ref.model.path=./gone", "actor_rollout_ref.model.path: no such folder: ./gone"),
         ("actor_rollout_ref.model.path=.", "holds no config.json"),
+        ("actor_rollout_ref.model.path=outputs/modle", "actor_rollout_ref.model.path: no such folder: outputs/modle"),
         ("critic.model.path=/gone", "critic.model.path: no such folder: /gone"),
         ("reward_model.enable=True", "reward_model.model.path: required, got nothing"),
         ("reward_model={enable: true, model: {path: /gone}}", "reward_model.model.path: no such folder: /gone"),
@@ -146,7 +148,7 @@ def test_keys_without_effect_are_noticed(needed: list[str]):
         "critic.optim.min_lr_ratio=0.1 has no effect: critic.optim.warmup_style is constant."
     ]
     assert outcome([*needed, "trainer.n_gpus_per_node=9"]) == [
-        "trainer.n_gpus_per_node=9 on 8 cores: the ranks will wait."
+        "trainer.n_gpus_per_node=9 on 8 cores: the ranks share them and slow each other down."
     ]
 
 

@@ -9,8 +9,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import check_environment
-from alphaapollo.environments import reasoning_gym as adapter
-from alphaapollo.environments.reasoning_gym import task_names, tasks_of
+from alphaapollo.environments.reasoning_gym import task_names
 from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.types import Message, Outcome, Prompt, Score
@@ -81,49 +80,6 @@ def test_whatever_a_model_writes():
     for seed in range(300):
         (result,) = play(config, agent(seed), row(seed), score)
         assert result.done and 0.0 <= result.score.reward <= 1.0
-
-
-def test_a_long_right_answer_is_right_and_one_without_end_is_of_wrong_format():
-    config = env("polynomial_multiplication", level=3)
-    for id in range(4):
-        _, puzzle, result = answered(config, row(id))
-        assert len(puzzle["entry"]["answer"]) > 500 and result.score == Score(1.0, {"accuracy": 1.0})
-    longest = len(puzzle["entry"]["answer"]) + 1000
-    _, _, result = answered(config, row(3), f"<answer>{'x+' * (longest // 2 + 1)}x</answer>")
-    assert (result.score.outcome, result.score.reward) == (Outcome.WRONG_FORMAT, 0.0)
-    assert f"the limit is {longest}" in result.score.reason
-    _, _, result = answered(config, row(3), "<answer>x.y</answer>")
-    assert result.score.reason == "the answer to polynomial_multiplication is no plain arithmetic"
-
-
-def test_all_leaves_out_what_pays_any_text():
-    assert answered(env("game_of_life_halting"), row(), "<answer>nonsense</answer>")[2].score.reward == 1.0
-    assert "game_of_life_halting" in task_names(None) and "game_of_life_halting" not in tasks_of(env("all"))
-
-
-def test_a_seed_that_gives_no_puzzle_is_replaced_by_the_same_one_each_time(monkeypatch):
-    seeds = []
-
-    class Capricious:
-        def __init__(self, seed):
-            seeds.append(seed)
-
-        def __getitem__(self, index):
-            if len(seeds) % 10 < 3:
-                raise ValueError("Could not generate a puzzle")
-            return {"question": "?", "answer": "4"}
-
-    monkeypatch.setattr(adapter, "_make", lambda task, level, settings, seed: Capricious(seed))
-    puzzle = '{"task": "jugs", "level": 3, "settings": {}}'
-    assert adapter._entry.__wrapped__(puzzle, 5)["answer"] == "4"
-    assert len(set(seeds)) == 3 and seeds[0] == 5
-    first = list(seeds)
-    seeds.clear()
-    adapter._entry.__wrapped__(puzzle, 5)
-    assert seeds == first
-    monkeypatch.setattr(Capricious, "__getitem__", lambda self, index: 1 / 0)
-    with pytest.raises(RuntimeError, match=r"no puzzle of .*jugs.* from 10 seeds\. ZeroDivisionError"):
-        adapter._entry.__wrapped__(puzzle, 5)
 
 
 def test_a_group_plays_one_puzzle_and_rows_differ():
@@ -245,7 +201,9 @@ def test_plain_arithmetic(text):
     assert is_plain(text)
 
 
-@pytest.mark.parametrize("text", ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "xy", "λ", "1e5.x"])
+@pytest.mark.parametrize(
+    "text", ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" * 501, "xy", "λ", "1e5.x"]
+)
 def test_not_plain(text):
     assert not is_plain(text)
 

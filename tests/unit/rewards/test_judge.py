@@ -107,9 +107,6 @@ def test_a_server_that_is_not_there():
         ("SCORE: 1", 1.0),
         ("score = .5", 0.5),
         ("**SCORE: 0.0**", 0.0),
-        ("**Score:** `0.25`.", 0.25),
-        ("- SCORE: [1]\r\n", 1.0),
-        ("SCORE: 0.0\nScore: 0.75\nDone.", 0.75),
         ("SCORE: 0\nNo, wait.\nSCORE: 1.", 1.0),
         ("<think>SCORE: 0</think>\nSCORE: 1", 1.0),
     ],
@@ -128,19 +125,6 @@ def test_verdicts(reply, score):
         ("SCORE: 1 or SCORE: 0", "has no line"),
         ("SCORE: 7", "the judge's score 7 is not between 0 and 1"),
         ("SCORE: -1", "the judge's score -1 is not between"),
-        ("SCORE: 1%", "with a plain number at its end: 'SCORE: 1%'"),
-        ("SCORE: 100 %", "with a plain number"),
-        ("SCORE: 7/10", "with a plain number"),
-        ("SCORE: 0,5", "with a plain number"),
-        ("SCORE: \u22121", "with a plain number"),  # a minus sign
-        ("SCORE: - 1", "with a plain number"),
-        ("SCORE: <1", "with a plain number"),
-        ("SCORE: \u0661", "with a plain number"),  # a digit, but not one of ours
-        ("SCORE: 1e-3", "with a plain number"),
-        ("SCORE: 0 1", "with a plain number"),
-        ("SCORE: 1 point", "with a plain number"),
-        ("SCORE:\n1", "with a plain number"),
-        ("SCORE: 1\nOn reflection:\nSCORE: 7/10", "with a plain number"),  # the last one counts
         ("<think>SCORE: 1</think>", "has no line"),
     ],
 )

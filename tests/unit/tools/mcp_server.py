@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Any
 
 from mcp import MCPError
 from mcp.server.mcpserver import MCPServer
@@ -45,18 +44,6 @@ def fail() -> str:
 def reject() -> str:
     """Refuse in the protocol's own way."""
     raise MCPError(code=-32602, message="not these arguments")
-
-
-@server.tool()
-def show(text: Any) -> str:
-    """Show what it got."""
-    return repr(text)
-
-
-@server.tool()
-def break_down() -> str:
-    """Fail in the protocol's own way, through no fault of the arguments."""
-    raise MCPError(code=-32603, message="out of order")
 
 
 @server.tool()

@@ -59,7 +59,7 @@ def url() -> Iterator[str]:
 
 
 async def play_calls(box: ToolBox) -> None:
-    assert box.names == ["add", "break_down", "count", "die", "die_once", "fail", "reject", "show", "sleep"]
+    assert box.names == ["add", "count", "die", "die_once", "fail", "reject", "sleep"]
     schema = box.schemas()[0]["function"]
     assert (schema["name"], schema["description"]) == ("add", "Add two numbers.")
     assert schema["parameters"]["properties"]["a"]["type"] == "integer"
@@ -93,67 +93,23 @@ def test_a_server_that_dies_is_started_again_and_the_call_made_once_more(tmp_pat
     with_server(stdio, play)
 
 
-def test_the_call_that_kills_a_server_fails_and_no_other() -> None:
+def test_a_server_that_dies_again_and_again() -> None:
+    """The calls under way fail as the tool's failure, not as an answer; the next one has a new server."""
+
     async def play(box: ToolBox) -> None:
         assert (await box.call("count", {}, Session())).text == "1"
         assert (await box.call("count", {}, Session())).text == "2"
-        others = [asyncio.create_task(box.call("sleep", {"seconds": 0.5}, Session())) for _ in range(4)]
-        await box.call("count", {}, Session())  # they are under way
+        other = asyncio.create_task(box.call("sleep", {"seconds": 30}, Session()))
+        await asyncio.sleep(0.5)
         with pytest.raises(
             ToolFailedError, match=r"MCP server small: Connection closed \(its last words: cannot go on"
         ):
             await box.call("die", {}, Session())
-        assert [(await other).text for other in others] == ["awake"] * 4
-        assert int((await box.call("count", {}, Session())).text) == 1  # it knows nothing of before
+        with pytest.raises(ToolFailedError, match="Connection closed"):
+            await other
+        assert (await box.call("count", {}, Session())).text == "1"  # it knows nothing of before
 
     with_server(stdio, play)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ['{"text": "a\\ud83db"}', '{"text": 1e999}', '{"text": NaN}', '{"text": %s}' % ("[" * 300 + "]" * 300)],
-)
-@pytest.mark.parametrize("over", ["stdio", "http"])
-def test_arguments_that_cannot_be_sent_are_refused_and_the_connection_stays(
-    arguments: str, over: str, request: pytest.FixtureRequest
-) -> None:
-    async def play(box: ToolBox) -> None:
-        assert (await box.call("show", {"text": "é"}, Session())).text == "'é'"
-        before = int((await box.call("count", {}, Session())).text)
-        bad = await box.call("show", arguments, Session())
-        assert bad.status is ToolStatus.REFUSED and "show: the arguments cannot be sent: " in bad.text
-        assert int((await box.call("count", {}, Session())).text) == before + 1
-
-    url = request.getfixturevalue("url") if over == "http" else ""
-    with_server(lambda: McpServer("small", url=url) if url else stdio(), play)
-
-
-def test_an_error_of_the_server_ends_nobody_elses_call() -> None:
-    async def play(box: ToolBox) -> None:
-        other = asyncio.create_task(box.call("sleep", {"seconds": 0.5}, Session()))
-        assert (await box.call("count", {}, Session())).text == "1"
-        with pytest.raises(ToolFailedError, match="MCP server small: out of order"):
-            await box.call("break_down", {}, Session())
-        assert (await other).text == "awake"
-        assert (await box.call("count", {}, Session())).text == "2"
-
-    with_server(stdio, play)
-
-
-def test_a_call_that_is_given_up_while_the_server_starts_leaves_it_to_the_next(tmp_path: Path) -> None:
-    slow = f"import os, sys, time; time.sleep(1); os.execv(sys.executable, {COMMAND!r})"
-
-    async def main() -> None:
-        server = McpServer("slow", command=[sys.executable, "-c", slow])
-        try:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await server.call("count", {})
-            assert (await server.call("count", {})).text == "1"
-        finally:
-            await server.close()
-
-    asyncio.run(main())
 
 
 def test_a_http_server_that_is_gone(url: str) -> None:

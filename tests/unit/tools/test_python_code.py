@@ -11,7 +11,6 @@ from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolSta
 from alphaapollo.tools.python_code import PythonCode, text_of
 from alphaapollo.tools.sandbox import Sandbox, SandboxResult, Status
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
-from tests.unit import virtual_time
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +76,3 @@ def test_a_machine_that_cannot_hold_code_is_a_failure_and_no_answer() -> None:
 def test_made_by_name() -> None:
     (made,) = make_tools(["python_code"], {"python_code": {"timeout": 3}})
     assert "3 s" in made.description
-
-
-class OneAtATime:
-    """A sandbox with room for one, where a snippet takes 7 virtual seconds."""
-
-    max_concurrent = 1
-
-    async def run_async(self, code: str, **options: object) -> SandboxResult:
-        self.max_concurrent -= 1
-        assert self.max_concurrent >= 0, "what waits inside is timed as if it ran"
-        await asyncio.sleep(7)
-        self.max_concurrent += 1
-        return SandboxResult(Status.OK, "done", "", 7.0, "none", "")
-
-
-def test_waiting_for_a_place_in_the_sandbox_is_no_time_of_the_call() -> None:
-    async def main() -> list[ToolStatus]:
-        toolbox = ToolBox([PythonCode(sandbox=OneAtATime())], ToolLimits(timeout=10.0))  # type: ignore[arg-type]
-        calls = (toolbox.call_text("python_code", "1", Session()) for _ in range(4))
-        return [result.status for result in await asyncio.gather(*calls)]
-
-    assert virtual_time.run(main()) == [ToolStatus.OK] * 4

@@ -1,0 +1,20 @@
+"""The whole configuration of main_export."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from alphaapollo.config.schema.base import Section
+
+
+class ExportConfig(Section):
+    """The whole configuration of main_export."""
+
+    checkpoint: str = ""
+    """A checkpoint of main_ppo or main_sft, or a run's folder, for its newest one (required)."""
+    output: str = ""
+    """The folder to write; empty = <run>/exported/<checkpoint>."""
+    model_path: str = ""
+    """The model that the run began with, if it has moved (configuration and tokenizer come from it)."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights; auto = the run's model.dtype or, where that is auto, that of the model it began with."""
