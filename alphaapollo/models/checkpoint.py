@@ -90,6 +90,11 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
 def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     if optimizer is None:
         return {"model": get_model_state_dict(model)}
+    if not optimizer.state:
+        get_state_dict(model, optimizer)  # makes a state by a step of zero gradients, and counts it as one
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
     parameters, states = get_state_dict(model, optimizer)
     return {"model": parameters, "optimizer": states}
 

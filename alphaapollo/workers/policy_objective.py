@@ -94,7 +94,7 @@ def policy_objective(
     matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, correction: RolloutCorrection
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its figures: `loss` and `pg_loss` add up over micro-batches, ranks and nothing else; the others are
-    sums over action tokens, and those that start with row_ sums over non-empty rows."""
+    sums over action tokens, and those that start with row_ over non-empty rows: trajectories, with such a loss."""
     mask, weights = matrices.mask, matrices.loss_weights
     inputs = PolicyLossInputs(
         logp=matrices.logp,
@@ -114,12 +114,12 @@ def policy_objective(
         loss, prefix = aggregate(losses, mask, weights), ""
     else:
         loss, prefix = aggregate_sequences(losses, matrices.sequence_weights), "row_"
+        figures["rows"] = mask.bool().any(dim=1).sum()
     figures |= {prefix + name: value for name, value in output.metrics.items()}
     figures |= {
         "pg_loss": loss,
         "entropy": masked(matrices.entropy, mask).sum(),
         "tokens": mask.sum(),
-        "rows": mask.bool().any(dim=1).sum(),
     }
     if actor.entropy_coeff > 0:
         loss = loss - actor.entropy_coeff * aggregate(matrices.entropy, mask, weights)
@@ -155,7 +155,7 @@ def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:
 
 def normalise(sums: dict[str, float], num_steps: int) -> dict[str, float]:
     """Figures summed over everything -> means: losses by optimiser step, the others by token or row."""
-    tokens, rows = sums["tokens"], sums["rows"]
+    tokens, rows = sums["tokens"], sums.get("rows", 0.0)
     figures = {}
     for name, value in sums.items():
         if name in ("loss", "pg_loss"):

@@ -1,0 +1,87 @@
+"""One case: random episodes, a pair of estimator and loss with a random configuration, and the views that must agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from alphaapollo.algorithms.advantages import Estimator, get_estimator
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
+from alphaapollo.config.schema import Config
+from tests.invariance.episodes import Episodes
+from tests.invariance.settings import draw_config
+from tests.invariance.table import Outcome, Table, update
+from tests.invariance.views import Told, View, prepare
+
+BASE = View("append, packed, one rank, one micro-batch")
+
+
+@dataclass(frozen=True)
+class Name:
+    """From which a case is drawn, in any process."""
+
+    seed: int
+    number: int
+    estimator: str
+    loss: str
+
+    def __str__(self) -> str:
+        return f"case {self.number}, {self.estimator} x {self.loss}"
+
+
+@dataclass(frozen=True)
+class Case:
+    episodes: Episodes
+    told: Told
+    table: Table
+    config: Config
+    estimator: Estimator
+    loss: PolicyLoss
+    views: list[View]
+
+    @classmethod
+    def draw(cls, name: Name) -> Case:
+        estimator, loss = get_estimator(name.estimator), get_policy_loss(name.loss)
+        closed_form = bool(estimator.no_shaping) and "components" not in estimator.needs
+        generator = np.random.default_rng([name.seed, name.number])
+        episodes = Episodes.draw(generator, plain=closed_form)
+        told = Told.draw(generator, episodes.num_tokens)
+        one_step = bool(generator.random() < 0.5)
+        return cls(
+            episodes,
+            told,
+            Table.draw(generator, told.old),
+            draw_config(generator, estimator, loss, episodes, one_step),
+            estimator,
+            loss,
+            _views(generator, one_step),
+        )
+
+    def outcome(self, view: View) -> Outcome:
+        """Through the stand-in for the model."""
+
+        def make():
+            return prepare(view, self.episodes, self.told, self.config, self.estimator)
+
+        return update(make, view, self.table, self.config, self.loss, self.episodes.num_tokens)
+
+    def on_policy(self, own: np.ndarray) -> Case:
+        """The case for a real model with those log-probs of the sampled tokens: old ones and reference near them."""
+        old = (own + 0.3 * (self.told.old + 4.0)).astype(np.float32)
+        return replace(self, told=replace(self.told, old=old, ref=(old + self.told.ref - self.told.old)))
+
+
+def _views(generator: np.random.Generator, one_step: bool) -> list[View]:
+    """Another order of the samples deals them to other mini-batches, so it is for cases of one mini-batch."""
+    budgets = generator.integers(1, 150, 3).tolist()
+    views = [
+        View("memory", "memory"),
+        View("padded, small micro-batches", padded=True, max_tokens=budgets[0]),
+        View("memory, two ranks, small micro-batches", "memory", num_ranks=2, max_tokens=budgets[1]),
+        View("resumed in the middle", resumed=True),
+    ]
+    if one_step:
+        order = int(generator.integers(2**31))
+        views += [View("memory, three ranks, shuffled", "memory", True, 3, budgets[2], order)]
+    return views

@@ -1,0 +1,176 @@
+"""The same trajectories teach the same, however they are laid out: `python -m tests.invariance.check --seed 7`.
+
+Each case draws episodes (several turns, rewards of turns, failures, truncated ones, invalid actions, groups that are
+partial, of one, all-equal) and goes with eight pairs of estimator and loss from trajectories to gradients by the real
+code, once as it is and once for each view: append or memory context, packed or padded, one to three ranks, any budget
+of micro-batches, another order, built anew in the middle. Most go through a small differentiable table in the model's
+place, with ranks one after the other; every 10th case also goes through the policy worker on a tiny model, and on two
+ranks that are processes; at the end a worker that resumes must hold, bit for bit, the weights of one that did not.
+
+The last line is a JSON object; the exit status is 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+from tests.invariance import real
+from tests.invariance.case import BASE, Case, Name
+from tests.invariance.settings import pairs
+from tests.invariance.table import Outcome
+from tests.unit.tiny import free_address, run_ranks, save_model
+
+PAIRS_A_CASE = 8
+REAL_EVERY = 10  # cases
+TOLERANCE = 1e-5  # what travels to the workers is float32
+REAL_TOLERANCE = 2e-4  # and the tiny model computes in it
+
+
+@dataclass
+class Report:
+    cases: int = 0
+    failures: list[str] = field(default_factory=list)
+    largest: float = 0.0  # difference of the table's cases, relative to the largest entry of each array
+    largest_real: float = 0.0
+    comparisons: int = 0
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+
+    def note(self, where: str, difference: float, is_real: bool = False) -> None:
+        self.comparisons += 1
+        if is_real:
+            self.largest_real = max(self.largest_real, difference)
+        else:
+            self.largest = max(self.largest, difference)
+        if not difference <= (REAL_TOLERANCE if is_real else TOLERANCE):
+            self.failures.append(f"{where}: differs by {difference:.2g}")
+
+    def summary(self) -> str:
+        return json.dumps(
+            {
+                "cases": self.cases,
+                "failures": len(self.failures),
+                "largest_difference": self.largest,
+                "largest_difference_worker": self.largest_real,
+                "comparisons": self.comparisons,
+                "pairs": len(self.pairs),
+            }
+        )
+
+
+def names_of(seed: int, cases: int) -> Iterator[list[Name]]:
+    """The pairs of each case, in turn: 20 cases have them all."""
+    every = pairs()
+    for number in range(cases):
+        chosen = [every[(number * PAIRS_A_CASE + i) % len(every)] for i in range(PAIRS_A_CASE)]
+        yield [Name(seed, number, *pair) for pair in chosen]
+
+
+def check(seed: int, cases: int, progress: bool = False) -> Report:
+    torch.set_num_threads(1)
+    report, of_worker = Report(), []
+    for names in names_of(seed, cases):
+        for name in names:
+            check_case(name, report)
+        report.cases += 1
+        if report.cases % REAL_EVERY == 1:
+            of_worker.append(names[(report.cases // REAL_EVERY) % PAIRS_A_CASE])
+        if progress and report.cases % 20 == 0:
+            print(f"{report.cases} of {cases} cases, {len(report.failures)} failures", flush=True)
+    check_worker(of_worker, report)
+    return report
+
+
+def check_case(name: Name, report: Report) -> None:
+    case = Case.draw(name)
+    expected = case.outcome(BASE)
+    report.pairs.add((name.estimator, name.loss))
+    for view in case.views:
+        report.note(f"{name}: {view.name}", difference(case.outcome(view), expected))
+
+
+def difference(ours: Outcome, expected: Outcome) -> float:
+    """The largest over advantages, returns, losses, gradients and figures, each relative to its largest entry."""
+    assert len(ours.gradients) == len(expected.gradients)
+    assert ours.figures.keys() == expected.figures.keys()
+    arrays = [
+        (ours.advantages, expected.advantages, 1.0),
+        (ours.returns, expected.returns, 1.0),
+        (np.array(ours.losses), np.array(expected.losses), 1e-2),
+        (np.array(list(ours.figures.values())), np.array([expected.figures[name] for name in ours.figures]), 1.0),
+        *((one.numpy(), other.numpy(), 1e-2) for one, other in _both(ours.gradients, expected.gradients)),
+        *((one.numpy(), other.numpy(), 1e-2) for one, other in _both(ours.value_gradients, expected.value_gradients)),
+    ]
+    return max(_relative(one, other, floor) for one, other, floor in arrays)
+
+
+def _both(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(ours, expected, strict=True))
+
+
+def _relative(ours: np.ndarray, expected: np.ndarray, floor: float) -> float:
+    """Not a number counts as infinitely far."""
+    assert ours.shape == expected.shape
+    gap = np.abs(ours - expected).max(initial=0.0) / max(np.abs(expected).max(initial=0.0), floor)
+    return float(gap) if np.isfinite(gap) else float("inf")
+
+
+def check_worker(names: list[Name], report: Report) -> None:
+    """Gradients of the policy worker, and that a resumed one goes on bit for bit."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, address = str(save_model("qwen3", Path(temporary))), free_address()
+        padded, packed = (real.make_worker(folder, one, 0, 1, address) for one in (False, True))
+        cases = [real.near_the_model(padded, Case.draw(name)) for name in names]
+        expected = [real.gradients(padded, case, real.PADDED) for case in cases]
+        for name, case, steps in zip(names, cases, expected, strict=True):
+            for view in real.VIEWS:
+                ours = real.gradients(padded if view.padded else packed, case, view)
+                report.note(f"{name}: worker, {view.name}", _steps_apart(ours, steps), is_real=True)
+        weights = real.resumed_weights(folder, address, cases[:2])
+        for kind in ("saving", "resumed"):
+            apart = [bool((a != b).any()) for a, b in zip(weights[kind], weights["straight"], strict=True)]
+            report.note(f"worker, {kind}: weights bit for bit", float(any(apart)), is_real=True)
+        padded.close()
+        for steps_of_rank in run_ranks(real.of_rank, 2, folder, cases, timeout=300):
+            for name, ours, steps in zip(names, steps_of_rank, expected, strict=True):
+                report.note(f"{name}: worker, {real.TWO_RANKS.name}", _steps_apart(ours, steps), is_real=True)
+
+
+def _steps_apart(ours: real.Steps, expected: real.Steps) -> float:
+    assert len(ours) == len(expected)
+    largest = 0.0
+    for one, other in zip(ours, expected, strict=True):
+        scale = max(max(np.abs(gradient).max() for gradient in other.values()), 1e-3)
+        gaps = [np.abs(one[name] - gradient).max() / scale for name, gradient in other.items()]
+        largest = max(largest, float(max(gaps)) if np.isfinite(gaps).all() else float("inf"))
+    return largest
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.invariance.check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=200)
+    arguments = parser.parse_args(argv)
+    report = check(arguments.seed, arguments.cases, progress=True)
+    print(*report.failures, sep="\n", end="\n" if report.failures else "")
+    print(report.summary())
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

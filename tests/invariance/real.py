@@ -1,0 +1,98 @@
+"""The same cases through the real PolicyWorker, on a tiny model in float32: padded or packed, one rank or two."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.policy import PolicyWorker
+from tests.invariance.case import Case
+from tests.invariance.views import View, prepare
+from tests.unit.workers.training import record_gradients, scale_weights
+
+Steps = list[dict[str, np.ndarray]]
+"""The gradients of each optimiser step, by the parameter's name."""
+
+PACKED = View("packed", max_tokens=70)
+VIEWS = [  # against append context, padded, in one micro-batch
+    View("memory, padded", "memory", padded=True),
+    View("memory, packed, small micro-batches", "memory", max_tokens=70),
+    PACKED,
+]
+TWO_RANKS = View("memory, packed, two ranks, small micro-batches", "memory", num_ranks=2, max_tokens=70)
+PADDED = View("padded", padded=True)
+
+
+def make_worker(folder: str, packed: bool, rank: int, num_ranks: int, address: str) -> PolicyWorker:
+    worker = PolicyWorker(
+        model=Model(path=folder, attention="sdpa" if packed else "padded"),
+        actor=Actor(optim={"lr": 1e-2}),
+        ref=Reference(),
+        needs_ref=True,
+        placement=RankPlacement(rank, num_ranks, address, "cpu", 1),
+        total_steps=10,
+        temperature=0.9,
+    )
+    scale_weights(worker.policy, 1.1)  # away from the reference
+    return worker
+
+
+def load(worker: PolicyWorker, case: Case, view: View):
+    """Give the worker its rows and settings; returns its columns."""
+    prepared, rank = prepare(view, case.episodes, case.told, case.config, case.estimator), worker.placement.rank
+    worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, case.loss
+    worker.correction = case.config.algorithm.rollout_correction
+    worker.load_batch(prepared.batch.layout.rank_batches[rank])
+    return prepared, prepared.columns[rank]
+
+
+def near_the_model(worker: PolicyWorker, case: Case) -> Case:
+    """The case with old log-probs near those of the worker's model."""
+    prepared, _ = load(worker, case, PADDED)
+    own = prepared.batch.layout.to_matrix([worker.compute_log_probs()])
+    by_token = np.zeros(case.episodes.num_tokens, dtype=np.float32)
+    inside = prepared.tokens >= 0
+    by_token[prepared.tokens[inside]] = own[inside]
+    return case.on_policy(by_token)
+
+
+def gradients(worker: PolicyWorker, case: Case, view: View) -> Steps:
+    noted = record_gradients(worker)
+    _, columns = load(worker, case, view)
+    worker.update(columns)
+    return noted
+
+
+def of_rank(rank: int, num_ranks: int, address: str, folder: str, cases: list[Case]) -> list[Steps]:
+    """Run on each of two ranks (gloo processes)."""
+    worker = make_worker(folder, True, rank, num_ranks, address)
+    found = [gradients(worker, case, TWO_RANKS) for case in cases]
+    worker.close()
+    return found
+
+
+def resumed_weights(folder: str, address: str, cases: list[Case]) -> dict[str, list[np.ndarray]]:
+    """The weights after one iteration a case: without a checkpoint, with one before each, and resumed from the last."""
+
+    def learn(worker: PolicyWorker, case: Case) -> None:
+        _, columns = load(worker, case, PACKED)
+        worker.update(columns)
+
+    def weights(worker: PolicyWorker) -> list[np.ndarray]:
+        return [full_tensor(parameter.detach()).numpy().copy() for parameter in worker.policy.parameters()]
+
+    straight, saving, resumed = (make_worker(folder, True, 0, 1, address) for _ in range(3))
+    with tempfile.TemporaryDirectory() as checkpoints:
+        for number, case in enumerate(cases):
+            learn(straight, case)
+            saving.save(str(Path(checkpoints, str(number))))
+            learn(saving, case)
+        resumed.load(str(Path(checkpoints, str(len(cases) - 1))))
+        learn(resumed, cases[-1])
+    return {"straight": weights(straight), "saving": weights(saving), "resumed": weights(resumed)}
+

@@ -1,0 +1,95 @@
+"""Random configurations of a pair of estimator and loss, each of which a run would accept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
+from alphaapollo.config.load import convert
+from alphaapollo.config.schema import Config
+from alphaapollo.trainer.combinations import check_combinations
+from tests.invariance.episodes import Episodes
+
+MODES = [
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-mean-token-mean",
+]
+KL_IN_LOSS = ["k1", "abs", "k2", "k3", "k3+", "full"]
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every estimator with every loss, but for those pairs that are refused at the start of a run."""
+    names = [(estimator, loss) for estimator in estimator_names() for loss in policy_loss_names()]
+    return [pair for pair in names if accepted(get_estimator(pair[0]), get_policy_loss(pair[1]))]
+
+
+def accepted(estimator: Estimator, loss: PolicyLoss) -> bool:
+    return not (estimator.per_token and loss.level == "sequence")
+
+
+def draw_config(
+    generator: np.random.Generator, estimator: Estimator, loss: PolicyLoss, episodes: Episodes, one_step: bool
+) -> Config:
+    """`one_step`: all trajectories in one mini-batch, else up to three of them."""
+
+    def chance(probability: float) -> bool:
+        return bool(generator.random() < probability)
+
+    def one_of(values: list[Any]) -> Any:
+        return values[int(generator.integers(len(values)))]
+
+    actor: dict[str, Any] = {
+        "ppo_mini_batch_size": 1000 if one_step else int(generator.integers(4, 12)),
+        "ppo_epochs": 2 if chance(0.2) else 1,
+        "shuffle": chance(0.7),
+        "loss_agg_mode": one_of(MODES),
+        "loss_agg_count": one_of(["all", "nonempty"]),
+        "entropy_coeff": 0.01 if chance(0.3) else 0.0,
+        "clip_ratio_c": 3.0 if chance(0.2) else None,
+        "policy_loss": {
+            "loss_mode": loss.name,
+            "clip_cov_ratio": 0.2,
+            "clip_cov_lb": -0.5,
+            "clip_cov_ub": 5.0,
+            "kl_cov_ratio": 0.2,
+        },
+    }
+    algorithm: dict[str, Any] = {
+        "adv_estimator": estimator.name,
+        "gamma": one_of([1.0, 0.9]),
+        "lam": one_of([1.0, 0.9]),
+        "whiten_advantages": chance(0.5),
+        "adv_ddof": one_of([0, 1]),
+        "adv_singleton": one_of(["zero", "raw"]),
+        "reinforce_pp_level": one_of(["sequence", "token"]),
+        "passk_k": min(2, episodes.largest_group),
+        "overlong_filter": chance(0.4),
+        "filtration": {"method": one_of(["best", "best_random", "best_worst"]) if chance(0.15) else None},
+        "rollout_correction": _correction(generator, loss) if chance(0.3) else {},
+    }
+    for switch in ("norm_adv_by_std_in_grpo", "gpg_std_norm", "gigpo_std_norm", "passk_std_norm"):
+        algorithm[switch] = chance(0.5)
+    if not estimator.no_shaping:
+        actor["use_invalid_action_penalty"] = chance(0.5)
+        algorithm["use_kl_in_reward"] = chance(0.3)
+        algorithm["overlong_penalty"] = {"enable": chance(0.3), "cache": 50}
+    if not algorithm.get("use_kl_in_reward") and chance(0.4):
+        actor |= {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": one_of(KL_IN_LOSS)}
+    config = convert(
+        Config, {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "env": {"rollout": {"n": 4}}}
+    )
+    check_combinations(config, estimator, loss)  # raises for what a run would refuse
+    return config
+
+
+def _correction(generator: np.random.Generator, loss: PolicyLoss) -> dict[str, Any]:
+    levels = ["sequence", "geometric"] if loss.level == "sequence" else ["token", "sequence", "geometric"]
+    method = ["tis", "mask"][int(generator.integers(2))]
+    return {"method": method, "level": levels[int(generator.integers(len(levels)))], "low": 0.3, "high": 3.0}

@@ -1,0 +1,131 @@
+"""A stand-in for the model: a small differentiable table of sampled tokens in float64, through the worker's objective.
+
+It says of token i: log-prob b_i + f_i theta, entropy and full KL softplus(g_i theta) and softplus(h_i theta). Ranks are
+computed one after the other and their gradients added, which is what FSDP's mean of the scaled losses comes to.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from alphaapollo.algorithms.aggregation import aggregate
+from alphaapollo.algorithms.policy_losses import PolicyLoss
+from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.config.schema import Config
+from alphaapollo.data.batch import take_segments
+from alphaapollo.models.head import TokenStats
+from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
+from tests.invariance.views import Prepared, View
+
+SIZE = 12  # of theta
+LEARNING_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class Table:
+    base: Tensor  # [T]
+    features: Tensor  # [T, 3, SIZE]
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, old: np.ndarray) -> Table:
+        """Some way off the old log-probs, so that clips and gates act."""
+        base = old + 0.2 * generator.standard_normal(len(old))
+        return cls(torch.from_numpy(base), torch.from_numpy(0.3 * generator.standard_normal((len(old), 3, SIZE))))
+
+    def stats(self, theta: Tensor, tokens: np.ndarray) -> TokenStats:
+        """Of the tokens of those numbers; -1 = of the environment."""
+        numbers = torch.from_numpy(tokens).clamp(min=0)
+        logp, entropy, kl = (self.features[numbers] @ theta).unbind(1)
+        return TokenStats(self.base[numbers] + logp, softplus(entropy), softplus(kl))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an update: of each optimiser step the loss, the gradient and the critic's, and figures of all."""
+
+    advantages: np.ndarray  # [T]
+    returns: np.ndarray  # [T]
+    losses: list[float]
+    gradients: list[Tensor]
+    value_gradients: list[Tensor]
+    figures: dict[str, float]
+
+
+def update(
+    make: Callable[[], Prepared], view: View, table: Table, config: Config, loss: PolicyLoss, num_tokens: int
+) -> Outcome:
+    """Plain gradient descent over the mini-batches. `make` prepares the case; a resumed view calls it at every step."""
+    prepared, actor = make(), config.actor_rollout_ref.actor
+    theta, losses, gradients, value_gradients = torch.zeros(SIZE, dtype=torch.float64), [], [], []
+    figures: dict[str, float] = {}
+    for _ in range(actor.ppo_epochs):
+        for step in range(len(prepared.batch.layout.mini_batch_rows)):
+            prepared, theta = (make(), copy.deepcopy(theta)) if view.resumed else (prepared, theta)
+            leaf = theta.clone().requires_grad_()
+            total = policy_step(prepared, step, view, table, leaf, config, loss, figures)
+            (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+            losses.append(float(total.detach()))
+            gradients.append(gradient)
+            value_gradients.append(value_step(prepared, step, view, table, leaf))
+            theta = theta - LEARNING_RATE * gradient
+    columns = [prepared.by_token(name, num_tokens) for name in ("advantages", "returns")]
+    return Outcome(*columns, losses, gradients, value_gradients, figures)
+
+
+def micro_batches(prepared: Prepared, step: int, padded: bool):
+    """(micro-batch, its columns, the numbers of its response tokens) over all ranks."""
+    ranks = zip(prepared.batch.layout.rank_batches, prepared.columns, prepared.flat_tokens, strict=True)
+    for rank, columns, flat in ranks:
+        for positions in rank.mini_batches[step].micro_batches:
+            micro = build_micro_batch(rank.rows, positions, padded, torch.device("cpu"))
+            tokens = take_segments(flat, rank.rows.response_offsets, positions)
+            yield micro, columns.select(rank.rows, positions), np.full(1, -1) if micro.is_dummy else tokens
+
+
+def policy_step(
+    prepared: Prepared,
+    step: int,
+    view: View,
+    table: Table,
+    theta: Tensor,
+    config: Config,
+    loss: PolicyLoss,
+    figures: dict[str, float],
+) -> Tensor:
+    """The loss of a mini-batch; adds to `figures`."""
+    actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
+    for micro, columns, tokens in micro_batches(prepared, step, view.padded):
+        matrices = policy_matrices(micro, table.stats(theta, tokens), columns)
+        one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction)
+        total = total + one
+        for name, value in sums.items():
+            figures[name] = figures.get(name, 0.0) + float(value.detach())
+    return total
+
+
+def value_step(prepared: Prepared, step: int, view: View, table: Table, theta: Tensor) -> Tensor:
+    """The gradient of the critic's loss, with theta as its parameters, where the estimator has values."""
+    total = 0.0 * theta.sum()
+    for micro, columns, tokens in micro_batches(prepared, step, view.padded):
+        if columns.values is None:
+            return torch.zeros_like(theta)
+        assert columns.returns is not None and columns.value_weights is not None
+        values = micro.to_matrix(table.stats(theta, tokens).logprobs)
+        total = total + _value_loss(micro, values, columns.returns, columns.values, columns.value_weights)
+    return torch.autograd.grad(total, theta, materialize_grads=True)[0]
+
+
+def _value_loss(
+    micro: MicroBatch, values: Tensor, returns: np.ndarray, old_values: np.ndarray, weights: np.ndarray
+) -> Tensor:
+    mask = micro.matrix(micro.rows.action_mask)
+    losses, _ = value_loss(values, micro.matrix(old_values), micro.matrix(returns), mask, 0.5)
+    return aggregate(losses, mask, micro.tensor(weights))

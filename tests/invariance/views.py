@@ -1,0 +1,102 @@
+"""One case, looked at in several ways that must not matter: the real path from trajectories to the workers' columns.
+
+trajectory groups -> build_batch -> [log-probs, values] -> assign_credit -> Columns a rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from alphaapollo.algorithms.advantages import Estimator
+from alphaapollo.config.schema import Config
+from alphaapollo.data.batch import Columns
+from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch, usable
+from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
+
+RUN_SEED, STEP = 5, 3
+
+
+@dataclass(frozen=True)
+class View:
+    """How a case is laid out."""
+
+    name: str
+    context: Context = "append"
+    padded: bool = False
+    num_ranks: int = 1
+    max_tokens: int = 10**6  # of a micro-batch
+    order: int | None = None  # seed of a shuffle of prompts and samples
+    resumed: bool = False  # everything is built anew before each optimiser step
+
+
+@dataclass(frozen=True)
+class Told:
+    """What models and engine say of each sampled token of a case, float32 [T]."""
+
+    old: np.ndarray
+    ref: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, num_tokens: int) -> Told:
+        old = -4.0 + 0.5 * generator.standard_normal(num_tokens)
+        ref = old + 0.2 * generator.standard_normal(num_tokens)
+        return cls(*(one.astype(np.float32) for one in (old, ref, generator.standard_normal(num_tokens))))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the ranks get, and what stands where."""
+
+    batch: Batch
+    columns: list[Columns]  # one a rank
+    tokens: np.ndarray  # int64 [B, L], the number of each sampled token; -1 elsewhere
+    flat_tokens: list[np.ndarray] = field(repr=False)  # the same for each rank, [sum responses]
+
+    def by_token(self, name: str, num_tokens: int) -> np.ndarray:
+        """A column by the number of the token. [T]"""
+        matrix = self.batch.layout.to_matrix([getattr(one, name) for one in self.columns])
+        values = np.zeros(num_tokens)
+        values[self.tokens[self.tokens >= 0]] = matrix[self.tokens >= 0]
+        return values
+
+
+def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimator: Estimator) -> Prepared:
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    actor = actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
+    order = None if view.order is None else np.random.default_rng(view.order)
+    groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
+    batch = build_batch(
+        [group for group in groups if usable(group)],
+        actor,
+        algorithm,
+        max_length=MAX_LENGTH,
+        num_ranks=view.num_ranks,
+        padded=view.padded,
+        run_seed=RUN_SEED,
+        step=STEP,
+    )
+    tokens = token_numbers(batch, episodes)
+
+    def said(values: np.ndarray) -> np.ndarray:
+        return np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0))
+
+    computed = WorkerColumns(said(told.old), said(told.ref), said(told.values) if "values" in estimator.needs else None)
+    columns, _ = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1)
+    return Prepared(batch, columns, tokens, batch.layout.split_columns(tokens))
+
+
+def token_numbers(batch: Batch, episodes: Episodes) -> np.ndarray:
+    """[B, L]"""
+    firsts = episodes.first_tokens()
+    tokens = np.full(tuple(batch.mask.shape), -1, dtype=np.int64)
+    for row, owner, numbers in zip(batch.rows, batch.trajectory_ids.tolist(), tokens, strict=True):
+        trajectory = batch.trajectories[owner]
+        own = firsts[trajectory.prompt_id, trajectory.sample]
+        for turn, end in enumerate(row.turn_ends, start=row.first_turn):
+            length = len(trajectory.turns[turn].completion.token_ids)
+            stop = end + 1 - row.response_start
+            numbers[stop - length : stop] = own[turn] + np.arange(length)
+    return tokens
