@@ -1,7 +1,7 @@
 """Losses on pairs of answers, per pair. Log-probs are sums over the answer's tokens unless said.
 
 u, v: log pi/ref of the chosen and the rejected answer; margin h = u - v. All tensors [P], one entry a pair; so are
-the results. Rewards in the sense of DPO are beta u and beta v.
+the results. Rewards in the sense of DPO are beta u and beta v. A trainer that uses them is still to come.
 """
 
 from __future__ import annotations

@@ -51,7 +51,21 @@ def notices(config: Config, device: Device, num_cores: int) -> list[str]:
         lines.append(f"{ranks} on {num_cores} cores: the ranks share them and slow each other down.")
     if validation.temperature == 0 and validation.n > 1:
         lines.append(f"{ROLLOUT}.val_kwargs.n={validation.n} at temperature 0: the samples will be equal.")
-    return lines
+    return [*lines, *_cut_distribution(config)]
+
+
+def _cut_distribution(config: Config) -> Iterator[str]:
+    """Training samples come from less than the distribution whose log-probs are trained."""
+    rollout = config.actor_rollout_ref.rollout
+    for key, value, is_cut in (
+        ("top_p", rollout.top_p, rollout.top_p < 1),
+        ("top_k", rollout.top_k, rollout.top_k > 0),
+    ):
+        if is_cut:
+            yield (
+                f"{ROLLOUT}.{key}={value}: training samples come from the most likely tokens alone, but log-probs, "
+                "ratios and KL are of the whole distribution: gradients are biased. Leave it out for training."
+            )
 
 
 def sft_notices(config: SftConfig, device: Device) -> list[str]:
@@ -122,6 +136,7 @@ def _actor_switches(config: Config) -> list[Switch]:
             f"{ACTOR}.loss_agg_mode is {actor.loss_agg_mode}",
             [f"{ACTOR}.loss_scale_factor"],
         ),
+        (config.algorithm.overlong_filter, "algorithm.overlong_filter is false", [f"{ACTOR}.loss_agg_count"]),
         (one_range, "clip_ratio_low and clip_ratio_high are both given", [f"{ACTOR}.clip_ratio"]),
         (
             correction.method is not None,

@@ -5,9 +5,12 @@ config/check.py knows the keys alone; here the registered names are at hand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
+from alphaapollo.algorithms.correction import looks_at_sequences
+from alphaapollo.algorithms.kl import ESTIMATORS
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys
@@ -40,7 +43,13 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
         *_void_by_level(config, policy_loss),
         *_void_without_critic(estimator),
     ]
-    return [*void_lines(config, void), *_stale_samples(config, estimator, policy_loss)]
+    return [
+        *void_lines(config, void),
+        *_stale_samples(config, estimator, policy_loss),
+        *_of_memory(config, estimator, policy_loss),
+        *_kl_gradient(config),
+        *_idle_bounds(config),
+    ]
 
 
 def _check_group(config: Config, estimator: Estimator) -> Iterator[str]:
@@ -130,6 +139,8 @@ def _unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[s
 
 def _void_by_level(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
     actor = config.actor_rollout_ref.actor
+    if policy_loss.level == "token" and actor.loss_agg_mode in ("token-mean", "token-sum"):
+        yield f"{ACTOR}.loss_agg_count", f"{ACTOR}.loss_agg_mode={actor.loss_agg_mode} counts tokens"
     if policy_loss.level == "token" or actor.entropy_coeff > 0 or actor.use_kl_loss:
         return  # it weighs the tokens of entropy and KL, whatever the level of the policy loss
     because = f"{LOSS}={policy_loss.name} has one number a row, and the loss is their mean"
@@ -156,6 +167,49 @@ def _stale_samples(config: Config, estimator: Estimator, policy_loss: PolicyLoss
         yield f"{LOSS}={policy_loss.name} has no importance ratio to correct for that: {what}. {fix}."
     if estimator.on_policy:
         yield f"algorithm.adv_estimator={estimator.name} is derived for samples of the present policy: {what}. {fix}."
+
+
+def _of_memory(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    """Where a trajectory has a row a turn."""
+    if config.env.context != "memory":
+        return
+    if policy_loss.whole or looks_at_sequences(config.algorithm.rollout_correction):
+        what = f"{LOSS}={policy_loss.name}" if policy_loss.whole else f"{CORRECTION}.level"
+        longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
+        yield (
+            f"{what} weighs a trajectory as a whole: with env.context=memory its rows, one a turn, share a "
+            f"micro-batch, also beyond {ACTOR}.ppo_max_token_len_per_gpu (at worst {longest} tokens)."
+        )
+    if "turns" in estimator.needs:
+        yield (
+            f"algorithm.adv_estimator={estimator.name} with env.context=memory: where the environment does not name "
+            "its state (StepResult.info['state']), turns compare only if their whole prompts, with history, are equal."
+        )
+
+
+def _kl_gradient(config: Config) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
+    formula = ESTIMATORS.get(actor.kl_loss_type)  # none for `full` and the forms with a +
+    if not actor.use_kl_loss or formula not in ("k1", "k3"):
+        return
+    gradient = {
+        "k1": "has an expected gradient of zero: in the loss it is noise",
+        "k3": "has the value of KL(policy||reference) and the gradient of KL(reference||policy)",
+    }[formula]
+    yield (
+        f"{ACTOR}.kl_loss_type={actor.kl_loss_type} {gradient}. {actor.kl_loss_type}+ and k2 have the gradient of "
+        "KL(policy||reference)."
+    )
+
+
+def _idle_bounds(config: Config) -> Iterator[str]:
+    correction = config.algorithm.rollout_correction
+    low, high = correction.low or 0.0, correction.high or math.inf
+    if correction.method is not None and correction.level == "geometric" and low < 0.9 and high > 1.1:
+        yield (
+            f"{CORRECTION}.level=geometric: a mean over all tokens of a trajectory hardly leaves 1, so bounds as wide "
+            f"as {low:g} and {high:g} never act. Set {CORRECTION}.low=0.99 and {CORRECTION}.high=1.01, or nearer."
+        )
 
 
 def _needs_critic(estimator: Estimator) -> bool:

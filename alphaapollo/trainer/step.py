@@ -5,6 +5,7 @@ groups -> build_batch -> Batch (layout frozen) -> [columns from the workers] -> 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,7 +128,7 @@ def build_batch(
     rewards += whole.split(place_outcome_reward(outcome_rewards(members, algorithm, max_length), whole.mask))
     weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
     if algorithm.filtration.method:
-        weights *= filtration_weights(whole.join(rewards).sum(-1), Groups.of(group_of), algorithm.filtration.method)
+        weights *= filtration_weights(_totals(whole.join(rewards)), Groups.of(group_of), algorithm.filtration.method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy().astype(np.float32)
     greedy = _greedy_rewards(groups, algorithm, max_length, penalty)
     return Batch(
@@ -240,7 +241,7 @@ def assign_credit(
             "kl/per_sequence": kl_per_sequence,
             "kl/per_token": float(shaped.per_token),
         }
-    returns = whole.join(rewards).sum(-1)
+    returns = _totals(whole.join(rewards))
     inputs = AdvantageInputs(
         token_rewards=rewards,
         mask=batch.mask,
@@ -298,6 +299,12 @@ def _columns(batch: Batch, matrices: dict[str, np.ndarray]) -> list[Columns]:
     return [
         Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))
     ]
+
+
+def _totals(rewards: torch.Tensor) -> torch.Tensor:
+    """Each trajectory's rewards summed, rounded once: the same rewards in another order are worth exactly the same, and
+    a group of them stays all-equal. [N, K] -> [N]"""
+    return torch.tensor([math.fsum(row[row != 0]) for row in rewards.numpy()], dtype=rewards.dtype)
 
 
 def _double(matrix: np.ndarray) -> torch.Tensor:

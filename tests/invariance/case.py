@@ -1,4 +1,4 @@
-"""One case: random episodes, a pair of estimator and loss with a random configuration, and the views that must agree."""
+"""One case: random episodes, a pair of estimator and loss with random settings, and the views that must agree."""
 
 from __future__ import annotations
 

@@ -95,4 +95,3 @@ def resumed_weights(folder: str, address: str, cases: list[Case]) -> dict[str, l
         resumed.load(str(Path(checkpoints, str(len(cases) - 1))))
         learn(resumed, cases[-1])
     return {"straight": weights(straight), "saving": weights(saving), "resumed": weights(resumed)}
-

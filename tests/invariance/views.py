@@ -84,7 +84,7 @@ def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimato
         return np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0))
 
     computed = WorkerColumns(said(told.old), said(told.ref), said(told.values) if "values" in estimator.needs else None)
-    columns, _ = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1)
+    columns = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1).columns
     return Prepared(batch, columns, tokens, batch.layout.split_columns(tokens))
 
 

@@ -293,3 +293,10 @@ def test_a_reset_on_stagnation_needs_validations(needed: list[str]):
     validations = ["data.val_files=val.jsonl", "trainer.test_freq=5"]
     assert "algorithm.reference_reset.patience=3: needs validations" in problems([*needed, *reset])[0]
     assert outcome([*needed, *reset, *validations]) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("top_p", "0.9"), ("top_k", "20")])
+def test_training_on_samples_of_a_cut_distribution_is_noticed(needed: list[str], key: str, value: str):
+    (line,) = outcome([*needed, f"actor_rollout_ref.rollout.{key}={value}"])
+    assert line.startswith(f"actor_rollout_ref.rollout.{key}={value}: training samples come from the most likely")
+    assert outcome([*needed, f"actor_rollout_ref.rollout.val_kwargs.{key}={value}"]) == []

@@ -19,6 +19,7 @@ from alphaapollo.trainer.plan import make_plan
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
+CORRECTION = "algorithm.rollout_correction"
 
 
 def config(values: dict[str, Any]) -> Config:
@@ -206,7 +207,8 @@ def test_rollout_correction_by_token_of_a_loss_by_row(loss: str):
         f"Set {correction}.level=sequence or geometric."
     )
     for level in ("sequence", "geometric"):
-        assert notices("grpo", loss, **{f"{correction}.method": "tis", f"{correction}.level": level}) == []
+        bounds = {f"{correction}.level": level, f"{correction}.high": 1.05}
+        assert notices("grpo", loss, **{f"{correction}.method": "tis"}, **bounds) == []
     assert notices("grpo", "ppo", **{f"{correction}.method": "tis"}) == []
 
 
@@ -226,7 +228,7 @@ def test_aggregation_modes_are_for_tokens():
         f"{ACTOR}.loss_scale_factor=100.0 {because}",
     ]
     assert notices("grpo", "gspo_token", **mode) == []
-    for values in (actor(entropy_coeff=0.1), actor(use_kl_loss=True)):  # these are weighed by token
+    for values in (actor(entropy_coeff=0.1), actor(use_kl_loss=True, kl_loss_type="k2")):  # these are weighed by token
         assert notices("grpo", "gspo", **mode, **values) == []
 
 
@@ -334,3 +336,51 @@ def test_who_uses_the_keys_of_rewards():
     for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
         said = environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_registered(name))
         assert said == [COMPONENTS.replace("guessing_game", name)]
+
+
+def test_what_a_mean_over_sequences_counts():
+    filtered, left = {"overlong_filter": True}, actor(loss_agg_count="nonempty")
+    (line,) = notices("grpo", **filtered, **left)
+    assert line.endswith(f"{ACTOR}.loss_agg_mode=token-mean counts tokens.")
+    assert notices("grpo", "gspo", **filtered, **left) == []
+    assert notices("grpo", **filtered, **left, **actor(loss_agg_mode="seq-mean-token-mean")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("low_var_kl", "has the value of KL(policy||reference) and the gradient of KL(reference||policy)"),
+        ("k1", "has an expected gradient of zero: in the loss it is noise"),
+    ],
+)
+def test_a_kl_in_the_loss_whose_gradient_is_of_something_else(kind: str, says: str):
+    assert notices("grpo", **actor(use_kl_loss=True, kl_loss_type=kind)) == [
+        f"{ACTOR}.kl_loss_type={kind} {says}. {kind}+ and k2 have the gradient of KL(policy||reference)."
+    ]
+    for right in (f"{kind}+", "k2", "mse", "full"):
+        assert notices("grpo", **actor(use_kl_loss=True, kl_loss_type=right)) == []
+    assert notices("grpo", **actor(kl_loss_type=kind)) == []
+
+
+def test_rows_of_a_trajectory_share_a_micro_batch():
+    memory = {
+        "env__context": "memory",
+        "env__max_steps": 3,
+        "data__max_prompt_length": 100,
+        "data__max_response_length": 50,
+    }
+    for loss in ("gspo", "gspo_token", "gmpo", "sequence_ppo"):
+        (line,) = notices("grpo", loss, **memory)
+        assert line.startswith(f"{LOSS}={loss} weighs a trajectory as a whole")
+        assert "at worst 350 tokens" in line
+    level = {f"{CORRECTION}.method": "mask", f"{CORRECTION}.level": "sequence"}
+    assert notices("grpo", **memory, **level)[0].startswith(f"{CORRECTION}.level weighs a trajectory as a whole")
+    assert notices("grpo", "ppo", **memory) == []
+    assert "turns compare only if their whole prompts" in notices("gigpo", **memory)[0]
+
+
+def test_bounds_of_a_geometric_mean_that_never_act():
+    level = {f"{CORRECTION}.method": "mask", f"{CORRECTION}.level": "geometric"}
+    (line,) = notices("grpo", **level)
+    assert "bounds as wide as 0 and 2 never act" in line
+    assert notices("grpo", **level, **{f"{CORRECTION}.high": 1.01}) == []

@@ -175,6 +175,18 @@ def test_a_draw_goes_with_its_sample_wherever_that_stands() -> None:
     assert (chosen([3, 1, 0, 2]) == chosen([0, 1, 2, 3])).all()
 
 
+def test_the_same_rewards_in_another_order_are_worth_exactly_the_same() -> None:
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 where each sum is rounded."""
+    samples = [memory_trajectory(i, 0.0, [1, 1, 1]) for i in range(2)]
+    for sample, rewards in zip(samples, ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]), strict=True):
+        for turn, reward in zip(sample.turns, rewards, strict=True):
+            turn.reward = reward
+    batch = build([group(*samples)])
+    algorithm = Algorithm(gpg_std_norm=True)  # no epsilon: a leak would be an advantage of 0.7
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("gpg"), algorithm, Actor(), kl_coef=0.0).columns
+    assert not columns[0].advantages.any()
+
+
 def test_failed_and_empty_trajectories_leave_every_statistic() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
     batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), trajectory(3, 1.0, 0))])

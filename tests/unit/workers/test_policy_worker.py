@@ -89,6 +89,22 @@ def test_own_old_log_probs_are_those_before_the_first_step(make, epochs: int):
     assert results[0][1] == results[1][1]
 
 
+def test_a_checkpoint_before_the_first_step_is_no_step(make, tmp_path):
+    """The first step moves each weight by the learning rate: Adam's bias correction knows that it is the first."""
+    moved = []
+    for saves in (False, True):
+        worker, case = make(actor=FAST)
+        batch = make_batch(case, 1)
+        worker.load_batch(batch.rank_batches[0])
+        if saves:
+            worker.save(str(tmp_path))
+            assert all(state["step"] == 0 for state in worker.state.optimizer.state.values())
+        worker.update(make_columns(case, batch, 0))
+        moved.append(parameters(worker))
+    for name, value in moved[0].items():
+        np.testing.assert_array_equal(moved[1][name], value)
+
+
 def test_learning_rate_follows_the_optimiser_steps(make):
     worker, case = make(actor=FAST, mini_batch_size=5)
     batch = make_batch(case, 1)
