@@ -145,7 +145,7 @@ class Episodes:
         """As the driver gets them; `order` shuffles the prompts, and the samples of each."""
         groups = [
             TrajectoryGroup(
-                Prompt(number, "test", "text"),
+                Prompt(number, "test", "text", extra_info={"length_budget": 10}),
                 [one.trajectory(context) for one in _shuffled(episodes, order)],
                 self.greedy[number].trajectory(context) if baseline else None,
             )

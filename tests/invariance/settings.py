@@ -79,7 +79,7 @@ def draw_config(
     if not estimator.no_shaping:
         actor["use_invalid_action_penalty"] = chance(0.5)
         algorithm["use_kl_in_reward"] = chance(0.3)
-        algorithm["overlong_penalty"] = {"enable": chance(0.3), "cache": 50}
+        algorithm["length_budget"] = {"mode": one_of(["exact", "max"]) if chance(0.3) else None, "coef": 0.05}
     if not algorithm.get("use_kl_in_reward") and chance(0.4):
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": one_of(KL_IN_LOSS)}
     config = convert(
