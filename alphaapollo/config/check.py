@@ -5,7 +5,7 @@ What depends on registered names (estimators, environments) is checked where tho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,7 @@ from alphaapollo.config.schema import (
     RolloutCorrection,
     SftConfig,
 )
+from alphaapollo.config.verl_notices import verl_notices
 from alphaapollo.hub import looks_local
 
 
@@ -32,10 +33,11 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Dev
     return device
 
 
-def check(config: Config, num_gpus: int, num_cores: int) -> list[str]:
-    """Notices about keys without effect; raises ConfigError naming every impossible combination.
+def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = frozenset()) -> list[str]:
+    """Notices about keys without effect or with another one in verl; raises ConfigError naming every impossible
+    combination.
 
-    num_gpus, num_cores: of one node.
+    num_gpus, num_cores: of one node. given: the keys that the user set himself.
     """
     device = resolve_device(config.trainer.device, num_gpus)
     problems = [
@@ -49,7 +51,7 @@ def check(config: Config, num_gpus: int, num_cores: int) -> list[str]:
     ]
     if problems:
         raise ConfigError(problems)
-    return notices(config, device, num_cores)
+    return [*notices(config, device, num_cores), *verl_notices(config, given)]
 
 
 def check_sft(config: SftConfig, num_gpus: int) -> list[str]:

@@ -19,7 +19,7 @@ INTRO = """# Configuration
 * `KEY=VALUE` sets a key; lists are `[a,b]`, nothing is `null`. A value with special characters is quoted twice:
   `'KEY="a=b"'`.
 * `GROUP=PRESET` takes a preset of `configs/`: `algorithm=` (the recipes of docs/algorithms), `model=`,
-  `env=`, `cluster=`. `algorithm=grpo` sets a dozen keys as the paper has them; `algorithm.adv_estimator=grpo` sets one.
+  `env=`, `cluster=`. `algorithm=grpo` sets several keys as its paper has them; `algorithm.adv_estimator=grpo` sets one.
 * `--config-dir DIR --config-name NAME` starts from your own `DIR/NAME.yaml`. Put only what you change there; begin it
   with `defaults: [ppo, _self_]` to build on the shipped one. Your folder may hold presets too
   (`DIR/algorithm/mine.yaml`, with `# @package _global_` as its first line).

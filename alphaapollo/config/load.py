@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +52,23 @@ def shipped_configs() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What of a configuration its user wrote, e.g. `Origin(("algorithm=dapo",), frozenset({"trainer.seed"}))`."""
+
+    presets: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()  # on the command line, or in a YAML file of his own
+
+
+NO_ORIGIN = Origin()
+
+
 def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> SchemaT:
+    """As `load_with_origin`, the configuration alone."""
+    return load_with_origin(schema, config_name, argv)[0]
+
+
+def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> tuple[SchemaT, Origin]:
     """Compose and convert. Raises ConfigError for anything the user wrote wrong; `--help` and `--cfg` print and exit 0.
 
     config_name: the YAML to start from, unless argv names another with --config-name.
@@ -63,7 +80,7 @@ def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) ->
     if options.config_dir is not None:
         folders.insert(0, _own_folder(options.config_dir))
     if options.help:
-        presets = ", ".join(_presets(folders)) or "none"
+        presets = ", ".join(_presets(folders, schema)) or "none"
         print(USAGE.format(name=config_name, presets=presets, shipped=shipped), end="")
         raise SystemExit(0)
     overrides = _parse_overrides(options.overrides)
@@ -72,7 +89,7 @@ def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) ->
     if options.cfg:
         print(to_yaml(config), end="")
         raise SystemExit(0)
-    return config
+    return config, _origin(overrides, folders, name)
 
 
 def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
@@ -146,8 +163,35 @@ def _own_folder(folder: str) -> Path:
     return path
 
 
-def _presets(folders: Sequence[Path]) -> list[str]:
-    return sorted({f"{file.parent.name}={file.stem}" for folder in folders for file in folder.glob("*/*.yaml")})
+def _presets(folders: Sequence[Path], schema: type[BaseModel] | None = None) -> list[str]:
+    """GROUP=PRESET of all folders; with a schema those that set only keys of it."""
+    files = [file for folder in folders for file in folder.glob("*/*.yaml")]
+    known = accepted_keys(schema).keys() if schema else ()
+    fitting = [file for file in files if schema is None or all(key in known for key in _keys_of(file))]
+    return sorted({f"{file.parent.name}={file.stem}" for file in fitting})
+
+
+def _keys_of(file: Path) -> list[str]:
+    """The dotted keys that a YAML file sets itself."""
+    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return [key for key in flat(values) if key.split(".")[0] not in ("defaults", "hydra")]
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested maps as one, by dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+    return found
+
+
+def _origin(overrides: Sequence[Override], folders: Sequence[Path], name: str) -> Origin:
+    named = {override.key_or_group: override.value() for override in overrides}
+    presets = tuple(f"{key}={plain(value)}" for key, value in named.items() if _is_group(key, folders))
+    files = [folder / f"{name}.yaml" for folder in folders[:-1]]  # the last folder is the shipped one
+    own = [key for file in files if file.is_file() for key in _keys_of(file)]
+    whole = [f"{key}.{inner}" for key, value in named.items() if isinstance(value, dict) for inner in flat(value)]
+    return Origin(presets, frozenset([*(key for key in named if "." in key), *whole, *own]))
 
 
 def _parse_overrides(words: Sequence[str]) -> list[Override]:

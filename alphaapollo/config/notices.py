@@ -39,6 +39,14 @@ OF_TRAINING = (  # keys of sections that main_generation shares with main_ppo
     "rollout.free_cache_engine",
     *(f"rollout.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k", "greedy")),
 )
+OFF: dict[str, float | None] = {  # values that say what is so anyway where the key has no effect
+    f"{ACTOR}.kl_loss_coef": 0.0,
+    f"{ACTOR}.invalid_action_penalty_coef": 0.0,
+    f"{ROLLOUT}.free_cache_engine": False,
+    "algorithm.kl_ctrl.kl_coef": 0.0,
+    "trainer.test_freq": -1,
+    "trainer.max_ckpt_to_keep": None,
+}
 OF_ALL_ENVIRONMENTS = ("env.rollout", "env.tool_limits")  # the other sections of env belong to one each
 
 
@@ -95,12 +103,13 @@ def eval_notices(config: EvalConfig) -> list[str]:
 
 
 def void_lines(config: BaseModel, void: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for each (key, reason) where the key has another value than its default."""
+    """One line for each (key, reason) where the key has another value than its default, unless it asks for nothing."""
     keys = accepted_keys(type(config))
     lines = []
     for key, because in void:
         value = value_of(config, key)
-        if value != keys[key].default:
+        asks_for_nothing = key in OFF and value == OFF[key]
+        if value != keys[key].default and not asks_for_nothing:
             lines.append(f"{key}={plain(value)} has no effect: {because}.")
     return lines
 

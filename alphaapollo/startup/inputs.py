@@ -63,6 +63,9 @@ def environment_notices(config: Config | GenerationConfig, environment: Register
     if environment.tools is None or not (environment.tools(env) or env.mcp_servers):
         limits = [f"env.tool_limits.{name}" for name in type(env.tool_limits).model_fields]
         void += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
+    elif env.max_steps == 1:
+        tools = ", ".join([*environment.tools(env), *env.mcp_servers])
+        return [*void_lines(config, void), f"env.max_steps=1 ends an episode before the model sees what {tools} says."]
     return void_lines(config, void)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from alphaapollo.config.errors import failed, reported
-from alphaapollo.config.load import load_config
+from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.watchdog import end_when_told
 
@@ -15,13 +15,13 @@ from alphaapollo.watchdog import end_when_told
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
-        config = load_config(Config, "ppo", sys.argv[1:] if argv is None else argv)
+        config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
         from alphaapollo.startup.failures import FAILURES  # torch from here on: a wrong key is told before
         from alphaapollo.startup.resume import already_complete
         from alphaapollo.trainer.setup import prepare, run
 
         try:
-            prepared = prepare(config)
+            prepared = prepare(config, origin)
         except ValueError as error:
             return failed(error, 2)
     if config.trainer.dry_run:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
@@ -27,7 +28,8 @@ from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.trainer.identity import judge_of
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
-from alphaapollo.trainer.plan import Plan, make_plan, print_plan
+from alphaapollo.trainer.plan import Plan, make_plan
+from alphaapollo.trainer.plan_table import print_plan
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run import Run
@@ -52,9 +54,9 @@ class Prepared:
         return self.inputs.goal.reached(progress) and (self.start.is_exported() or not self.config.trainer.export_hf)
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
     """Check everything that can be checked without a worker, and print the plan."""
-    plan = make_plan(config, find_machine(config.trainer.controller))
+    plan = make_plan(config, find_machine(config.trainer.controller), origin)
     check_trackers(config.trainer.logger)
     start = find_start(config, judge_of(config))
     inputs = read_inputs(config)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, plain, sections
-from alphaapollo.config.load import checked_value
+from alphaapollo.config.load import checked_value, flat
 from alphaapollo.config.port.expansion import MARK, is_known
 from alphaapollo.config.port.script import Command, read_script
 from alphaapollo.config.port.values import CONVERTERS, ROLLOUT, Converted, Values
@@ -115,16 +115,9 @@ def _own_yaml(folder: str, name: str, script: Path) -> dict[str, str]:
         file = root / relative / f"{name}.yaml"
         if file.is_file():
             found = yaml.safe_load(file.read_text(encoding="utf-8"))
-            return dict(_flat({key: value for key, value in found.items() if key not in ("defaults", "hydra")}, ""))
+            values = flat({key: value for key, value in found.items() if key not in ("defaults", "hydra")})
+            return {key: plain(value) for key, value in values.items()}
     return {}
-
-
-def _flat(values: dict[str, object], prefix: str) -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, plain(value)
 
 
 def _unread(options: dict[str, str]) -> str:

@@ -105,9 +105,22 @@ def test_kl_is_never_counted_twice_or_for_nothing(needed: list[str]):
     assert "run for nothing" in problems([*needed, reward, "algorithm.kl_ctrl.kl_coef=0"])[0]
     dual = ["algorithm.kl_ctrl.type=dual", "algorithm.kl_ctrl.kl_coef=0"]  # dual ascent raises it by itself
     assert outcome([*needed, reward, *dual]) == []
-    assert outcome([*needed, "actor_rollout_ref.actor.kl_loss_coef=0"]) == [
-        "actor_rollout_ref.actor.kl_loss_coef=0.0 has no effect: actor_rollout_ref.actor.use_kl_loss is false."
+    assert outcome([*needed, "actor_rollout_ref.actor.kl_loss_coef=0.1"]) == [
+        "actor_rollout_ref.actor.kl_loss_coef=0.1 has no effect: actor_rollout_ref.actor.use_kl_loss is false."
     ]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.actor.kl_loss_coef=0",
+        "algorithm.kl_ctrl.kl_coef=0",
+        "trainer.test_freq=-1",
+        "actor_rollout_ref.rollout.free_cache_engine=False",
+    ],
+)
+def test_a_key_that_asks_for_nothing_is_no_surprise(needed: list[str], override: str):
+    assert outcome([*needed, override]) == []
 
 
 def test_local_controller_has_one_rank(needed: list[str]):

@@ -4,10 +4,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError, reported
 from alphaapollo.config.keys import COMMANDS
-from alphaapollo.config.load import convert, load_config, load_saved, save_config, shipped_configs
+from alphaapollo.config.load import (
+    Origin,
+    convert,
+    load_config,
+    load_saved,
+    load_with_origin,
+    save_config,
+    shipped_configs,
+)
 from alphaapollo.config.schema import Config, SftConfig
 
 SHIPPED = shipped_configs()
@@ -222,3 +231,25 @@ def test_config_imports_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
     ).stdout
     assert not {"torch", "ray", "vllm", "transformers", "numpy"} & set(modules.split())
+
+
+def test_the_origin_is_what_the_user_wrote(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo, _self_]\ndata:\n  seed: 3\n")
+    argv = ["--config-dir", str(tmp_path), "--config-name", "mine", "algorithm=dapo", "trainer.seed=1"]
+    config, origin = load_with_origin(Config, "ppo", argv)
+    assert config.algorithm.filter_groups.enable
+    assert origin == Origin(("algorithm=dapo",), frozenset({"trainer.seed", "data.seed"}))
+    assert load_with_origin(Config, "ppo", ["algorithm=dapo"])[1] == Origin(("algorithm=dapo",))
+    assert load_with_origin(Config, "ppo", ["reward.components={format: 0.1}"])[1].keys == {
+        "reward.components",
+        "reward.components.format",
+    }
+
+
+@pytest.mark.parametrize(("schema", "name", "has_recipes"), [(Config, "ppo", True), (SftConfig, "sft", False)])
+def test_help_lists_the_presets_that_fit_the_command(
+    schema: type[BaseModel], name: str, has_recipes: bool, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        load_config(schema, name, ["--help"])
+    assert ("algorithm=dapo" in capsys.readouterr().out) == has_recipes

@@ -331,7 +331,7 @@ def test_keys_that_an_environment_does_not_use_are_noted(needed: dict[str, Any])
 def test_who_uses_the_keys_of_rewards():
     components = {"reward": {"components": {"format": 0.1}}}
     for name in ("single_turn", "informal_math", "reasoning_gym"):
-        env = Env(env_name=name)
+        env = Env(env_name=name, max_steps=4 if name == "informal_math" else 1)
         assert environment_notices(GenerationConfig(env=env, **components), get_registered(name)) == []
     for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
         said = environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_registered(name))

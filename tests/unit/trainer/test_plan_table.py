@@ -1,0 +1,74 @@
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from alphaapollo.config.load import load_with_origin
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.placement import Machine
+from alphaapollo.trainer.inputs import Inputs
+from alphaapollo.trainer.plan import make_plan
+from alphaapollo.trainer.plan_table import print_plan
+
+
+@pytest.fixture
+def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a command prints, row -> text."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.parquet", "config.json", "reward.py"):
+        (tmp_path / name).write_text("{}")
+
+    def rows(*argv: str, has_function: bool = True) -> dict[str, str]:
+        needed = [f"actor_rollout_ref.model.path={tmp_path}", "data.train_files=rows.parquet"]
+        config, origin = load_with_origin(Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv])
+        plan = make_plan(config, Machine(num_cores=8, num_gpus=0), origin)
+        inputs = Inputs([None] * 64, [None] * 8, 2, [], None, has_function, [])  # type: ignore[list-item]
+        out = StringIO()
+        start = SimpleNamespace(step=0, lines=list)
+        print_plan(plan, inputs, start, config, Console(file=out, width=300))  # type: ignore[arg-type]
+        lines = [line.split("  ", 1) for line in out.getvalue().splitlines() if "  " in line]
+        return {name: text.strip() for name, text in lines}
+
+    return rows
+
+
+def test_an_estimator_alone(table: Any):
+    rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8")
+    assert rows["preset"] == "none"
+    assert rows["environment"] == "single_turn, one turn"
+    assert rows["reward"] == "the functions of the rows' data sources"
+    assert rows["learning rate"] == "1e-06, constant"
+    assert rows["validation"] == rows["checkpoints"] == "every 20 iterations, and at the end"
+
+
+def test_a_recipe_and_its_schedules(table: Any):
+    optim = "actor_rollout_ref.actor.optim"
+    rows = table(
+        "algorithm=ppo",
+        f"{optim}.lr=3e-6",
+        f"{optim}.warmup_style=cosine",
+        f"{optim}.lr_warmup_steps_ratio=0.1",
+        "critic.optim.lr_warmup_steps=5",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=7",
+    )
+    assert rows["preset"] == "algorithm=ppo"
+    assert rows["learning rate"] == (
+        "3e-06, cosine, the first 10% of the steps warm-up; critic 1e-05, constant, 5 steps of warm-up"
+    )
+    assert (rows["validation"], rows["checkpoints"]) == ("never", "every 7 iterations, and at the end")
+
+
+def test_turns_tools_and_rewards(table: Any):
+    maths = ["algorithm=grpo", "env.env_name=informal_math", "env.max_steps=4", "env.tools=[local_rag]"]
+    maths += ["env.mcp_servers={files: {command: [serve]}}"]
+    rows = table(*maths, "custom_reward_function.path=reward.py", "reward.components={format: 0.1, task: 2}")
+    assert rows["environment"] == (
+        "informal_math, at most 4 turns, tools python_code, local_rag, those of the MCP server files"
+    )
+    assert rows["reward"] == "2 x compute_score of reward.py + 0.1 x format"
+    rows = table("algorithm=grpo", "env.env_name=guessing_game", "env.max_steps=6")
+    assert rows["environment"] == "guessing_game, at most 6 turns"
+    assert rows["reward"] == "the environment's own"
