@@ -11,6 +11,7 @@ from alphaapollo.controller.placement import Machine
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.trainer.plan import make_plan
 from alphaapollo.trainer.plan_table import print_plan
+from alphaapollo.trainer.progress import Goal
 
 
 @pytest.fixture
@@ -24,7 +25,8 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         needed = [f"actor_rollout_ref.model.path={tmp_path}", "data.train_files=rows.parquet"]
         config, origin = load_with_origin(Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv])
         plan = make_plan(config, Machine(num_cores=8, num_gpus=0), origin)
-        inputs = Inputs([None] * 64, [None] * 8, 2, [], None, has_function, [])  # type: ignore[list-item]
+        goal = Goal.of(2, 1, 64, 32)
+        inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_function, [])  # type: ignore[list-item]
         out = StringIO()
         start = SimpleNamespace(step=0, lines=list)
         print_plan(plan, inputs, start, config, Console(file=out, width=300))  # type: ignore[arg-type]
