@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 from rich.console import Console as Terminal
 
+from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvalConfig
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, grade. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     terminal = Terminal(highlight=False)

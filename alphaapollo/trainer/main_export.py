@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, write. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from rich.console import Console as Terminal
 
+from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.watchdog import end_when_told
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     terminal = Terminal(highlight=False)

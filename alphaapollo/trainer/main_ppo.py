@@ -6,12 +6,14 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.watchdog import end_when_told
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():

@@ -9,11 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import SftConfig
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, train. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():

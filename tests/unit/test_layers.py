@@ -12,7 +12,19 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 
 # Lowest first. A room imports rooms of lower levels, and itself.
 LEVELS = [
-    ["types", "registry", "hub", "seeds", "schedule", "network", "run_folder", "user_module", "watchdog", "clock"],
+    [
+        "types",
+        "registry",
+        "hub",
+        "caller",
+        "seeds",
+        "schedule",
+        "network",
+        "run_folder",
+        "user_module",
+        "watchdog",
+        "clock",
+    ],
     ["config"],
     ["observability"],
     ["algorithms", "tools", "rewards", "data"],

@@ -1,0 +1,56 @@
+"""Who calls a command's `main`: the shell, a script, or a notebook.
+
+from alphaapollo.trainer.main_ppo import main
+main(["algorithm.adv_estimator=grpo", ...])  # in a script: no `if __name__ == "__main__":` is needed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import wraps
+from typing import Protocol
+
+
+class Main(Protocol):
+    """Takes the command line's words (None: those of this process), and returns an exit code."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
+
+def command(main: Main) -> Main:
+    """A `main` that can be called from anywhere but a running event loop, which it refuses (exit code 2).
+
+    Processes that Python's multiprocessing spawns import the file of `__main__` anew. A script without a guard would
+    start its run again in each of them, so the file is out of sight while `main` runs: nothing of ours needs it.
+    """
+
+    @wraps(main)
+    def called(argv: Sequence[str] | None = None) -> int:
+        if _in_event_loop():
+            words = shlex.join([sys.executable, "-m", main.__module__, *(argv or [])])
+            print(
+                "error: an event loop is running here (a notebook?), and a run needs one of its own. Run it as a "
+                f"process: !{words}",
+                file=sys.stderr,
+            )
+            return 2
+        script = sys.modules["__main__"].__dict__
+        file = script.pop("__file__", None) if script.get("__spec__") is None else None  # with a spec it was -m
+        try:
+            return main(argv)
+        finally:
+            if file is not None:
+                script["__file__"] = file
+
+    return called
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

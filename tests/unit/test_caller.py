@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import alphaapollo
+from alphaapollo.caller import command
+
+UNGUARDED = """
+import multiprocessing, os, sys
+from alphaapollo.caller import command
+
+print("the script runs")
+
+@command
+def main(argv=None):
+    process = multiprocessing.get_context(argv[0]).Process(target=os.getpid)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+code = main(sys.argv[1:])
+print(f"exit code {code} in {__file__}")
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_a_guard_runs_once(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(UNGUARDED)
+    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(script), method], capture_output=True, text=True, timeout=90, check=False, env=environment
+    )
+    assert done.stdout.splitlines() == ["the script runs", f"exit code 0 in {script}"], done.stderr
+
+
+def test_in_a_running_event_loop_it_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    @command
+    def main(argv: Sequence[str] | None = None) -> int:
+        raise AssertionError("nothing is begun")
+
+    async def cell() -> int:
+        return main(["trainer.seed=1", "data.train_files=[a b]"])
+
+    assert asyncio.run(cell()) == 2
+    said = capsys.readouterr().err
+    assert "an event loop is running here (a notebook?)" in said
+    assert said.endswith(f"!{sys.executable} -m {__name__} trainer.seed=1 'data.train_files=[a b]'\n")
