@@ -28,10 +28,7 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
     for path in file_list(files):
         rows = read_rows(path)
         if prompt_key not in (columns := columns_of(rows)):
-            raise ValueError(
-                f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. Set data.prompt_key to the column "
-                "with the prompts."
-            )
+            raise ValueError(f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. {_advice(columns, path)}")
         chat = isinstance((prompts[0].content if prompts else _first(rows, prompt_key)), list)
         problems = []
         for index, row in enumerate(rows):
@@ -63,6 +60,16 @@ def read_chat(value: list[Any], what: str) -> list[Message]:
     if not any(message["content"].strip() for message in messages):
         raise ValueError(f"{what} is empty.")
     return messages
+
+
+def _advice(columns: Sequence[str], path: str) -> str:
+    """Raw problems want a script, for they have no prompt to be graded by."""
+    if {"question", "problem", "Problem", "Question"} & {*columns}:
+        return (
+            f"These are raw problems: make prompts of them with python -m examples.data_preprocess.prepare_informal_math "
+            f"--data_source {path} (docs/data.md)."
+        )
+    return "Set data.prompt_key to the column with the prompts."
 
 
 def _to_prompt(row: DataRow, prompt_key: str, chat: bool, prompt_id: int) -> Prompt:

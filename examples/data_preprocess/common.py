@@ -6,7 +6,6 @@ import argparse
 import gzip
 import importlib
 import json
-import math
 import re
 import tempfile
 from collections import Counter
@@ -23,11 +22,8 @@ from rich.progress import track
 
 from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_dirty_rows
 from alphaapollo.rewards.base import find_grader
-from alphaapollo.rewards.extract import after_hashes, last_boxed
+from examples.data_preprocess.columns import Columns, Dropped, Problem, find_problem
 
-QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction", "Question")
-ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer", "Answer")
-BODY_KEY = "Body"  # the story that a "Question" is about (SVAMP)
 INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."
 
 CHAT = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
@@ -66,20 +62,6 @@ SHOWN = 1000  # characters of a text in the sample row
 console = Console(highlight=False, soft_wrap=True)
 
 SourceRow = DataRow | BadRow  # a BadRow is dropped, with its reason
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A question and its answer, found in a row of any data set."""
-
-    question: str
-    ground_truth: str
-    solution: str  # the answer as it stands in the data, often with the way to it
-    metadata: dict[str, Any]  # the other columns
-
-
-class Dropped(Exception):
-    """A row that cannot be used; says why, in words that are the same for all such rows."""
 
 
 @dataclass
@@ -138,33 +120,6 @@ def data_source_of(source: str, fallback: str) -> str:
     return name
 
 
-def find_problem(row: DataRow) -> Problem:
-    """The question and answer of a row (Dropped: it has none)."""
-    question_key, question = find_text(row, QUESTION_KEYS, "question")
-    answer_key, answer = find_text(row, ANSWER_KEYS, "answer")
-    truth = ground_truth_of(answer)
-    if not truth:
-        raise Dropped("the ground truth is empty")
-    body = as_text(row.get(BODY_KEY)) if question_key == "Question" else None
-    if body and not is_unicode(body):
-        raise Dropped(f"the question is not valid Unicode (column {BODY_KEY})")
-    solution = as_text(row.get("solution"))
-    return Problem(
-        question=f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {question}" if body else question,
-        ground_truth=truth,
-        solution=solution if solution and is_unicode(solution) else answer,
-        metadata={key: value for key, value in row.items() if key not in (question_key, answer_key, "solution")},
-    )
-
-
-def ground_truth_of(answer: str) -> str:
-    r"""The last `\boxed{}`, else what follows `####`, else the whole answer."""
-    for found in (last_boxed(answer), after_hashes(answer)):
-        if found is not None:
-            return found
-    return answer.strip()
-
-
 def rl_row(problem: Problem, prompt: str, data_source: str, ability: str, split: str, index: int) -> DataRow:
     """One row of the full RL schema."""
     facts = {
@@ -184,25 +139,29 @@ def rl_row(problem: Problem, prompt: str, data_source: str, ability: str, split:
     }
 
 
-def maths_row(data_source: str, split: str) -> Callable[[DataRow, int], DataRow]:
+def maths_row(data_source: str, split: str, columns: Columns | None = None) -> Callable[[DataRow, int], DataRow]:
     """Makes the RL row of a maths problem from a row of any data set (Dropped: it has none)."""
 
     def make(row: DataRow, index: int) -> DataRow:
-        problem = find_problem(row)
+        problem = find_problem(row, columns)
         return rl_row(problem, f"{problem.question}\n\n{INSTRUCTION}", data_source, "math", split, index)
 
     return make
 
 
 def convert(
-    rows: Sequence[SourceRow], make: Callable[[DataRow, int], DataRow], what: str
+    rows: Sequence[SourceRow], make: Callable[[DataRow, int], DataRow], what: str, columns: Columns | None = None
 ) -> tuple[list[DataRow], Count]:
-    """`make(row, index)` for every row, with a progress bar; bad rows, and those that raise Dropped, are counted."""
+    """`make(row, index)` for every row, with a progress bar; bad rows, those that the user does not want, and those
+    that raise Dropped, are counted (ValueError: the user names a column that is not there)."""
+    columns = columns or Columns()
+    columns.check(rows, what)
     made, count = [], Count()
     for index, row in enumerate(track(rows, what, console=console)):
         try:
             if isinstance(row, BadRow):
                 raise Dropped(row.reason)
+            columns.keep(row)
             made.append(make(row, index))
         except Dropped as reason:
             count.dropped[str(reason)] += 1
@@ -314,36 +273,3 @@ def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> di
         known = ", ".join(loaded)
         raise ValueError(f"{source}: has none of the splits {', '.join(splits)}; it has {known}. Set --splits.")
     return found
-
-
-def find_text(row: DataRow, keys: Sequence[str], what: str) -> tuple[str, str]:
-    """The first of the columns that holds text, and its text."""
-    present = [key for key in keys if row.get(key) is not None]
-    if not present:
-        raise Dropped(f"no {what} (looked for {', '.join(keys)})")
-    problems = []
-    for key in present:
-        text = as_text(row[key])
-        if text and is_unicode(text):
-            return key, text
-        problems.append("is not text" if text is None else "is not valid Unicode" if text else "is empty")
-    raise Dropped(f"the {what} {problems[0]} (column {present[0]})")
-
-
-def as_text(value: Any) -> str | None:
-    """Text and numbers as text; of a chat, what the user said last; None for anything else (also NaN)."""
-    if isinstance(value, list):
-        said = [part.get("content") for part in value if isinstance(part, dict) and part.get("role") == "user"]
-        value = said[-1] if said else None
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    if isinstance(value, float) and not math.isfinite(value):  # an empty cell of pandas
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip()
-
-
-def is_unicode(text: str) -> bool:
-    """Half a surrogate pair, which JSON can hold, cannot be written anywhere."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -17,16 +17,11 @@ from typing import Any
 
 from alphaapollo.data.files import DataRow
 from alphaapollo.rewards.code_tests import read_tests
+from examples.data_preprocess.columns import QUESTION_KEYS, Dropped, Problem, as_text, find_text, is_unicode
 from examples.data_preprocess.common import (
-    QUESTION_KEYS,
-    Dropped,
-    Problem,
-    as_text,
     convert,
     data_source_of,
-    find_text,
     finish,
-    is_unicode,
     output_folder,
     read_splits,
     rl_row,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from examples.data_preprocess.columns import Columns, chosen_columns, column_arguments
 from examples.data_preprocess.common import (
     convert,
     data_source_of,
@@ -36,7 +37,9 @@ def read_indices(text: str, num_rows: int) -> list[int]:
     return indices
 
 
-def prepare(source: str, indices: str, folder: Path, splits: Sequence[str], config_name: str | None) -> None:
+def prepare(
+    source: str, indices: str, folder: Path, splits: Sequence[str], config_name: str | None, columns: Columns
+) -> None:
     """Write the chosen rows of the source's only split; without indices, all.
 
     Raises:
@@ -48,17 +51,24 @@ def prepare(source: str, indices: str, folder: Path, splits: Sequence[str], conf
     ((split, rows),) = found.items()
     chosen = read_indices(indices, len(rows)) if indices else list(range(len(rows)))
     data_source = data_source_of(source, fallback="math")
-    make = maths_row(data_source, split)
-    made, count = convert([rows[index] for index in chosen], lambda row, place: make(row, chosen[place]), split)
+    make = maths_row(data_source, split, columns)
+    made, count = convert(
+        [rows[index] for index in chosen], lambda row, place: make(row, chosen[place]), split, columns
+    )
     finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
 
 
 def main() -> None:
     parser = source_parser(__doc__)
     parser.add_argument("--sample_indices", default="", help="rows, e.g. 0,3,10-12 (default: all)")
+    column_arguments(parser)
     args = parser.parse_args()
     folder = output_folder(args.local_dir, f"custom/{source_name(args.data_source)}")
-    run(lambda: prepare(args.data_source, args.sample_indices, folder, args.splits, args.config_name))
+    run(
+        lambda: prepare(
+            args.data_source, args.sample_indices, folder, args.splits, args.config_name, chosen_columns(args)
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from examples.data_preprocess.columns import Columns, chosen_columns, column_arguments
 from examples.data_preprocess.common import (
     SourceRow,
     convert,
@@ -26,7 +27,9 @@ from examples.data_preprocess.common import (
 )
 
 
-def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None, val_size: int) -> None:
+def prepare(
+    source: str, folder: Path, splits: Sequence[str], config_name: str | None, val_size: int, columns: Columns
+) -> None:
     """Read, convert, write, and say what was kept.
 
     Raises:
@@ -37,7 +40,7 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
         hold_out(found, val_size)
     data_source = data_source_of(source, fallback="math")
     for split, rows in found.items():
-        made, count = convert(rows, maths_row(data_source, split), split)
+        made, count = convert(rows, maths_row(data_source, split, columns), split, columns)
         finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
 
 
@@ -57,9 +60,10 @@ def hold_out(found: dict[str, list[SourceRow]], size: int) -> None:
 def main() -> None:
     parser = source_parser(__doc__)
     parser.add_argument("--val_size", type=int, default=0, help="rows of the first split to hold out as val.parquet")
+    column_arguments(parser)
     args = parser.parse_args()
     folder = output_folder(args.local_dir, source_name(args.data_source))
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.val_size))
+    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.val_size, chosen_columns(args)))
 
 
 if __name__ == "__main__":

@@ -12,24 +12,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from alphaapollo.data.files import DataRow
 from alphaapollo.types import Message
-from examples.data_preprocess.common import (
+from examples.data_preprocess.columns import (
     ANSWER_KEYS,
-    CHAT,
-    QUESTION_KEYS,
+    Columns,
     Dropped,
     as_text,
+    chosen_columns,
+    column_arguments,
+    find_question,
+    find_text,
+    ground_truth_of,
+    is_prose,
+    is_unicode,
+    labelled_solutions,
+    value_at,
+)
+from examples.data_preprocess.common import (
+    CHAT,
     convert,
     data_source_of,
-    find_text,
     finish,
-    ground_truth_of,
-    is_unicode,
     output_folder,
     read_splits,
     run,
@@ -54,43 +61,32 @@ PREFERENCE_SCHEMA = pa.schema(
 Pair = tuple[list[Message], list[Message], list[Message]]  # prompt, chosen, rejected
 
 
-def pairs_of(row: DataRow, max_pairs: int) -> list[Pair]:
+def pairs_of(row: DataRow, max_pairs: int, columns: Columns) -> list[Pair]:
     """The pairs that a row gives (Dropped: none)."""
     if row.get("chosen") is not None or row.get("rejected") is not None:
-        return [_given_pair(row)]
-    solutions = labelled_solutions(row)
-    right, wrong = ([text for text, label in solutions if label is wanted] for wanted in (True, False))
+        return [_given_pair(row, columns)]
+    solutions: dict[str, bool] = {}
+    for text, label in labelled_solutions(row):
+        solutions.setdefault(CALCULATOR.sub("", text), label)
+    if not solutions:
+        raise Dropped("neither chosen and rejected, nor labelled solutions {solution, is_correct}")
+    right, wrong = ([text for text, label in solutions.items() if label is wanted] for wanted in (True, False))
     if not right or not wrong:
         raise Dropped("no pair of a right and a wrong solution")
-    _, question = find_text(row, QUESTION_KEYS, "question")
+    _, question = find_question(row, columns)
     prompt = [Message(role="user", content=question)]
     return [(prompt, _said(good), _said(bad)) for good, bad in list(product(right, wrong))[:max_pairs]]
 
 
-def labelled_solutions(row: DataRow) -> list[tuple[str, bool]]:
-    """Each different text `{solution, is_correct}` among the columns, or in a list `solutions` (Dropped: none)."""
-    listed = row.get("solutions")
-    values = listed if isinstance(listed, list) else list(row.values())
-    found: dict[str, bool] = {}
-    for value in values:
-        if isinstance(value, dict) and {"solution", "is_correct"} <= value.keys():
-            text = CALCULATOR.sub("", as_text(value["solution"]) or "")
-            if text and is_unicode(text) and value["is_correct"] in (0, 1):
-                found.setdefault(text, bool(value["is_correct"]))
-    if not found:
-        raise Dropped("neither chosen and rejected, nor labelled solutions {solution, is_correct}")
-    return list(found.items())
-
-
-def _given_pair(row: DataRow) -> Pair:
+def _given_pair(row: DataRow, columns: Columns) -> Pair:
     chosen, rejected = row.get("chosen"), row.get("rejected")
     if isinstance(chosen, list) and isinstance(rejected, list):
         pair = _split_chats(read_messages(chosen, "chosen"), read_messages(rejected, "rejected"))
-        prompt = pair[0] or [Message(role="user", content=find_text(row, QUESTION_KEYS, "question")[1])]
+        prompt = pair[0] or [Message(role="user", content=find_question(row, columns)[1])]
         pair = prompt, pair[1], pair[2]
     else:
         texts = [find_text(row, [key], f"{key} answer")[1] for key in ("chosen", "rejected")]
-        prompt = [Message(role="user", content=find_text(row, QUESTION_KEYS, "question")[1])]
+        prompt = [Message(role="user", content=find_question(row, columns)[1])]
         pair = prompt, _said(texts[0]), _said(texts[1])
     if pair[1] == pair[2]:
         raise Dropped("chosen and rejected are the same")
@@ -111,13 +107,16 @@ def _said(text: str) -> list[Message]:
     return [Message(role="assistant", content=text)]
 
 
-def ground_truth(row: DataRow) -> str | None:
-    """The answer that the row names, if it does."""
-    answers: list[Any] = [as_text(row.get(key)) for key in ANSWER_KEYS]
-    return next((ground_truth_of(answer) for answer in answers if answer and is_unicode(answer)), None)
+def ground_truth(row: DataRow, columns: Columns) -> str | None:
+    """The final answer that the row names, if it does."""
+    texts = [as_text(value_at(row, key)) for key in ([columns.answer] if columns.answer else ANSWER_KEYS)]
+    answers = [ground_truth_of(text) for text in texts if text and is_unicode(text)]
+    return next((answer for answer in answers if not is_prose(answer)), None)
 
 
-def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None, max_pairs: int) -> None:
+def prepare(
+    source: str, folder: Path, splits: Sequence[str], config_name: str | None, max_pairs: int, columns: Columns
+) -> None:
     """Write each split that the source has (ValueError: it cannot be read, or has no usable row)."""
     if max_pairs < 1:
         raise ValueError(f"--max_pairs {max_pairs}: must be at least 1.")
@@ -125,16 +124,16 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
     for split, rows in read_splits(source, splits, config_name).items():
 
         def make(row: DataRow, index: int, split: str = split) -> DataRow:
-            facts = {"split": split, "index": index, "ground_truth": ground_truth(row)}
+            facts = {"split": split, "index": index, "ground_truth": ground_truth(row, columns)}
             return {
                 "pairs": [
                     {"data_source": data_source, "prompt": prompt, "chosen": chosen, "rejected": rejected}
                     | {"extra_info": {**facts, "pair": place}}
-                    for place, (prompt, chosen, rejected) in enumerate(pairs_of(row, max_pairs))
+                    for place, (prompt, chosen, rejected) in enumerate(pairs_of(row, max_pairs, columns))
                 ]
             }
 
-        made, count = convert(rows, make, split)
+        made, count = convert(rows, make, split, columns)
         pairs = [pair for row in made for pair in row["pairs"]]
         finish(pairs, count, folder / f"{split}.parquet", f"{len(pairs)} pairs", PREFERENCE_SCHEMA)
 
@@ -142,9 +141,10 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
 def main() -> None:
     parser = source_parser(__doc__, ["train"])
     parser.add_argument("--max_pairs", type=int, default=4, help="pairs of one problem at most")
+    column_arguments(parser)
     args = parser.parse_args()
     folder = output_folder(args.local_dir, f"preference/{source_name(args.data_source)}")
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.max_pairs))
+    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.max_pairs, chosen_columns(args)))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@ r"""Supervised data: chats in a `messages` column, of which the assistant's turn
 
     python -m examples.data_preprocess.prepare_sft --data_source gsm8k_train.jsonl                    one turn a problem
     python -m examples.data_preprocess.prepare_sft --data_source gsm8k_train.jsonl --protocol tools   with tool turns
+    python -m examples.data_preprocess.prepare_sft --data_source gsm8k_model_solutions.jsonl          the right ones
+    ... --answer_key 175b_verification.solution --where 175b_verification.is_correct                  of one model
 
-Rows that hold a chat (`messages`, or `conversations` with from and value) are taken as they are; of others, the
-question is asked and the solution answers, its ground truth boxed. Writes <local_dir>/<split>.parquet.
+Rows that hold a chat (`messages`, or `conversations` with from and value) are taken as they are. Of others, the
+question is asked and the solution answers, its ground truth boxed; where there are labelled solutions
+`{solution, is_correct}` in columns of any name, or in a list `solutions`, each right one does, at most --max_solutions
+of a problem. Writes <local_dir>/<split>.parquet.
 """
 
 from __future__ import annotations
@@ -18,15 +22,25 @@ import pyarrow as pa
 from alphaapollo.data.files import DataRow
 from alphaapollo.data.prompts import read_chat
 from alphaapollo.types import Message
+from examples.data_preprocess.columns import (
+    Columns,
+    Dropped,
+    Problem,
+    chosen_columns,
+    column_arguments,
+    find_problem,
+    find_question,
+    ground_truth_of,
+    is_prose,
+    is_unicode,
+    labelled_solutions,
+)
 from examples.data_preprocess.common import (
     CHAT,
     INSTRUCTION,
-    Dropped,
     convert,
     data_source_of,
-    find_problem,
     finish,
-    is_unicode,
     output_folder,
     read_splits,
     run,
@@ -47,15 +61,45 @@ SFT_SCHEMA = pa.schema(
 )
 
 
-def messages_of(row: DataRow, protocol: str) -> tuple[list[Message], str | None]:
-    """The chat of a row, and its ground truth where it is a problem (Dropped: it has neither chat nor problem)."""
+Chat = tuple[list[Message], str | None]  # and its ground truth, where it is a problem's
+
+
+def chats_of(row: DataRow, protocol: str, max_solutions: int, columns: Columns) -> list[Chat]:
+    """The chats that a row gives (Dropped: none)."""
     for key in CHAT_KEYS:
         if row.get(key) is not None:
-            return read_messages(row[key], key), None
-    problem = find_problem(row)
+            return [(read_messages(row[key], key), None)]
     instruction, turns = PROTOCOLS[protocol]
-    asked = Message(role="user", content=f"{problem.question}\n\n{instruction}")
-    return [asked, *turns(problem.solution, problem.ground_truth)], problem.ground_truth
+    chats: list[Chat] = []
+    problem = Dropped("no right solution")
+    for one in problems_of(row, columns):
+        asked = Message(role="user", content=f"{one.question}\n\n{instruction}")
+        try:
+            chats.append(([asked, *turns(one.solution, one.ground_truth)], one.ground_truth))
+        except Dropped as reason:
+            problem = reason
+    if not chats:
+        raise problem
+    return chats[:max_solutions]
+
+
+def problems_of(row: DataRow, columns: Columns) -> list[Problem]:
+    """The problem with its own answer; or where there are labelled solutions and no --answer_key, with each right one
+    (Dropped: it has none)."""
+    labelled = [] if columns.answer else labelled_solutions(row)
+    if not labelled:
+        return [find_problem(row, columns)]
+    _, question = find_question(row, columns)
+    try:
+        truth = find_problem(row, columns).ground_truth
+    except Dropped:
+        truth = ""
+    problems = []
+    for solution, is_right in labelled:
+        answer = truth or ground_truth_of(solution)
+        if is_right and not is_prose(answer):
+            problems.append(Problem(question, answer, solution, {}))
+    return problems
 
 
 def read_messages(value: Any, key: str) -> list[Message]:
@@ -80,27 +124,46 @@ def read_messages(value: Any, key: str) -> list[Message]:
     return messages
 
 
-def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None, protocol: str) -> None:
+def prepare(
+    source: str,
+    folder: Path,
+    splits: Sequence[str],
+    config_name: str | None,
+    protocol: str,
+    max_solutions: int,
+    columns: Columns,
+) -> None:
     """Write each split that the source has (ValueError: it cannot be read, or has no usable row)."""
+    if max_solutions < 1:
+        raise ValueError(f"--max_solutions {max_solutions}: must be at least 1.")
     data_source = data_source_of(source, fallback="math")
     for split, rows in read_splits(source, splits, config_name).items():
 
         def make(row: DataRow, index: int, split: str = split) -> DataRow:
-            messages, truth = messages_of(row, protocol)
-            facts = {"split": split, "index": index, "ground_truth": truth}
-            return {"data_source": data_source, "messages": messages, "extra_info": facts}
+            facts = {"split": split, "index": index}
+            return {
+                "chats": [
+                    {"data_source": data_source, "messages": messages, "extra_info": {**facts, "ground_truth": truth}}
+                    for messages, truth in chats_of(row, protocol, max_solutions, columns)
+                ]
+            }
 
-        made, count = convert(rows, make, split)
-        turns = sum(message["role"] == "assistant" for row in made for message in row["messages"])
-        finish(made, count, folder / f"{split}.parquet", f"{turns} assistant turns", SFT_SCHEMA)
+        made, count = convert(rows, make, split, columns)
+        chats = [chat for row in made for chat in row["chats"]]
+        turns = sum(message["role"] == "assistant" for chat in chats for message in chat["messages"])
+        what = f"{turns} assistant turns" + (f" in {len(chats)} chats" if len(chats) != len(made) else "")
+        finish(chats, count, folder / f"{split}.parquet", what, SFT_SCHEMA)
 
 
 def main() -> None:
     parser = source_parser(__doc__, ["train"])
     parser.add_argument("--protocol", choices=list(PROTOCOLS), default="plain", help="how solutions are written")
+    parser.add_argument("--max_solutions", type=int, default=4, help="labelled right solutions of one problem at most")
+    column_arguments(parser)
     args = parser.parse_args()
     folder = output_folder(args.local_dir, f"sft/{source_name(args.data_source)}")
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.protocol))
+    how = args.protocol, args.max_solutions, chosen_columns(args)
+    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, *how))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaapollo.rewards.base import find_grader
-from examples.data_preprocess.common import Dropped, convert, finish, maths_row, output_folder, run
+from examples.data_preprocess.columns import Dropped
+from examples.data_preprocess.common import convert, finish, maths_row, output_folder, run
 
 
 def prepare(question: str, answer: str, data_source: str, folder: Path, splits: Sequence[str]) -> None:

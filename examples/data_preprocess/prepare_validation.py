@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.data.files import DataRow
+from examples.data_preprocess.columns import Columns, chosen_columns, column_arguments
 from examples.data_preprocess.common import (
     Count,
     common_arguments,
@@ -30,7 +31,12 @@ from examples.data_preprocess.common import (
 
 
 def prepare(
-    sources: Sequence[str], repeats: Sequence[int], folder: Path, splits: Sequence[str], config_name: str | None
+    sources: Sequence[str],
+    repeats: Sequence[int],
+    folder: Path,
+    splits: Sequence[str],
+    config_name: str | None,
+    columns: Columns,
 ) -> None:
     """Write the rows of all sources, split by split.
 
@@ -52,7 +58,8 @@ def prepare(
         for source, repeat in zip(sources, repeats, strict=True):
             if split not in found[source]:
                 continue
-            made, count = convert(found[source][split], maths_row(names[source], split), f"{split} of {names[source]}")
+            make, what = maths_row(names[source], split, columns), f"{split} of {names[source]}"
+            made, count = convert(found[source][split], make, what, columns)
             if not made:
                 raise ValueError(f"{source}: split {split} has no usable row: {count}")
             rows += [row for row in made for _ in range(repeat)]
@@ -72,10 +79,11 @@ def main() -> None:
     parser.add_argument("--data_sources", "--data_source", nargs="+", required=True, help="hub ids, files or folders")
     parser.add_argument("--repeat", nargs="+", type=int, default=[1], help="of each source, or one number for all")
     common_arguments(parser, ["test"])
+    column_arguments(parser)
     args = parser.parse_args()
     name = "+".join(source_name(source) for source in args.data_sources)
     folder = output_folder(args.local_dir, f"validation/{name}")
-    run(lambda: prepare(args.data_sources, args.repeat, folder, args.splits, args.config_name))
+    run(lambda: prepare(args.data_sources, args.repeat, folder, args.splits, args.config_name, chosen_columns(args)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from alphaapollo.types import Message
-from examples.data_preprocess.common import Dropped
+from examples.data_preprocess.columns import Dropped, without_final_answer
 
 CALCULATOR = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 BLOCK = re.compile(r"```python[^\n]*\n(.*?)```\s*```output[^\n]*\n(.*?)```", re.DOTALL)
@@ -71,12 +71,12 @@ def tool_turns(solution: str, ground_truth: str) -> list[Message]:
         turns.append(_assistant(use.thought, f"<python_code>{code}</python_code>"))
         response = json.dumps({"status": "ok", "text": use.output}, ensure_ascii=False)
         turns.append({"role": "user", "content": f"<tool_response>{response}</tool_response>"})
-    return [*turns, _assistant(_without_hashes(rest), rf"<answer>\boxed{{{ground_truth}}}</answer>")]
+    return [*turns, _assistant(without_final_answer(rest), rf"<answer>\boxed{{{ground_truth}}}</answer>")]
 
 
 def plain_turns(solution: str, ground_truth: str) -> list[Message]:
     r"""One turn: the solution without calculator marks, ending in the boxed ground truth."""
-    text = _without_hashes(CALCULATOR.sub("", solution)).strip()
+    text = without_final_answer(CALCULATOR.sub("", solution)).strip()
     if "\\boxed" not in text:
         text = f"{text}\n\\boxed{{{ground_truth}}}" if text != ground_truth else f"\\boxed{{{ground_truth}}}"
     return [{"role": "assistant", "content": text}]
@@ -106,7 +106,3 @@ def compute(node: ast.AST) -> float:
 
 def _assistant(thought: str, action: str) -> Message:
     return {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n{action}"}
-
-
-def _without_hashes(text: str) -> str:
-    return text.rpartition("####")[0].rstrip() if "####" in text else text

@@ -168,3 +168,11 @@ def test_a_parquet_file_without_rows(tmp_path):
     pandas.DataFrame({"prompt": []}).to_parquet(tmp_path / "empty.parquet")
     with pytest.raises(ValueError, match="has no rows"):
         load_prompts(str(tmp_path / "empty.parquet"), "prompt")
+
+
+def test_raw_problems_are_sent_to_the_script_that_makes_prompts(tmp_path):
+    path = tmp_path / "gsm8k_train.jsonl"
+    path.write_text('{"question": "2+2?", "answer": "#### 4"}')
+    says = rf"no column 'prompt'; it has question, answer\. .*prepare_informal_math --data_source {path} \(docs/data"
+    with pytest.raises(ValueError, match=says):
+        load_prompts(str(path), "prompt")

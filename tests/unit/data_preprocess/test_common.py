@@ -6,12 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from alphaapollo.data.prompts import load_prompts
+from examples.data_preprocess.columns import Columns, Dropped, find_problem, ground_truth_of
 from examples.data_preprocess.common import (
-    Dropped,
     convert,
     data_source_of,
-    find_problem,
-    ground_truth_of,
     read_splits,
     rl_row,
     show_sample,
@@ -35,6 +33,10 @@ def write(path, rows):
         (" 42 ", "42"),
         ("Monday", "Monday"),
         (r"$\boxed 7$ apples", "7"),
+        ("2+1=3\nA: 3", "3"),
+        ("So it is.\nFinal answer: 1,200 apples \n", "1,200 apples"),
+        ("Answer = 4", "4"),
+        ("A: 3 is not\nthe last line", "A: 3 is not\nthe last line"),
     ],
 )
 def test_the_ground_truth_is_the_last_box_or_after_hashes_or_all(answer, truth):
@@ -80,6 +82,11 @@ def test_numbers_and_chats_are_read_as_text():
         ({"question": "q \ud83d", "answer": "1"}, "the question is not valid Unicode (column question)"),
         ({"question": "q", "answer": r"\boxed{}"}, "the ground truth is empty"),
         ({"question": "q", "answer": math.nan}, "the answer is not text (column answer)"),
+        (
+            {"question": "q", "answer": "word " * 41},
+            r"the answer is a text without \boxed{}, #### or a last line 'A: ...' (column answer): name the column of "
+            "the final answer with --answer_key",
+        ),
         ({"Question": "q", "Body": "\ud83d", "Answer": 1}, "the question is not valid Unicode (column Body)"),
     ],
 )
@@ -87,6 +94,28 @@ def test_unusable_rows_say_why(row, reason):
     with pytest.raises(Dropped) as error:
         find_problem(row)
     assert str(error.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        (["right"], [0, 2, 3]),
+        (["right=true"], [0, 3]),
+        (["level=3"], [0, 1]),
+        (["level=3", "right"], [0]),
+        (["by.model=B"], [2]),
+        ([], [0, 1, 2, 3]),
+    ],
+)
+def test_rows_that_the_user_wants(where, kept):
+    rows = [
+        {"right": True, "level": 3, "by": {"model": "a"}},
+        {"right": False, "level": 3.0},
+        {"right": 1, "level": "2", "by": {"model": "b"}},
+        {"right": "true", "by": None},
+    ]
+    made, count = convert(rows, lambda row, index: {"index": index}, "rows", Columns(where=tuple(where)))
+    assert [row["index"] for row in made] == kept and count.dropped.total() == 4 - len(kept)
 
 
 def test_kept_and_dropped_rows_are_counted_with_reasons():

@@ -181,6 +181,61 @@ def test_sft_takes_chats_as_they_are(tmp_path):
         assert reason in said
 
 
+MODELS = {
+    "question": "A robe takes 2 bolts of blue fiber and half that much white. How many in all?",
+    "ground_truth": "It takes 2/2=<<2/2=1>>1 bolt of white fiber\nSo it is 2+1=<<2+1=3>>3 bolts of fabric in all\nA: 3",
+    "small_model": {"is_correct": True, "solution": "White is 1, so 2+1=<<2+1=3>>3\nA: 3"},
+    "large_model": {"is_correct": False, "solution": "It takes 2*100=<<2*100=200>>200 meters\nA: 200"},
+}
+UNSOLVED = {**MODELS, "small_model": {"is_correct": False, "solution": "It is 5\nA: 5"}}
+
+
+def test_sft_takes_the_solutions_that_are_labelled_as_right(tmp_path):
+    source = write(tmp_path / "gsm8k_model_solutions.jsonl", [MODELS, UNSOLVED])
+    rows, said = made("prepare_sft", tmp_path, "--data_source", source)
+    assert [row["messages"][1]["content"] for row in rows] == ["White is 1, so 2+1=3\n\\boxed{3}"]
+    assert rows[0]["extra_info"]["ground_truth"] == "3"
+    assert "1 rows kept, 1 dropped\n  1 dropped: no right solution" in said
+
+
+def test_sft_of_one_column_and_a_filter(tmp_path):
+    right = {**UNSOLVED, "large_model": {"is_correct": 1, "solution": "1+2=<<1+2=3>>3\nA: 3"}}
+    source = write(tmp_path / "x.jsonl", [MODELS, UNSOLVED, right])
+    chosen = ["--answer_key", "large_model.solution", "--where", "large_model.is_correct"]
+    rows, said = made("prepare_sft", tmp_path, "--data_source", source, *chosen, "--protocol", "tools")
+    assert [row["messages"][-1]["content"] for row in rows] == ["<think>\n3\n</think>\n<answer>\\boxed{3}</answer>"]
+    assert "1 rows kept, 2 dropped\n  2 dropped: not --where large_model.is_correct" in said
+    rows, _ = made("prepare_sft", tmp_path, "--data_source", source, "--answer_key", "ground_truth")
+    assert len(rows) == 3 and rows[0]["messages"][1]["content"].endswith("in all\n\\boxed{3}")
+
+
+def test_a_column_that_is_not_there_is_one_line(tmp_path):
+    source = write(tmp_path / "x.jsonl", [MODELS])
+    for option in ("--question_key", "--answer_key", "--where"):
+        said = refused("prepare_sft", tmp_path, "--data_source", source, option, "solution")
+        assert f"{option} solution: no row of train has it. There are: question, ground_truth, small_model, " in said
+        assert "small_model.is_correct, small_model.solution" in said
+
+
+def test_rl_rows_of_solutions_have_their_final_answers(tmp_path):
+    prose = {"question": "Why?", "answer": "Because the sum of all the parts is\nthe whole, and so on"}
+    source = write(tmp_path / "x.jsonl", [MODELS, prose, {"question": "q", "answer": "no", "mine": r"so \boxed{7}"}])
+    rows, said = made("prepare_informal_math", tmp_path, "--data_source", source)
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["3", "no"]
+    assert "1 dropped: the answer is a text without" in said and "with --answer_key" in said
+    rows, _ = made("prepare_informal_math", tmp_path, "--data_source", source, "--answer_key", "mine")
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["7"]
+
+
+@real_data
+def test_sft_on_the_labelled_solutions(tmp_path):
+    rows, said = made("prepare_sft", tmp_path, "--data_source", SHARED / "gsm8k_model_solutions.jsonl")
+    assert "no right solution" in said
+    assert all(len(row["extra_info"]["ground_truth"]) < 12 for row in rows)
+    assert all(row["messages"][1]["content"].endswith("}") for row in rows)
+    assert max(len(row["messages"][1]["content"].rpartition("boxed")[2]) for row in rows) < 16
+
+
 @real_data
 def test_sft_on_gsm8k(tmp_path):
     arguments = ["--data_source", SHARED / "gsm8k_train.jsonl", "--protocol", "tools"]

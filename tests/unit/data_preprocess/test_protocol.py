@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from examples.data_preprocess.common import Dropped
+from examples.data_preprocess.columns import Dropped
 from examples.data_preprocess.protocol import compute, plain_turns, tool_turns, tool_uses
 
 NATALIA = "She sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72 clips.\n#### 72"
