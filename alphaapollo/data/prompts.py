@@ -65,10 +65,8 @@ def read_chat(value: list[Any], what: str) -> list[Message]:
 def _advice(columns: Sequence[str], path: str) -> str:
     """Raw problems want a script, for they have no prompt to be graded by."""
     if {"question", "problem", "Problem", "Question"} & {*columns}:
-        return (
-            f"These are raw problems: make prompts of them with python -m examples.data_preprocess.prepare_informal_math "
-            f"--data_source {path} (docs/data.md)."
-        )
+        script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"
+        return f"Make prompts and ground truths of raw problems with {script} (docs/data.md), or set data.prompt_key."
     return "Set data.prompt_key to the column with the prompts."
 
 

@@ -86,8 +86,8 @@ def _check_columns(path: str, columns: list[str], data: SftData) -> None:
     if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= set(columns):
         raise ValueError(
             f"{path}: needs a column {data.messages_key!r}, or {data.prompt_key!r} and {data.response_key!r}; it has "
-            f"{', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or make chats of it "
-            f"with python -m examples.data_preprocess.prepare_sft --data_source {path} (docs/data.md)."
+            f"{', '.join(columns)}. Set data.messages_key, or data.prompt_key and data.response_key; or make "
+            f"chats of it with python -m examples.data_preprocess.prepare_sft --data_source {path} (docs/data.md)."
         )
 
 
