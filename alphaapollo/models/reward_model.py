@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class RewardModel(nn.Module):
-    """The trunk and the score head of a classifier with one label (models.load.load_scorer)."""
+    """The trunk and the score head of a classifier with one label (models.load.load_scorer); the head computes in
+    float32."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -22,5 +23,5 @@ class RewardModel(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """The score at each row's last token, float32 [b]."""
-        scores: Tensor = self.score(states_at(self.model, micro, micro.ends))
-        return scores[:, 0].float()
+        scores: Tensor = self.score(states_at(self.model, micro, micro.ends).float())
+        return scores[:, 0]

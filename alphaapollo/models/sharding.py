@@ -45,6 +45,7 @@ def shard(
     dtype: torch.dtype,
     offload: bool,
     forward_methods: Iterable[str] = (),
+    exact: Iterable[nn.Module] = (),
 ) -> None:
     """Shard `layers` and `model`, in place, and give every rank its slices of rank 0's weights.
 
@@ -54,6 +55,7 @@ def shard(
         dtype: of forward and backward; gradients are reduced in float32.
         offload: keep slices in host memory between uses (GPU only).
         forward_methods: of `model`, besides forward, that use parameters.
+        exact: modules of `model` that compute in float32 whatever `dtype` is, called as modules.
     """
     tensors = dict(model.named_parameters()) | dict(model.named_buffers()) if dist.get_rank() == 0 else {}
     device = torch.device(mesh.device_type)
@@ -63,6 +65,9 @@ def shard(
         if sum(parameter.numel() for parameter in layer.parameters()) < MIN_UNIT:
             continue
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)
+    full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    for module in exact:
+        fully_shard(module, mesh=mesh, mp_policy=full, offload_policy=policy)
     # The root holds embedding and head, which the backward pass needs first: keep them gathered until then.
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
     for method in forward_methods:

@@ -53,7 +53,8 @@ class CriticWorker:
         layers = decoder_layers(loaded)
         self.model = CriticModel(loaded, seed)
         fsdp = critic.fsdp_config
-        shard(self.model, layers, mesh, arithmetic(model, placement.device), fsdp.param_offload)
+        dtype, head = arithmetic(model, placement.device), self.model.value_head
+        shard(self.model, layers, mesh, dtype, fsdp.param_offload, exact=[head])
         self.state = TrainState(
             self.model, critic.optim, critic.grad_clip, total_steps, fsdp.optimizer_offload, "critic"
         )

@@ -35,7 +35,7 @@ class RewardModelWorker:
         loaded = load_scorer(model, attention, dtype, materialise=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = RewardModel(loaded).requires_grad_(False)
-        shard(self.model, layers, mesh, dtype, offload)
+        shard(self.model, layers, mesh, dtype, offload, exact=[self.model.score])
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
         """The score of each row, at its last token. float32 [R]

@@ -55,6 +55,18 @@ def test_values_are_the_head_on_the_states_before_each_response_token(make, mode
         np.testing.assert_allclose(ours, expected.numpy(), atol=1e-6)
 
 
+def test_values_are_of_float32_where_the_trunk_computes_in_bfloat16(model_folder):
+    case = Case(str(model_folder("llama")), max_tokens=40)
+    placement = RankPlacement(0, 1, free_address(), "cpu", 1)
+    worker = CriticWorker(Model(path=case.folder, dtype="bfloat16"), Critic(), placement, 10, seed=0)
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    values = torch.from_numpy(worker.compute_values())
+    assert (values != values.bfloat16().float()).float().mean() > 0.9
+    assert worker.update(make_columns(case, batch, 0))["critic/grad_norm"] > 0
+    worker.close()
+
+
 def test_the_fresh_head_follows_the_seed(make):
     weights = [make(seed=seed).model.value_head.weight.full_tensor() for seed in (0, 0, 1)]
     assert torch.equal(weights[0], weights[1])
