@@ -1,20 +1,24 @@
-"""Whole runs on the real stack, each in a process of its own with a deadline, on a model made in a moment."""
+"""Whole runs on the real stack, each in a process of its own with a deadline, on a model made in a moment.
+
+A run with `trainer.controller=local` is forked from one warm process (warm.py) and takes seconds: take that where the
+processes are not the point. Every other run starts as a user's does.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
+from tests.loop.warm import Program, children_of_the_warm_process, start_warm_process
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
@@ -65,14 +69,16 @@ class Finished:
 class Runner:
     """Starts main_ppo with small sizes; the command line is a user's."""
 
+    module = "alphaapollo.trainer.main_ppo"
+
     def __init__(self, task: Task, out: Path):
         self.task, self.out = task, out
-        self.processes: list[subprocess.Popen[str]] = []
+        self.programs: list[Program] = []
         self.reward = out / "reward.py"
         self.reward.write_text(REWARD)
 
-    def command(self, overrides: Sequence[str], name: str = "run") -> list[str]:
-        sizes = {
+    def sizes(self, name: str) -> dict[str, Any]:
+        return {
             "data.train_files": self.task.data / "train.parquet",
             "data.val_files": self.task.data / "val.parquet",
             "data.train_batch_size": 4,
@@ -91,31 +97,29 @@ class Runner:
             "trainer.cpu_threads": 1,
             "algorithm.adv_estimator": "grpo",
         }
+
+    def words(self, overrides: Sequence[str], name: str = "run") -> list[str]:
         given = {override.split("=")[0] for override in overrides}
-        words = [f"{key}={value}" for key, value in sizes.items() if key not in given]
-        return [sys.executable, "-m", "alphaapollo.trainer.main_ppo", *words, *overrides]
+        return [*(f"{key}={value}" for key, value in self.sizes(name).items() if key not in given), *overrides]
 
-    def start(self, *overrides: str, name: str = "run") -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self.command(overrides, name),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(self.out)},
-            start_new_session=True,
+    def start(self, *overrides: str, name: str = "run", warm: bool | None = None) -> Program:
+        program = Program(
+            self.module,
+            self.words(overrides, name),
+            output=self.out / f"output_{len(self.programs)}.txt",
+            environment=os.environ | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(self.out)},
+            folder=ROOT,
+            warm="trainer.controller=local" in overrides if warm is None else warm,
         )
-        self.processes.append(process)
-        return process
+        self.programs.append(program)
+        return program
 
-    def finish(self, process: subprocess.Popen[str], name: str = "run", deadline: float = DEADLINE) -> Finished:
-        try:
-            output, _ = process.communicate(timeout=deadline)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            output, _ = process.communicate()
-            pytest.fail(f"not done within {deadline:.0f} s:\n{output[-4000:]}")
-        return Finished(process.returncode, output, self.out / "test" / name)
+    def finish(self, program: Program, name: str = "run", deadline: float = DEADLINE) -> Finished:
+        code = program.wait(deadline)
+        if code is None:
+            program.signal(signal.SIGKILL)
+            pytest.fail(f"not done within {deadline:.0f} s:\n{program.printed[-4000:]}")
+        return Finished(code, program.printed, self.out / "test" / name)
 
     def run(self, *overrides: str, name: str = "run") -> Finished:
         """Run to the end; a run that fails shows its output."""
@@ -123,26 +127,36 @@ class Runner:
         assert done.code == 0, done.output[-6000:]
         return done
 
-    def refuse(self, *overrides: str) -> Finished:
+    def refuse(self, *overrides: str, warm: bool = True) -> Finished:
         """A run that must be refused before anything starts."""
-        done = self.finish(self.start(*overrides), deadline=60)
+        done = self.finish(self.start(*overrides, warm=warm), deadline=120)
         assert done.code == 2, done.output[-4000:]
         assert "Traceback" not in done.output, done.output
         return done
+
+    def close(self) -> None:
+        """End what a test that failed half-way has left."""
+        for program in self.programs:
+            program.signal(signal.SIGKILL)
+            program.wait()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_process() -> None:
+    start_warm_process()
 
 
 @pytest.fixture
 def ppo(task: Task, tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(task, tmp_path)
     yield runner
-    for process in runner.processes:  # of a test that failed half-way
-        process.kill()
-        process.wait()
+    runner.close()
 
 
-def processes_of(ppo: Runner) -> dict[int, str]:
+def processes_of(runner: Runner) -> dict[int, str]:
     """Processes that descend from this test's runs: {pid: command line}."""
     found = {}
+    forked = children_of_the_warm_process()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
@@ -150,23 +164,24 @@ def processes_of(ppo: Runner) -> dict[int, str]:
                 environment = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if f"{MARK}={ppo.out}".encode() in environment:
+            if f"{MARK}={runner.out}".encode() in environment or int(entry.name) in forked:
                 found[int(entry.name)] = command[:200]
     return found
 
 
+def wait_until_nothing_is_left(runner: Runner) -> None:
+    """Fails with what is left after a while of processes and shared memory."""
+    end = time.monotonic() + 40  # ours go at once, and the reaper comes for Ray's
+    while True:
+        processes = processes_of(runner)
+        files = [path.name for run in runner.programs for path in Path("/dev/shm").glob(f"alphaapollo-{run.pid}-*")]
+        if not processes and not files:
+            return
+        assert time.monotonic() < end, f"left behind: {processes} {files}"
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def leaves_nothing(ppo: Runner) -> Callable[[], None]:
-    """Call it when everything should be gone: fails with what is left after a while."""
-
-    def check() -> None:
-        end = time.monotonic() + 20  # ours go at once, and the reaper comes for Ray's
-        while time.monotonic() < end:
-            processes = processes_of(ppo)
-            files = [path.name for run in ppo.processes for path in Path("/dev/shm").glob(f"alphaapollo-{run.pid}-*")]
-            if not processes and not files:
-                return
-            time.sleep(0.1)
-        pytest.fail(f"left behind: {processes} {files}")
-
-    return check
+    """Call it when everything should be gone."""
+    return lambda: wait_until_nothing_is_left(ppo)

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 from tests.loop.conftest import Runner, processes_of
+from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
 ENDLESS = ("trainer.total_training_steps=100000", "trainer.val_before_train=False", "trainer.save_freq=-1")
 
 
-def started(ppo: Runner) -> subprocess.Popen[str]:
+def started(ppo: Runner, *overrides: str) -> Program:
     """A run in the middle of its iterations."""
-    process = ppo.start(*ENDLESS)
+    program = ppo.start(*ENDLESS, *overrides)
     metrics = ppo.out / "test/run/metrics.jsonl"
     end = time.monotonic() + 150
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
-        assert process.poll() is None, ppo.finish(process).output[-4000:]
+        assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, "the run does not get going"
-        time.sleep(0.2)
-    return process
+    return program
 
 
 def child(ppo: Runner, words: str) -> int:
@@ -37,10 +37,10 @@ def child(ppo: Runner, words: str) -> int:
 
 
 def test_interrupt_stops_within_seconds(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    process = started(ppo)
+    program = started(ppo)
     begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    done = ppo.finish(process, deadline=20)
+    program.signal(signal.SIGINT)
+    done = ppo.finish(program, deadline=20)
     assert time.monotonic() - begin < 15
     assert done.code == 130
     assert "interrupted" in done.output and "Traceback" not in done.output, done.output[-3000:]
@@ -48,21 +48,24 @@ def test_interrupt_stops_within_seconds(ppo: Runner, leaves_nothing: Callable[[]
 
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    process = started(ppo)
+    program = started(ppo)
     lines = " ".join(processes_of(ppo).values())
     assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some: they must still be told as the run's
-    process.kill()
-    process.communicate()
+    program.signal(signal.SIGKILL)
+    program.wait()
     leaves_nothing()
 
 
 @pytest.mark.parametrize(
-    ("words", "named"), [("PolicyHost", "policy"), ("EngineCore", "engine"), ("RolloutHost", "rollout")]
+    ("words", "engine", "named"),
+    [("PolicyHost", "fake", "policy"), ("EngineCore", "vllm", "engine"), ("RolloutHost", "vllm", "rollout")],
 )
-def test_kill_of_a_worker_is_named(ppo: Runner, words: str, named: str, leaves_nothing: Callable[[], None]) -> None:
-    process = started(ppo)
+def test_kill_of_a_worker_is_named(
+    ppo: Runner, words: str, engine: str, named: str, leaves_nothing: Callable[[], None]
+) -> None:
+    program = started(ppo, f"actor_rollout_ref.rollout.name={engine}")
     os.kill(child(ppo, words), signal.SIGKILL)
-    done = ppo.finish(process, deadline=60)
+    done = ppo.finish(program, deadline=60)
     assert done.code == 1
     assert named in done.output.splitlines()[-1], done.output[-3000:]
     assert "Traceback" not in done.output, done.output[-3000:]
@@ -76,9 +79,17 @@ def test_full_disk_while_saving_keeps_the_last_whole_checkpoint(ppo: Runner, tmp
     if mounted.returncode:
         pytest.skip("needs root to mount a small disk")
     try:
-        process = ppo.start("trainer.save_freq=1", "trainer.max_ckpt_to_keep=null", f"trainer.output_dir={small}",
-                            "trainer.total_training_steps=20", "trainer.val_before_train=False")  # fmt: skip
-        done = ppo.finish(process)
+        done = ppo.finish(
+            ppo.start(
+                "trainer.controller=local",
+                "actor_rollout_ref.rollout.name=fake",
+                "trainer.save_freq=1",
+                "trainer.max_ckpt_to_keep=null",
+                f"trainer.output_dir={small}",
+                "trainer.total_training_steps=20",
+                "trainer.val_before_train=False",
+            )
+        )
         assert done.code == 1
         assert "error:" in done.output and "free there" in done.output, done.output[-3000:]
         assert str(small) in done.output

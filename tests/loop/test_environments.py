@@ -23,6 +23,7 @@ GAME = (
     'env.guessing_game.prompt="1-{numbers}"',
     "env.guessing_game.numbers=9",
     "data.val_files=",
+    "trainer.controller=local",
 )
 
 
@@ -58,6 +59,7 @@ def test_maths_with_a_tool_goes_on_after_unreadable_turns(ppo: Runner) -> None:
         "env.max_tokens_per_turn=12",
         'env.informal_math.prompt="{question}"',
         "data.max_response_length=64",
+        "trainer.controller=local",
     )
     last = done.metrics[-1]
     assert last["turn/invalid"] > 0.5

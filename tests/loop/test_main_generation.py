@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.loop.conftest import Finished, Runner, Task, processes_of
+from tests.loop.conftest import Finished, Runner, Task, wait_until_nothing_is_left
+from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -22,8 +23,10 @@ PROMPTS, SAMPLES = 64, 4
 class GenerationRunner(Runner):
     """Starts main_generation with small sizes; few samples at once, so that groups end one after the other."""
 
-    def command(self, overrides: Sequence[str], name: str = "run") -> list[str]:
-        sizes = {
+    module = "alphaapollo.trainer.main_generation"
+
+    def sizes(self, name: str) -> dict[str, Any]:
+        return {
             "data.path": self.task.data / "train.parquet",
             "data.n_samples": SAMPLES,
             "data.max_prompt_length": 32,
@@ -36,37 +39,20 @@ class GenerationRunner(Runner):
             "trainer.project_name": "test",
             "trainer.experiment_name": name,
         }
-        given = {override.split("=")[0] for override in overrides}
-        words = [f"{key}={value}" for key, value in sizes.items() if key not in given]
-        return [sys.executable, "-m", "alphaapollo.trainer.main_generation", *words, *overrides]
 
 
 @pytest.fixture
 def generation(task: Task, tmp_path: Path) -> Iterator[GenerationRunner]:
     runner = GenerationRunner(task, tmp_path)
     yield runner
-    for process in runner.processes:
-        process.kill()
-        process.wait()
+    runner.close()
 
 
-def wait_for_lines(process: subprocess.Popen[str], path: Path, count: int) -> None:
+def wait_for_lines(program: Program, path: Path, count: int) -> None:
     end = time.monotonic() + 150
     while not (path.exists() and path.read_bytes().count(b"\n") >= count):
-        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert program.wait(0.01) is None, program.printed[-4000:]
         assert time.monotonic() < end, "the generation does not get going"
-        time.sleep(0.01)
-
-
-def wait_until_nothing_is_left(runner: Runner) -> None:
-    end = time.monotonic() + 40
-    while processes_of(runner) or [path for run in runner.processes for path in shared_memory(run.pid)]:
-        assert time.monotonic() < end, processes_of(runner)
-        time.sleep(0.1)
-
-
-def shared_memory(pid: int) -> list[Path]:
-    return list(Path("/dev/shm").glob(f"alphaapollo-{pid}-*"))
 
 
 def records(folder: Path) -> list[dict]:
@@ -84,10 +70,10 @@ def test_killed_and_resumed_equals_a_run_in_one_go(generation: GenerationRunner)
     assert f"{PROMPTS * SAMPLES} scored" in whole.output
 
     results = generation.out / "test/parts/results.jsonl"
-    process = generation.start(name="parts")
-    wait_for_lines(process, results, 3 * SAMPLES)
-    process.kill()
-    process.communicate()
+    program = generation.start("trainer.controller=local", name="parts")
+    wait_for_lines(program, results, 3 * SAMPLES)
+    program.signal(signal.SIGKILL)
+    program.wait()
     wait_until_nothing_is_left(generation)
     finished = results.read_bytes().count(b"\n") // SAMPLES
     assert 3 <= finished < PROMPTS, "killed in the middle"
@@ -95,7 +81,7 @@ def test_killed_and_resumed_equals_a_run_in_one_go(generation: GenerationRunner)
     with results.open("a") as file:  # as if the kill had come while a line was written
         file.write('{"step": 0, "prompt_id": 63, "sample": 0, "data_so')
 
-    parts = generation.run(name="parts")
+    parts = generation.run(name="parts")  # on Ray
     wait_until_nothing_is_left(generation)
     assert f"finished   {finished} prompts, " in parts.output
     assert f"{PROMPTS}/{PROMPTS} prompts" in parts.output
@@ -126,6 +112,7 @@ def test_the_same_samples_as_a_validation_in_training(generation: GenerationRunn
         "actor_rollout_ref.rollout.val_kwargs.n=2",
         "trainer.total_training_steps=1",
         "trainer.seed=5",
+        "trainer.controller=local",
         name="trained",
     )
     done = generation.run(
@@ -133,6 +120,7 @@ def test_the_same_samples_as_a_validation_in_training(generation: GenerationRunn
         "data.n_samples=2",
         "data.max_response_length=16",
         "trainer.seed=5",
+        "trainer.controller=local",
     )
     validation = (trained.folder / "rollouts/val_000000.jsonl").read_text().splitlines()
     texts = {(record["prompt_id"], record["sample"]): record["text"] for record in map(json.loads, validation)}
@@ -144,10 +132,10 @@ def test_the_same_samples_as_a_validation_in_training(generation: GenerationRunn
 
 
 def test_interrupted_it_says_how_to_go_on(generation: GenerationRunner) -> None:
-    process = generation.start("trainer.controller=local", "data.max_response_length=256")
-    wait_for_lines(process, generation.out / "test/run/results.jsonl", 1)
-    process.terminate()
-    done = generation.finish(process, deadline=30)
+    program = generation.start("trainer.controller=local", "data.max_response_length=256")
+    wait_for_lines(program, generation.out / "test/run/results.jsonl", 1)
+    program.signal(signal.SIGTERM)
+    done = generation.finish(program, deadline=30)
     assert done.code == 130
     assert "interrupted; the same command goes on" in done.output and "Traceback" not in done.output, done.output
     wait_until_nothing_is_left(generation)

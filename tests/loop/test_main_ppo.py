@@ -1,4 +1,4 @@
-"""The main command end to end: Ray, FSDP2 and vLLM on a CPU, two iterations of each algorithm."""
+"""The main command end to end: Ray or one process, FSDP2 and vLLM on a CPU, a few iterations."""
 
 from __future__ import annotations
 
@@ -7,28 +7,72 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.loop.conftest import Runner
+from tests.loop.conftest import Finished, Runner, Task, wait_until_nothing_is_left
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 
-def test_grpo_writes_the_whole_run_directory(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    done = ppo.run(
+LOCAL = "trainer.controller=local"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run of four iterations in one process; and one of two in one process, then two more on Ray."""
+
+    runner: Runner
+    settings: tuple[str, ...]
+    whole: Finished
+    parts: Finished
+
+
+@pytest.fixture(scope="module")
+def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
+    runner = Runner(task, tmp_path_factory.mktemp("resumed"))
+    settings = (
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
         "actor_rollout_ref.actor.kl_loss_coef=0.01",
         "actor_rollout_ref.rollout.val_kwargs.greedy=True",
-        "trainer.save_freq=1",
+        "trainer.save_freq=2",
         "trainer.test_freq=1",
     )
-    leaves_nothing()
-    assert [line["step"] for line in done.metrics] == [0, 1, 2]
+    whole = runner.run(*settings, LOCAL, "trainer.total_training_steps=4", name="whole")
+    runner.run(*settings, LOCAL, "trainer.total_training_steps=2", name="parts")
+    parts = runner.run(*settings, "trainer.total_training_steps=4", name="parts")
+    wait_until_nothing_is_left(runner)
+    yield Resumed(runner, settings, whole, parts)
+    runner.close()
+
+
+def test_resumed_on_ray_it_ends_like_the_whole_run_in_one_process(resumed: Resumed) -> None:
+    whole, parts = resumed.whole, resumed.parts
+    assert "resumed from" in parts.output
+    assert "changed since the earlier start: trainer.total_training_steps: 2 -> 4: applied" in parts.output
+    assert [line["step"] for line in parts.metrics] == [0, 1, 2, 3, 4]
+    for one, other in zip(whole.metrics, parts.metrics, strict=True):
+        for name in ("reward/mean", "actor/loss", "actor/grad_norm", "actor/ref_kl", "response/length_mean"):
+            assert one.get(name) == other.get(name), (one["step"], name)
+    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
+    assert first == second
+
+
+def test_a_run_that_is_complete_starts_nothing(resumed: Resumed) -> None:
+    folder = resumed.parts.folder
+    written = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    again = resumed.runner.run(*resumed.settings, "trainer.total_training_steps=4", name="parts")
+    assert "already complete: all 4 iterations are done, nothing was started" in again.output
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == written
+
+
+def test_grpo_writes_the_whole_run_directory(resumed: Resumed) -> None:
+    done = resumed.parts
     start, last = done.metrics[0], done.metrics[-1]
     assert {"val/accuracy", "val/accuracy_greedy"} <= start.keys() & last.keys()
     assert last["rollout/trajectories"] == 16
@@ -38,10 +82,9 @@ def test_grpo_writes_the_whole_run_directory(ppo: Runner, leaves_nothing: Callab
     assert all(value is None or math.isfinite(value) for value in last.values())
 
     assert yaml.safe_load((done.folder / "config.yaml").read_text())["algorithm"]["adv_estimator"] == "grpo"
-    rollouts = done.rollouts(2)
-    assert len(rollouts) == 16
-    assert (done.folder / "rollouts/val_000002.jsonl").exists()
-    assert sorted(path.name for path in (done.folder / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
+    assert len(done.rollouts(4)) == 16
+    assert (done.folder / "rollouts/val_000004.jsonl").exists()
+    assert sorted(path.name for path in (done.folder / "checkpoints").iterdir()) == ["step_000002", "step_000004"]
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -50,17 +93,18 @@ def test_grpo_writes_the_whole_run_directory(ppo: Runner, leaves_nothing: Callab
     assert model.config.vocab_size == len(tokenizer)
 
 
-def test_rollout_log_holds_every_token(ppo: Runner) -> None:
-    done = ppo.run("trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1")
-    for record in done.rollouts(1):
-        (row,) = record["rows"]
-        assert len(row["ids"]) == len(row["mask"]) == len(row["logprobs"])
-        assert sum(row["mask"]) == record["turns"][0]["num_tokens"]
-        assert {"reward", "components", "outcome", "stop_reason", "weight_version", "text"} <= record.keys()
+def test_rollout_log_holds_every_token(resumed: Resumed) -> None:
+    for done in (resumed.whole, resumed.parts):
+        for record in done.rollouts(3):
+            (row,) = record["rows"]
+            assert len(row["ids"]) == len(row["mask"]) == len(row["logprobs"])
+            assert sum(row["mask"]) == record["turns"][0]["num_tokens"]
+            assert {"reward", "components", "outcome", "stop_reason", "weight_version", "text"} <= record.keys()
 
 
 def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
     done = ppo.run(
+        LOCAL,
         "algorithm.adv_estimator=gae",
         "env.rollout.n=1",
         "data.train_batch_size=16",
@@ -77,6 +121,7 @@ def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
 
 def test_rloo_with_two_epochs_and_full_kl(ppo: Runner) -> None:
     done = ppo.run(
+        LOCAL,
         "algorithm.adv_estimator=rloo",
         "actor_rollout_ref.actor.ppo_epochs=2",
         "actor_rollout_ref.actor.use_kl_loss=True",
@@ -87,30 +132,17 @@ def test_rloo_with_two_epochs_and_full_kl(ppo: Runner) -> None:
 
 
 def test_dapo_filter_refills_the_batch(ppo: Runner) -> None:
-    done = ppo.run("algorithm=dapo", "algorithm.filter_groups.max_num_gen_batches=3", "data.max_response_length=4")
+    settings = ("algorithm=dapo", "algorithm.filter_groups.max_num_gen_batches=3", "data.max_response_length=4")
+    done = ppo.run(LOCAL, *settings)
     rounds = [line["rollout/rounds"] for line in done.metrics[1:]]
     kept = [line["rollout/groups_kept"] for line in done.metrics[1:]]
     assert all(1 <= count <= 3 for count in rounds)
     assert all(groups == 4 or count == 3 for groups, count in zip(kept, rounds, strict=True))
 
 
-def test_two_ranks_and_tensor_parallel_two(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    done = ppo.run("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
-    leaves_nothing()
-    assert done.metrics[-1]["sync/probe_gap"] < 5e-5
-    assert done.metrics[-1]["actor/grad_norm"] > 0
-
-
-def test_local_controller_gives_the_same_numbers_as_ray(ppo: Runner) -> None:
-    ray = ppo.run(name="ray")
-    local = ppo.run("trainer.controller=local", name="local")
-    for one, other in zip(ray.metrics, local.metrics, strict=True):
-        for name in ("reward/mean", "actor/loss", "actor/grad_norm", "response/length_mean"):
-            assert one.get(name) == other.get(name), (one["step"], name)
-
-
 def test_an_engine_in_bfloat16_is_measured_and_corrected(ppo: Runner) -> None:
     done = ppo.run(
+        LOCAL,
         "algorithm=tis",
         "algorithm.rollout_correction.high=1.0",
         "env.rollout.n=4",
@@ -126,6 +158,7 @@ def test_an_engine_in_bfloat16_is_measured_and_corrected(ppo: Runner) -> None:
 def test_hard_resets_are_recorded_and_resumed(ppo: Runner) -> None:
     """ProRL: a reset before the checkpoint that the run goes on from, and one after it."""
     settings = (
+        LOCAL,
         "algorithm=prorl",
         "algorithm.filter_groups.enable=False",
         "algorithm.reference_reset.patience=1",
@@ -144,26 +177,8 @@ def test_hard_resets_are_recorded_and_resumed(ppo: Runner) -> None:
             assert one.get(name) == other.get(name), (one["step"], name)
 
 
-def test_resume_goes_on_where_it_stopped(ppo: Runner) -> None:
-    whole = ppo.run("trainer.total_training_steps=4", "trainer.save_freq=2", name="whole")
-    ppo.run("trainer.total_training_steps=2", "trainer.save_freq=2", name="parts")
-    parts = ppo.run("trainer.total_training_steps=4", "trainer.save_freq=2", name="parts")
-    assert "resumed from" in parts.output
-    assert [line["step"] for line in parts.metrics] == [0, 1, 2, 3, 4]
-    for one, other in zip(whole.metrics, parts.metrics, strict=True):
-        for name in ("reward/mean", "actor/loss", "actor/grad_norm"):
-            assert one.get(name) == other.get(name), (one["step"], name)
-    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
-    assert first == second
-    assert "changed since the earlier start: trainer.total_training_steps: 2 -> 4: applied" in parts.output
-    written = {file: file.stat().st_mtime_ns for file in parts.folder.rglob("*")}
-    again = ppo.run("trainer.total_training_steps=4", "trainer.save_freq=2", name="parts")
-    assert "already complete: all 4 iterations are done, nothing was started" in again.output
-    assert {file: file.stat().st_mtime_ns for file in parts.folder.rglob("*")} == written
-
-
 def test_hf_engine_twin(ppo: Runner) -> None:
-    done = ppo.run("actor_rollout_ref.rollout.name=hf", "trainer.controller=local", "trainer.total_training_steps=1")
+    done = ppo.run(LOCAL, "actor_rollout_ref.rollout.name=hf", "trainer.total_training_steps=1")
     assert done.metrics[-1]["sync/probe_gap"] < 5e-5
 
 
@@ -185,6 +200,7 @@ def test_bfloat16_checkpointing_trackers_and_an_estimator_of_ones_own(
     module = tmp_path / "own.py"
     module.write_text(OWN_ESTIMATOR)
     done = ppo.run(
+        LOCAL,
         f"algorithm.custom_module={module}",
         "algorithm.adv_estimator=centred",
         "actor_rollout_ref.model.dtype=bfloat16",
@@ -212,7 +228,7 @@ def test_runs_on_a_cluster_that_is_there(ppo: Runner, tmp_path: Path, monkeypatc
             while "This command will now block" not in log.read_text():
                 assert cluster.poll() is None and time.monotonic() < end, log.read_text()
                 time.sleep(0.2)
-            done = ppo.run("trainer.total_training_steps=1")
+            done = ppo.run("trainer.total_training_steps=1", "actor_rollout_ref.rollout.name=hf")
             assert cluster.poll() is None, "the cluster is not ours to end"
         finally:
             cluster.terminate()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import ROOT, Task
+from tests.loop.conftest import ROOT, Finished, Task
+from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
 
-def sft(task: Task, out: Path, *overrides: str, ranks: int = 1, name: str = "sft") -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+def sft(task: Task, out: Path, *overrides: str, ranks: int = 1, name: str = "sft") -> Finished:
+    """A run to its end: several ranks start as a user's do."""
     words = [
         f"data.train_files={task.data / 'sft.parquet'}",
         f"model.path={task.model}",
@@ -29,19 +28,21 @@ def sft(task: Task, out: Path, *overrides: str, ranks: int = 1, name: str = "sft
         f"trainer.experiment_name={name}",
         *overrides,
     ]
-    command = [sys.executable, *launcher, "-m", "alphaapollo.trainer.main_sft", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=dict(os.environ))
-
-
-def metrics(out: Path, name: str = "sft") -> list[dict[str, float]]:
-    return [json.loads(line) for line in (out / "test" / name / "metrics.jsonl").read_text().splitlines()]
+    module, several = "alphaapollo.trainer.main_sft", ["--standalone", f"--nproc_per_node={ranks}", "-m"]
+    command = (module, words) if ranks == 1 else ("torch.distributed.run", [*several, module, *words])
+    program = Program(*command, out / "output.txt", dict(os.environ), ROOT, warm=ranks == 1)
+    code = program.wait(200)
+    if code is None:
+        program.signal(signal.SIGKILL)
+        pytest.fail(f"not done within 200 s:\n{program.printed[-4000:]}")
+    return Finished(code, program.printed, out / "test" / name)
 
 
 def test_loss_falls_and_the_model_loads(task: Task, tmp_path: Path) -> None:
     val = f"data.val_files={task.data / 'sft.parquet'}"
     done = sft(task, tmp_path, val, "trainer.total_training_steps=8", "trainer.test_freq=4")
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = metrics(tmp_path)
+    assert done.code == 0, done.output[-3000:]
+    lines = done.metrics
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
     assert lines[3]["val/loss"] > lines[7]["val/loss"]
@@ -53,11 +54,10 @@ def test_loss_falls_and_the_model_loads(task: Task, tmp_path: Path) -> None:
 
 
 def test_two_ranks_give_the_losses_of_one(task: Task, tmp_path: Path) -> None:
-    for ranks in (1, 2):
-        name = f"ranks{ranks}"
-        done = sft(task, tmp_path, "trainer.total_training_steps=4", "trainer.export_hf=False", ranks=ranks, name=name)
-        assert done.returncode == 0, done.stderr[-3000:]
-    for one, two in zip(metrics(tmp_path, "ranks1"), metrics(tmp_path, "ranks2"), strict=True):
+    words = ["trainer.total_training_steps=4", "trainer.export_hf=False"]
+    runs = [sft(task, tmp_path, *words, ranks=ranks, name=f"ranks{ranks}") for ranks in (1, 2)]
+    assert runs[1].code == 0, runs[1].output[-3000:]
+    for one, two in zip(runs[0].metrics, runs[1].metrics, strict=True):
         assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-4)
         assert two["train/tokens"] == one["train/tokens"]
 
@@ -67,8 +67,8 @@ def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None
     sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="whole")
     sft(task, tmp_path, *schedule, "trainer.total_training_steps=3", name="parts")
     done = sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="parts")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert [line["step"] for line in metrics(tmp_path, "parts")] == [1, 2, 3, 4, 5, 6]
+    assert done.code == 0, done.output[-3000:]
+    assert [line["step"] for line in done.metrics] == [1, 2, 3, 4, 5, 6]
     whole, parts = ((tmp_path / "test" / name / "model/model.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
     model = tmp_path / "test/parts/model"
@@ -89,5 +89,5 @@ def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None
 )
 def test_refused(task: Task, tmp_path: Path, override: str, says: str) -> None:
     done = sft(task, tmp_path, override)
-    assert done.returncode == 2
-    assert says in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.code == 2
+    assert says in done.output and "Traceback" not in done.output, done.output

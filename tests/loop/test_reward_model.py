@@ -67,7 +67,7 @@ def component(records: list[dict[str, Any]], name: str) -> np.ndarray:
 
 
 def test_the_reward_model_adds_to_the_function(ppo: Runner, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
-    """Ray, two ranks, vLLM; dynamic sampling looks at the reward with the model's score in it."""
+    """Ray, two ranks, vLLM on two more; dynamic sampling looks at the reward with the model's score in it."""
     from transformers import AutoTokenizer
 
     scorer = make_scorer(tmp_path / "scorer")
@@ -79,6 +79,7 @@ def test_the_reward_model_adds_to_the_function(ppo: Runner, tmp_path: Path, leav
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.metric=reward_model",
         "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
         "trainer.save_freq=-1",
     )
     leaves_nothing()
@@ -99,7 +100,7 @@ def test_the_reward_model_adds_to_the_function(ppo: Runner, tmp_path: Path, leav
     assert last["val/reward"] == pytest.approx(np.mean([record["reward"] for record in validation]))
     assert last["val/accuracy"] == pytest.approx(component(validation, "accuracy").mean())
     assert last["reward_model/truncated"] == 0 and last["memory/reward_model_rss_gib"] > 0.1
-    assert last["timing/reward_model"] > 0 and last["actor/grad_norm"] > 0
+    assert last["timing/reward_model"] > 0 and last["actor/grad_norm"] > 0 and last["sync/probe_gap"] < 5e-5
 
 
 def test_alone_it_reads_chats_in_its_own_template(ppo: Runner, tmp_path: Path) -> None:

@@ -50,5 +50,5 @@ def test_the_wheel_explains_keys(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_wheel_checks_a_whole_run(installed: Path, ppo: Runner, tmp_path: Path) -> None:
-    command = ppo.command(["trainer.dry_run=True", "+algorithm=dapo"])
+    command = [sys.executable, "-m", ppo.module, *ppo.words(["trainer.dry_run=True", "+algorithm=dapo"])]
     assert "dry run" in run_elsewhere(installed, tmp_path, command)

@@ -1,0 +1,89 @@
+"""Programs forked from one warm process that has imported torch, vLLM and us: a start is half a second instead of ten.
+
+pytest --- warm process (imports once) --- main_ppo.main(argv) in a process of its own
+                                       --- the engine core that it asks for
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+CONTEXT = multiprocessing.get_context("forkserver")
+IMPORTS = "tests.loop.warm_imports"
+
+
+def start_warm_process() -> None:
+    """Let it begin to import; whoever wants a program of it waits for that."""
+    CONTEXT.set_forkserver_preload([IMPORTS])
+    multiprocessing.forkserver.ensure_running()
+
+
+def children_of_the_warm_process() -> set[int]:
+    """The pids of what runs of it at the moment."""
+    pid = multiprocessing.forkserver._forkserver._forkserver_pid
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def run_program(module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path) -> None:
+    """In the forked process: what `python -m module words` would do."""
+    assert IMPORTS in sys.modules, "an import failed, which a fork server says to nobody"
+    os.setsid()
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    multiprocessing.forkserver.ensure_running = lambda: None  # our engine's core comes from the warm process, too
+    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+    code = importlib.import_module(module).main(list(words))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class Program:
+    """A started command: `python -m module words`, in a session of its own, its output in a file."""
+
+    def __init__(
+        self, module: str, words: Sequence[object], output: Path, environment: dict[str, str], folder: Path, warm: bool
+    ):
+        self.output = output
+        self._process: subprocess.Popen[bytes] | multiprocessing.context.ForkServerProcess
+        words = [str(word) for word in words]
+        if warm:
+            self._process = CONTEXT.Process(target=run_program, args=(module, words, output, environment, folder))
+            self._process.start()
+        else:
+            with output.open("w") as file:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, *words], cwd=folder, stdout=file, stderr=file, env=environment,
+                    start_new_session=True,
+                )  # fmt: skip
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def printed(self) -> str:
+        return self.output.read_text()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """The exit code, negative for a signal; None when it still runs after the time."""
+        if isinstance(self._process, subprocess.Popen):
+            try:
+                return self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return None
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def signal(self, number: int) -> None:
+        if self.wait(0) is None:
+            os.kill(self.pid, number)
