@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +106,8 @@ class RolloutWorker:
         self._tools = await open_toolbox(env)
         gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
         try:
+            # Not two threads at once: while it is being imported, the other one would find no names in it.
+            await asyncio.to_thread(importlib.import_module, "transformers")
             tokenizer, *_ = await asyncio.gather(
                 asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code),
                 self.engine.start(),

@@ -4,22 +4,22 @@ import gc
 import importlib
 import os
 
+import setproctitle
+
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engines import EngineSpec
-from alphaapollo.rollout.vllm_settings import environment
+from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.process import CORE_MODULES
+from alphaapollo.rollout.vllm.settings import environment
 
 os.environ.update(environment(EngineSpec(0, "", False, Rollout(), "cpu", "float32", 0, "")))
+setproctitle.getproctitle()  # as in vllm/preload.py, so that engine cores can be told by their names
 gc.disable()
 for module in (
     "ray",
     "transformers.models.qwen3.modeling_qwen3",
     "vllm.engine.arg_utils",
     "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.v1.attention.backends.cpu_attn",
-    "alphaapollo.rollout.vllm_patches",
+    *CORE_MODULES,
     "alphaapollo.rollout.hf_engine",
     "alphaapollo.rollout.worker",
     "alphaapollo.workers.critic",
@@ -28,9 +28,9 @@ for module in (
     "alphaapollo.trainer.main_ppo",
     "alphaapollo.trainer.setup",
     "alphaapollo.trainer.main_generation",
-    "alphaapollo.trainer.generation",
+    "alphaapollo.evaluation.generation",
     "alphaapollo.trainer.main_sft",
-    "alphaapollo.trainer.sft",
+    "alphaapollo.finetuning.sft",
 ):
     importlib.import_module(module)
 gc.freeze()

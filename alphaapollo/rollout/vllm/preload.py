@@ -7,18 +7,12 @@ import os
 
 import setproctitle
 
-from alphaapollo.rollout.vllm.process import LOG, redirect_output
+from alphaapollo.rollout.vllm.process import CORE_MODULES, LOG, redirect_output
 
 redirect_output(os.environ[LOG])
 setproctitle.getproctitle()  # finds where titles go while it still can, so that the children show as VLLM::EngineCore
 gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
-for module in (
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.v1.attention.backends.cpu_attn",
-    "alphaapollo.rollout.vllm.patches",
-):
+for module in CORE_MODULES:
     importlib.import_module(module)
 gc.freeze()  # the children share these modules, and need not look through them either
 gc.enable()

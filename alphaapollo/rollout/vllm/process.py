@@ -27,6 +27,13 @@ LOG = "ALPHAAPOLLO_ENGINE_LOG"  # where the engine's processes write
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 PRELOADED = "alphaapollo.rollout.vllm.preload"
+CORE_MODULES = (  # what an engine core imports
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.attention.backends.cpu_attn",
+    "alphaapollo.rollout.vllm.patches",
+)
 
 
 def process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,3 +129,17 @@ def test_overhead_of_a_trajectory(model_folder, tmp_path):
         return seconds
 
     assert asyncio.run(play()) / 1600 < 1e-3
+
+
+def test_transformers_is_whole_before_two_threads_want_it(model_folder, tmp_path, monkeypatch):
+    events = []
+
+    class Noting(FakeEngine):
+        async def start(self) -> None:
+            events.append("engine")
+
+    monkeypatch.setattr("alphaapollo.rollout.worker.importlib.import_module", events.append)
+    monkeypatch.setattr("alphaapollo.rollout.worker.load_tokenizer", lambda *_: events.append("tokenizer"))
+    monkeypatch.setattr("alphaapollo.rollout.worker.Renderer", lambda _: SimpleNamespace(eos_token_ids=(), decode=None))
+    run(make_worker(model_folder, tmp_path, Noting(272)))
+    assert events[0] == "transformers" and sorted(events[1:]) == ["engine", "tokenizer"]
