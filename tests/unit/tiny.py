@@ -122,9 +122,20 @@ def free_address() -> str:
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
+PRELOADED = [
+    "alphaapollo.workers.critic",
+    "alphaapollo.workers.policy",
+    "alphaapollo.workers.reward_model",
+    "alphaapollo.workers.sft",
+    "transformers.models.qwen3.modeling_qwen3",
+    "torch.distributed.fsdp",
+]
+
+
 def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout: float = 90.0) -> list[Any]:
     """`function(rank, num_ranks, address, *arguments)` in one process a rank; the results in rank order."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # one process imports torch, once for all ranks of all tests
+    context.set_forkserver_preload(PRELOADED)
     address = free_address()
     with tempfile.TemporaryDirectory() as folder:
         processes = [

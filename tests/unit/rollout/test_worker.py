@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker
 from alphaapollo.types import (
@@ -138,8 +140,11 @@ def test_transformers_is_whole_before_two_threads_want_it(model_folder, tmp_path
         async def start(self) -> None:
             events.append("engine")
 
-    monkeypatch.setattr("alphaapollo.rollout.worker.importlib.import_module", events.append)
-    monkeypatch.setattr("alphaapollo.rollout.worker.load_tokenizer", lambda *_: events.append("tokenizer"))
-    monkeypatch.setattr("alphaapollo.rollout.worker.Renderer", lambda _: SimpleNamespace(eos_token_ids=(), decode=None))
+    def noting(path: str, trust_remote_code: bool):
+        events.append("tokenizer")
+        return load_tokenizer(path, trust_remote_code)
+
+    monkeypatch.setattr(rollout_worker, "importlib", SimpleNamespace(import_module=events.append))
+    monkeypatch.setattr(rollout_worker, "load_tokenizer", noting)
     run(make_worker(model_folder, tmp_path, Noting(272)))
     assert events[0] == "transformers" and sorted(events[1:]) == ["engine", "tokenizer"]
