@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
+SIDE_BY_SIDE := -n logical --maxprocesses 4
 ARGS ?=
 CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py
 
@@ -23,10 +24,10 @@ setup-dev: ## and what tests and checks need
 	@scripts/setup.sh dev
 
 test: setup-dev ## all tests (those that need a GPU skip without one)
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 test-unit: setup-dev ## the tests without engine and Ray
-	@$(PYTEST) tests/unit $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
 test-loop: setup-dev ## whole runs on the real stack, on a CPU
 	@$(PYTEST) tests/loop $(ARGS)

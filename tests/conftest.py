@@ -1,9 +1,11 @@
-"""What holds for all tests: few threads, nothing from the network, markers by folder."""
+"""What holds for all tests: few threads, nothing from the network, markers by folder, who runs beside whom."""
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +21,13 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+STACK = ("loop", "gpu")  # folders of tests that start processes for themselves
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """tests/loop is marked loop; tests/gpu is marked gpu, and skipped without a CUDA device."""
     for item in items:
-        folder = Path(item.path).relative_to(Path(__file__).parent).parts[0]
-        if folder in ("loop", "gpu"):
+        if (folder := folder_of(item)) in STACK:
             item.add_marker(folder)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items:
@@ -32,3 +36,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    if hasattr(config, "workerinput"):  # the longest line first
+        items.sort(key=lambda item: folder_of(item) not in STACK)
+
+
+def folder_of(item: pytest.Item) -> str:
+    return Path(item.path).relative_to(Path(__file__).parent).parts[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side (`-n 2`) the tests of a file stay together in their order, and those that start the real stack run
+    one after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "stack" if Path(file).parts[1] in STACK else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freeze_what_is_there() -> None:
+    """So that garbage is not looked for among all that torch and vLLM have made: a second, each time."""
+    gc.collect()
+    gc.freeze()

@@ -21,6 +21,7 @@ IMPORTS = "tests.loop.warm_imports"
 
 def start_warm_process() -> None:
     """Let it begin to import; whoever wants a program of it waits for that."""
+    multiprocessing.forkserver._forkserver._stop()  # one that other tests may have used
     CONTEXT.set_forkserver_preload([IMPORTS])
     multiprocessing.forkserver.ensure_running()
 
