@@ -64,3 +64,7 @@ def freeze_what_is_there() -> None:
     """So that garbage is not looked for among all that torch and vLLM have made: a second, each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # or libraries complain at the end about what was never freed

@@ -86,10 +86,11 @@ class _Process:
 
     async def end(self, grace: float = 0.0) -> str:
         """Kill it, unless it ends within `grace` seconds by itself, and say how it ended."""
-        if self.handle.returncode is None:
+        try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.handle.wait(), grace)
-            self.kill()
+        finally:
+            self.kill()  # also where the wait is cancelled: the pool closes meanwhile
         code = await self.handle.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 

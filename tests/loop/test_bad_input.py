@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -37,10 +36,11 @@ def test_refused(ppo: Runner, override: str, says: str) -> None:
     assert not done.folder.exists(), "nothing is written"
 
 
-def test_unknown_key_is_told_within_five_seconds(ppo: Runner) -> None:
-    start = time.monotonic()
-    ppo.refuse("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", warm=False)
-    assert time.monotonic() - start < 5 * 2  # the machine may be busy with other tests
+def test_an_unknown_key_is_told_before_the_long_imports(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    done = ppo.refuse("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", warm=False)
+    imported = {line.rpartition("|")[2].strip() for line in done.output.splitlines() if line.startswith("import time:")}
+    assert "alphaapollo.config.load" in imported and not imported & {"torch", "transformers", "ray", "vllm"}
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(ppo: Runner) -> None:

@@ -135,7 +135,7 @@ def test_interrupted_it_says_how_to_go_on(generation: GenerationRunner) -> None:
     program = generation.start("trainer.controller=local", "data.max_response_length=256")
     wait_for_lines(program, generation.out / "test/run/results.jsonl", 1)
     program.signal(signal.SIGTERM)
-    done = generation.finish(program, deadline=30)
+    done = generation.finish(program, deadline=60)
     assert done.code == 130
     assert "interrupted; the same command goes on" in done.output and "Traceback" not in done.output, done.output
     wait_until_nothing_is_left(generation)

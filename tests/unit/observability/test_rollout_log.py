@@ -1,5 +1,6 @@
 import json
 import time
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def test_an_error_surfaces_at_the_next_write(tmp_path: Path):
     log = RolloutLog(tmp_path / "rollouts")
     (tmp_path / "rollouts").rmdir()
     log.write(1, group(trajectory()))
-    time.sleep(0.2)
+    wait(log._writing)
     with pytest.raises(OSError, match="could not write the rollouts: No such file or directory"):
         log.write(2, group(trajectory()))
     log.close()
@@ -151,7 +152,7 @@ def test_a_trajectory_costs_less_than_0_3_ms():
     groups = group(*[trajectory(sample, num_tokens=100) for sample in range(500)])
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         assert sum(1 for _ in trajectory_lines(1, groups)) == 500
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) / 500 < 0.3e-3

@@ -28,6 +28,13 @@ def f(prompt, completion):
     if completion.startswith("sleep"):
         time.sleep(float(completion.split()[1]))
         return 1.0
+    if completion.startswith("meet"):  # returns when so many processes grade at once
+        here = pathlib.Path(__file__).with_suffix(".here")
+        here.mkdir(exist_ok=True)
+        (here / str(os.getpid())).touch()
+        while len(list(here.iterdir())) < int(completion.split()[1]):
+            time.sleep(0.01)
+        return 1.0
     if completion == "twice":  # fails the first time only
         mark = pathlib.Path(__file__).with_suffix(".mark")
         if not mark.exists():
@@ -185,7 +192,7 @@ def test_a_hanging_grader_is_killed_at_the_limit(custom):
     (score,) = scores(["sleep 60"], custom, timeout=0.3)
     assert score.outcome is Outcome.GRADER_FAILED
     assert "no answer within 0.3 s" in score.reason
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50  # it would take a minute
 
 
 def test_an_answer_that_hangs_sympy_is_killed():
@@ -203,21 +210,17 @@ def test_a_slow_grader_costs_only_its_own_trajectory(custom):
     async def scenario(client):
         slow = asyncio.create_task(client.score(GSM8K, "sleep 60"))
         await asyncio.sleep(0.1)
-        start = time.monotonic()
         quick = await asyncio.gather(*(client.score(GSM8K, "one") for _ in range(200)))
-        seconds = time.monotonic() - start
+        waited = slow.done()
         slow.cancel()
-        return quick, seconds
+        return quick, waited
 
-    quick, seconds = run(scenario, custom, timeout=60.0)
-    assert quick == [Score(1.0)] * 200
-    assert seconds < 15  # patience, and a new process
+    quick, waited = run(scenario, custom, timeout=60.0)
+    assert quick == [Score(1.0)] * 200 and not waited
 
 
 def test_slow_graders_run_side_by_side(custom):
-    start = time.monotonic()
-    assert scores(["sleep 3"] * 6, custom) == [Score(1.0)] * 6
-    assert time.monotonic() - start < 15  # 18 one after the other
+    assert scores(["meet 6"] * 6, custom, timeout=60.0) == [Score(1.0)] * 6
 
 
 def test_a_slow_process_goes_on_grading(custom):

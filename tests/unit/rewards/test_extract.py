@@ -28,9 +28,9 @@ def test_last_boxed(text, content):
 
 
 def test_many_open_boxes_are_read_in_linear_time():
-    start = time.perf_counter()
+    start = time.process_time()
     assert last_boxed(r"\boxed{" * 100_000) is None
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def test_prose_is_what_is_not_code_or_latex(text, words):
     ["\\(", "\\[", "`", "```", "$", "$a", "$ a", "$$a", "\\begin{", "\\begin{a}", "<", "<a", "{", "\\", "中", "é "],
 )
 def test_100k_characters_are_quick_whatever_they_are(piece):
-    start = time.perf_counter()
+    start = time.process_time()
     score(ENGLISH, piece * (100_000 // len(piece)))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K questions are not at hand")

@@ -121,9 +121,9 @@ def test_there_are_enough_labelled_answers():
     ],
 )
 def test_degenerate_answers_are_quickly_wrong(answer):
-    start = time.perf_counter()
+    start = time.process_time()
     assert score("5", answer).reward == 0.0
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def test_towers_of_powers_are_compared_by_size():

@@ -30,7 +30,7 @@ def test_the_share_of_different_4_grams(text, share):
 
 
 def test_a_loop_earns_next_to_nothing():
-    start = time.perf_counter()
+    start = time.process_time()
     assert score("wait, let me check again. " * 4_000) < 0.001
     assert score("?" * 100_000) < 0.001
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0

@@ -68,8 +68,8 @@ def test_thoughts_and_answer(text, parts):
 
 
 def test_long_texts_are_quick():
-    start = time.perf_counter()
+    start = time.process_time()
     assert think_format(PROMPT, "<think>" + "a b " * 25_000 + r"</think>\boxed{4}") == 1.0
     assert think_format(PROMPT, "<think>" * 15_000) == 0.0
     assert think_format(PROMPT, "<think></think>" + r"\boxed{" * 15_000) == 0.0
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
