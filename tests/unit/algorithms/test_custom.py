@@ -35,7 +35,7 @@ def write(folder: Path, text: str, name: str = "mine.py") -> str:
 
 def test_a_users_module_registers_what_it_defines(tmp_path: Path):
     path = write(tmp_path, MODULE.format(name="mine"))
-    assert load_user_module(path) is load_user_module(path)
+    assert load_user_module(path, "algorithm.custom_module") is load_user_module(path, "algorithm.custom_module")
     one = torch.ones(1, 2)
     inputs = AdvantageInputs(one, one, torch.tensor([3.0]), torch.tensor([0]), torch.tensor([0]))
     assert get_estimator("mine")(inputs, Algorithm()).advantages.tolist() == [[6.0, 6.0]]
@@ -45,7 +45,7 @@ def test_a_users_module_registers_what_it_defines(tmp_path: Path):
 def test_the_example_of_the_docs_runs_from_a_file_outside_the_package(tmp_path: Path):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(example.splitlines()) <= 15
-    load_user_module(write(tmp_path, example, "example.py"))
+    load_user_module(write(tmp_path, example, "example.py"), "algorithm.custom_module")
     mask, ids = torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1])
     inputs = AdvantageInputs(torch.zeros(2, 2), mask, torch.tensor([3.0, 1.0]), ids, ids)
     assert get_estimator("centred")(inputs, Algorithm()).advantages.tolist() == [[1.0, 1.0], [-1.0, 0.0]]  # mean 2
@@ -56,4 +56,4 @@ def test_the_example_of_the_docs_runs_from_a_file_outside_the_package(tmp_path: 
 
 def test_a_taken_name(tmp_path: Path):
     with pytest.raises(ValueError, match="'grpo' is registered twice"):
-        load_user_module(write(tmp_path, MODULE.format(name="grpo"), "taken.py"))
+        load_user_module(write(tmp_path, MODULE.format(name="grpo"), "taken.py"), "algorithm.custom_module")
