@@ -74,7 +74,7 @@ def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None
     model = tmp_path / "test/parts/model"
     before = model.stat().st_mtime_ns
     again = sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="parts", ranks=2)
-    assert again.returncode == 0 and again.stdout.count("already complete: all 6 iterations are done") == 1
+    assert again.code == 0 and again.output.count("already complete: all 6 iterations are done") == 1
     assert model.stat().st_mtime_ns == before
 
 
