@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import Literal
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
 from alphaapollo.config.notices import Device, eval_notices, generation_notices, notices, sft_notices
+from alphaapollo.config.resolve import num_engines, resolve_device
 from alphaapollo.config.schema import (
     Actor,
     Config,
@@ -24,13 +24,6 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.config.verl_notices import verl_notices
 from alphaapollo.hub import looks_local
-
-
-def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
-    """The device that `auto` means on a machine with so many GPUs."""
-    if device == "auto":
-        return "cuda" if num_gpus else "cpu"
-    return device
 
 
 def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = frozenset()) -> list[str]:
@@ -119,7 +112,7 @@ def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus
     if size > 1 and rollout.name != "vllm":
         yield f"{key}={size}: only the vllm engine splits a model. Set 1, or rollout.name=vllm."
     gpus = trainer.n_gpus_per_node * trainer.nnodes
-    engines = rollout.num_engines or (1 if device == "cpu" else gpus // size)
+    engines = num_engines(rollout, device, gpus)
     if trainer.controller == "local" and engines > 1:
         yield f"trainer.controller=local: it has one engine, not {engines}. Set rollout.num_engines=1, or ray."
     if device == "cpu" and size > num_cores:
@@ -314,6 +307,12 @@ def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int
             f"trainer.controller=local: it has one process, but trainer.n_gpus_per_node x trainer.nnodes is {ranks}. "
             "Set both to 1, or trainer.controller=ray."
         )
+    engines = num_engines(rollout, device, ranks)
+    if trainer.controller == "local" and engines > 1:
+        yield (
+            f"trainer.controller=local: it has one engine, but actor_rollout_ref.rollout.num_engines={engines}. Set it "
+            "to 1, or trainer.controller=ray."
+        )
     parallel = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     size = rollout.tensor_model_parallel_size
     if size > 1 and rollout.name != "vllm":
@@ -341,7 +340,7 @@ def _check_engines(config: Config, ranks: int, all_gpus: int) -> Iterator[str]:
             "Set a divisor, or actor_rollout_ref.rollout.num_engines."
         )
         return
-    engines = ranks // size if rollout.num_engines is None else rollout.num_engines
+    engines = num_engines(rollout, "cuda", ranks)
     free = ranks if rollout.colocate else all_gpus - ranks
     if engines * size > free:
         where = "on the training side" if rollout.colocate else "beside the training GPUs"

@@ -176,8 +176,13 @@ class EngineGroup:
         """Log-prob of each token after the first, from each engine."""
         return await self.ranks.call(lambda worker: worker.score(token_ids))
 
-    async def receive_weights(self, update: WeightUpdate) -> list[WeightReceipt]:
-        return await self.ranks.call(lambda worker: worker.receive_weights(update))
+    async def receive_weights(self, folder: str) -> None:
+        """Every engine takes what the trainer wrote into shared memory."""
+        await self.ranks.call(lambda worker: worker.receive_weights(folder))
+
+    async def confirm_weights(self, version: int) -> list[WeightReceipt]:
+        """What each engine holds, after all of this version has come."""
+        return await self.ranks.call(lambda worker: worker.confirm_weights(version))
 
     async def sleep(self) -> None:
         """Give the GPU's memory to the trainer (nothing on a CPU)."""

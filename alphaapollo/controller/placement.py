@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from alphaapollo.config.check import resolve_device
 from alphaapollo.config.notices import Device
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Rollout, Trainer
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,19 @@ def detect_machine() -> Machine:
     return Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
 
 
-def make_layout(config: Config, machine: Machine, critic: bool) -> Layout:
-    """Resolve the automatic choices of a checked configuration (config.check)."""
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    device = resolve_device(trainer.device, machine.num_gpus)
-    engines_on_gpus = max(1, trainer.n_gpus_per_node * trainer.nnodes // rollout.tensor_model_parallel_size)
+def make_layout(
+    trainer: Trainer, rollout: Rollout, device: Device, machine: Machine, critic: bool, reward_model: bool
+) -> Layout:
+    """Of a checked configuration; `rollout` is resolved (config/resolve.py)."""
+    assert rollout.num_engines is not None
     return Layout(
         device=device,
         num_nodes=trainer.nnodes,
         ranks_per_node=trainer.n_gpus_per_node,
-        num_engines=rollout.num_engines or (1 if device == "cpu" else engines_on_gpus),
+        num_engines=rollout.num_engines,
         tensor_parallel=rollout.tensor_model_parallel_size,
         colocate=rollout.colocate,
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
         critic=critic,
-        reward_model=config.reward_model.enable,
+        reward_model=reward_model,
     )

@@ -17,9 +17,10 @@ from pathlib import Path
 from rich.console import Console as Terminal
 
 from alphaapollo.config.changes import Verdict
-from alphaapollo.config.check import check_generation, resolve_device
+from alphaapollo.config.check import check_generation
 from alphaapollo.config.notices import Device
-from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.config.resolve import resolve_device, resolve_rollout
+from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
 from alphaapollo.evaluation.figures import Result, result_of
 from alphaapollo.evaluation.report import report
@@ -60,7 +61,7 @@ class Generation:
 
     config: GenerationConfig
     device: Device
-    num_engines: int
+    rollout: Rollout  # dtype and number of the engines chosen
     prompts: list[Prompt]
     finished: Finished
     start: Start
@@ -97,11 +98,11 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
     finished, start = _find_finished(config, prompts)
-    on_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes // config.rollout.tensor_model_parallel_size
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
     generation = Generation(
         config=config,
         device=device,
-        num_engines=config.rollout.num_engines or (1 if device == "cpu" else on_gpus),
+        rollout=resolve_rollout(config.rollout, config.model, device, gpus),
         prompts=prompts,
         finished=finished,
         start=start,
@@ -132,10 +133,12 @@ async def launch(generation: Generation) -> EngineCrew:
     run_id = name_run()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     # The engine keeps the GPU's memory to itself: it does not sleep.
-    rollout = config.rollout.model_copy(update={"colocate": False, "free_cache_engine": False})
+    rollout, num_engines = generation.rollout, generation.rollout.num_engines
+    assert num_engines is not None
+    rollout = rollout.model_copy(update={"colocate": False, "free_cache_engine": False})
     plan = EnginePlan(
         device=generation.device,
-        num_engines=generation.num_engines,
+        num_engines=num_engines,
         tensor_parallel=config.rollout.tensor_model_parallel_size,
         build=partial(
             build_engine,
@@ -148,6 +151,7 @@ async def launch(generation: Generation) -> EngineCrew:
             generation.device,
             str(generation.folder.resolve()),
             shared_memory,
+            "shared_memory",  # nobody publishes
         ),
         samples_in_flight=2 * config.rollout.max_num_seqs,
         cleanup=[shared_memory],
@@ -232,7 +236,7 @@ def _print_plan(generation: Generation, notices: Sequence[str], terminal: Termin
         f"  sampling   temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
         f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",
         f"  lengths    prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
-        f"  engines    {generation.num_engines} x {generation.device}{tensor_parallel}",
+        f"  engines    {generation.rollout.num_engines} x {generation.device}{tensor_parallel}",
         *(f"note: {notice}" for notice in notices),
     ]
     terminal.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alphaapollo.config.changes import Verdict
-from alphaapollo.config.check import check_sft, resolve_device
-from alphaapollo.config.schema import SftConfig
+from alphaapollo.config.check import check_sft
+from alphaapollo.config.resolve import resolve_device, resolve_model
+from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
@@ -43,6 +44,7 @@ class SftRun:
     """A run that has passed every check."""
 
     config: SftConfig
+    model: Model  # dtype and attention chosen
     placement: RankPlacement
     examples: list[Row]
     val_examples: list[Row]
@@ -81,13 +83,15 @@ def prepare(config: SftConfig) -> SftRun:
         notices.append(f"{lengths.too_long} of {lengths.total} examples were over data.max_length.")
     trainer, size = config.trainer, config.data.train_batch_size
     world_size = int(os.environ.get("WORLD_SIZE", 1))
+    device = resolve_device(trainer.device, machine.num_gpus)
     return SftRun(
         config=config,
+        model=resolve_model(config.model, device),
         placement=RankPlacement(
             rank=int(os.environ.get("RANK", 0)),
             world_size=world_size,
             init_method="env://" if world_size > 1 else f"tcp://127.0.0.1:{free_port()}",
-            device=resolve_device(trainer.device, machine.num_gpus),
+            device=device,
             threads=trainer.cpu_threads
             or max(1, machine.num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", world_size))),
         ),
@@ -117,7 +121,8 @@ def train(run: SftRun) -> None:
     config, trainer = run.config, run.config.trainer
     is_main, checkpoint = run.placement.rank == 0, run.start.checkpoint
     checkpoints = CheckpointFolder(run.folder / "checkpoints", trainer.max_ckpt_to_keep)
-    worker = SftWorker(config, run.placement, run.total_steps)  # a collective: every rank has read the folder by now
+    # A collective: every rank has read the folder by now.
+    worker = SftWorker(config, run.model, run.placement, run.total_steps)
     if is_main and (moved := run.start.claim(config)):
         print(f"note: the earlier run of this name lies in {moved}")
     progress = Progress(**read_progress(checkpoint)) if checkpoint else Progress()

@@ -13,49 +13,20 @@ know, so no dense [T, T] mask ever exists; rows are told apart by `packing`, whi
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from alphaapollo.config.schema import Model
+from alphaapollo.config.resolve import Attention
 from alphaapollo.models.micro_batch import Packing
 
-Kind = Literal["varlen", "flex", "flash", "sdpa", "padded"]
 
-
-def resolve_attention(model: Model, device: str) -> Kind:
-    """The kind for `model.attention` on "cpu" or "cuda". Raises ValueError for one that this machine cannot run."""
-    has_flash = importlib.util.find_spec("flash_attn") is not None
-    if model.attention == "auto":
-        if device == "cpu":
-            return "padded"
-        if model.dtype == "float32":
-            return "sdpa"
-        return "flash" if has_flash else "varlen"
-    if model.attention in ("varlen", "flash") and model.dtype == "float32":
-        raise ValueError(
-            f"model.attention={model.attention} computes in half precision only, but model.dtype=float32. Set "
-            "model.attention=sdpa or flex, or model.dtype=bfloat16."
-        )
-    if device == "cpu" and model.attention in ("varlen", "flex", "flash"):
-        raise ValueError(
-            f"model.attention={model.attention} cannot train on a CPU. Set it to auto, padded or sdpa, or use a GPU."
-        )
-    if model.attention == "flash" and not has_flash:
-        raise ValueError(
-            "model.attention=flash, but flash-attn is not installed. Install it (pip install flash-attn) or set "
-            "model.attention=varlen, torch's own kernel."
-        )
-    return model.attention
-
-
-def register(kind: Kind) -> str:
+def register(kind: Attention) -> str:
     """Make the attention known to transformers; returns the name to load a model with."""
     from transformers import AttentionInterface
 
@@ -271,7 +242,7 @@ def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
     return (distance >= 0) & (distance < window)
 
 
-_COMPUTE: dict[Kind, Callable[[_Call], Tensor]] = {
+_COMPUTE: dict[Attention, Callable[[_Call], Tensor]] = {
     "padded": _padded,
     "sdpa": _sdpa,
     "varlen": _varlen,

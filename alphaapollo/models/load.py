@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.hub import looks_local
-from alphaapollo.models.attention import Kind, register
+from alphaapollo.models.attention import register
 from alphaapollo.models.cpu_linear import accelerate
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def load_causal_lm(model: Model, attention: Kind, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
+def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
     """The model on the CPU, without dropout, ready for gradient checkpointing where asked for.
 
     Args:
@@ -37,7 +38,7 @@ def load_causal_lm(model: Model, attention: Kind, dtype: torch.dtype, materialis
     return loaded
 
 
-def load_scorer(model: Model, attention: Kind, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
+def load_scorer(model: Model, attention: Attention, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
     """A decoder whose `score` turns each hidden state into one number: a reward model as transformers saves it.
 
     Arguments as of load_causal_lm. Raises ValueError as there, and for a model without a trained head of one score.
@@ -94,7 +95,7 @@ def load_config(model: Model) -> PretrainedConfig:
 
 
 def _load(
-    auto: str, model: Model, config: PretrainedConfig, attention: Kind, dtype: torch.dtype, materialise: bool
+    auto: str, model: Model, config: PretrainedConfig, attention: Attention, dtype: torch.dtype, materialise: bool
 ) -> PreTrainedModel:
     """The model that transformers' class `auto` makes of the folder."""
     import transformers
@@ -133,7 +134,7 @@ def _load_weights(auto_class: Any, model: Model, config: PretrainedConfig, setti
     return loaded
 
 
-def _attention(auto: str, config: PretrainedConfig, attention: Kind) -> dict[str, Any]:
+def _attention(auto: str, config: PretrainedConfig, attention: Attention) -> dict[str, Any]:
     """How to ask for the attention. Code from the model's own folder may not know pluggable attention: padded rows
     then run through whatever attention it has, for they need no mask."""
     own_code = auto in (getattr(config, "auto_map", None) or {})

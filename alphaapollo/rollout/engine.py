@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from alphaapollo.types import Completion, Sampling, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, Sampling, WeightReceipt
 
 
 class EngineError(RuntimeError):
@@ -34,9 +34,13 @@ class Engine(Protocol):
         """Log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
         ...
 
-    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Take what the trainer published and forget everything cached under older weights. No request may be
-        running. The receipt's digest is computed from what the engine then holds."""
+    async def receive_weights(self, folder: str) -> None:
+        """Take what the trainer wrote into shared memory. (vLLM's own transfers bring the weights themselves.)"""
+        ...
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        """Everything has come: forget what is cached under older weights, wake up whole, and say what is held: the
+        digest is computed from what the engine computes with. No request may be running."""
         ...
 
     async def sleep(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 Script = Callable[[list[int], Sampling], list[int]]
 """(context, sampling) -> the tokens to answer with, before the cut at max_tokens."""
@@ -56,9 +56,12 @@ class FakeEngine:
     async def score(self, token_ids: list[int]) -> list[float]:
         return [self._logprob] * (len(token_ids) - 1)
 
-    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
-        self._version = update.version
-        return WeightReceipt(update.version, update.digest)
+    async def receive_weights(self, folder: str) -> None:
+        pass
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        self._version = version
+        return WeightReceipt(version, digest="")
 
     async def sleep(self) -> None:
         pass

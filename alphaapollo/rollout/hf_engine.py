@@ -14,7 +14,7 @@ import torch
 
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 from alphaapollo.weights.digest import format_digest, tensors_digest
 
 
@@ -129,11 +129,12 @@ class HFEngine:
         logprobs = self._model(tokens).logits[0, :-1].float().log_softmax(dim=-1)
         return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
-    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
-        if update.path:
-            await asyncio.to_thread(self._receive, Path(update.path))
-        self.version = update.version
-        return WeightReceipt(update.version, format_digest(tensors_digest(self._model.parameters())))
+    async def receive_weights(self, folder: str) -> None:
+        await asyncio.to_thread(self._receive, Path(folder))
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        self.version = version
+        return WeightReceipt(version, format_digest(tensors_digest(self._model.parameters())))
 
     def _receive(self, folder: Path) -> None:
         from safetensors.torch import load_file

@@ -32,11 +32,12 @@ from alphaapollo.rollout.engines import make_engine
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.prompts import PromptRenderer
-from alphaapollo.rollout.spec import EngineSpec, engine_dtype
+from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt, WeightUpdate
+from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.user_module import load_user_module
+from alphaapollo.weights.transport import Kind
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.vllm.engine import VllmEngine
@@ -47,9 +48,9 @@ THREADS = 64  # for what tools and sandbox do in threads
 class RolloutWorker:
     """Hosts the engine, the environments and the reward client. `await start()` before anything else.
 
-    `device` is cpu or cuda; `run_dir` is the run's folder (the engine's log goes to `logs/` there); `index` tells the
-    replicas apart; `cleanup` are shared-memory folders to remove when this process dies; `engine` replaces the engine
-    that `rollout.name` picks (tests).
+    `device` is cpu or cuda, and `rollout` resolved for it; `run_dir` is the run's folder (the engine's log goes to
+    `logs/` there); `index` tells the replicas apart; `transport` is how weights come; `cleanup` are shared-memory
+    folders to remove when this process dies; `engine` replaces the engine that `rollout.name` picks (tests).
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class RolloutWorker:
         device: Device,
         run_dir: str,
         index: int = 0,
+        transport: Kind = "shared_memory",
         cleanup: Sequence[str] = (),
         engine: Engine | None = None,
     ):
@@ -72,9 +74,10 @@ class RolloutWorker:
             trust_remote_code=model.trust_remote_code,
             rollout=rollout,
             device=device,
-            dtype=engine_dtype(rollout, model, device),
+            dtype=rollout.dtype,
             max_model_len=data.max_prompt_length + data.max_response_length,
             log_path=str(Path(run_dir) / "logs" / f"engine_{index}.log"),
+            transport=transport,
             cleanup=tuple(cleanup),
         )
         self.engine = engine or make_engine(spec)
@@ -151,9 +154,13 @@ class RolloutWorker:
         """The engine's log-prob of each token after the first, at temperature 1."""
         return await self.engine.score(token_ids)
 
-    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Take what the trainer published; no generate may be running."""
-        return await self.engine.receive_weights(update)
+    async def receive_weights(self, folder: str) -> None:
+        """Take what the trainer wrote into shared memory; no generate may be running."""
+        await self.engine.receive_weights(folder)
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        """What the engine holds, after all of this version has come."""
+        return await self.engine.confirm_weights(version)
 
     async def sleep(self) -> None:
         """Give the GPU's memory up until weights are published again (nothing on a CPU)."""

@@ -24,7 +24,7 @@ from alphaapollo.config.schema import (
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.weights.transport import Transport
+    from alphaapollo.weights.transport import Kind, Transport
     from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
@@ -87,6 +87,7 @@ def build_engine(
     device: Device,
     run_dir: str,
     shared_memory: str,
+    transport: Kind,
     index: int,
 ) -> RolloutWorker:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -101,5 +102,6 @@ def build_engine(
         device=device,
         run_dir=run_dir,
         index=index,
+        transport=transport,
         cleanup=[shared_memory],
     )

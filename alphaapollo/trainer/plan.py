@@ -9,12 +9,10 @@ from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
-from alphaapollo.config.schema import Config
+from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout
+from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Layout, Machine, make_layout
-from alphaapollo.startup.inputs import (
-    environment_notices,
-    find_environment,
-)
+from alphaapollo.startup.inputs import environment_notices, find_environment
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.user_module import load_user_module
@@ -25,9 +23,9 @@ class Plan:
     """The resolved sizes of a run."""
 
     layout: Layout
+    model: Model  # how every trained model is computed with: dtype and attention chosen
+    rollout: Rollout  # dtype and number of the engines chosen
     estimator: Estimator
-    dtype: str  # of the trainer's forward and backward: float32 | bfloat16
-    padded: bool  # micro-batches are padded to their longest row
     needs_reference: bool
     kl_in_reward: bool
     needs_old_logprobs: bool  # before the update: the driver computes with them
@@ -37,6 +35,11 @@ class Plan:
     folder: Path  # of the run
     presets: tuple[str, ...]  # that the command line chose, e.g. algorithm=dapo
     notices: list[str]
+
+    @property
+    def padded(self) -> bool:
+        """Micro-batches are padded to their longest row."""
+        return self.model.attention == "padded"
 
 
 def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
@@ -49,25 +52,25 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     notices += environment_notices(config, find_environment(config.env))
     notices += check_combinations(config, estimator, policy_loss)
-    critic = "values" in estimator.needs
-    layout = make_layout(config, machine, critic)
-    dtype = config.actor_rollout_ref.model.dtype
-    attention = config.actor_rollout_ref.model.attention
+    critic, trainer = "values" in estimator.needs, config.trainer
+    device = resolve_device(trainer.device, machine.num_gpus)
+    model = resolve_model(config.actor_rollout_ref.model, device)
+    rollout = resolve_rollout(rollout, model, device, trainer.n_gpus_per_node * trainer.nnodes)
     kl_on_columns = actor.use_kl_loss and actor.kl_loss_type != "full"
     return Plan(
-        layout=layout,
+        layout=make_layout(trainer, rollout, device, machine, critic, config.reward_model.enable),
+        model=model,
+        rollout=rollout,
         estimator=estimator,
-        dtype=dtype if dtype != "auto" else ("float32" if layout.device == "cpu" else "bfloat16"),
-        padded=attention == "padded" or (attention == "auto" and layout.device == "cpu"),
         needs_reference=actor.use_kl_loss or algorithm.use_kl_in_reward,
         kl_in_reward=algorithm.use_kl_in_reward,
         needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None,
         greedy_baseline="greedy_rewards" in estimator.needs,
         needs_ref_columns=kl_on_columns or algorithm.use_kl_in_reward,
         sampling=Sampling(
-            config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed
+            config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),
-        folder=config.trainer.folder,
+        folder=trainer.folder,
         presets=origin.presets,
         notices=notices,
     )

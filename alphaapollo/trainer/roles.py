@@ -7,7 +7,6 @@ from functools import partial
 from alphaapollo.config.schema import Config, CustomRewardFunction
 from alphaapollo.controller.crew import Roles
 from alphaapollo.rewards import silent
-from alphaapollo.rollout.spec import engine_dtype
 from alphaapollo.startup.builders import build_critic, build_engine, build_policy, build_reward_model
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.trained_reward import scorer_model
@@ -21,23 +20,28 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
         iterations: of the whole run, for the schedules of the learning rates.
         has_function: something besides the reward model gives a reward.
     """
-    role, layout, seed = config.actor_rollout_ref, plan.layout, config.trainer.seed
+    layout, seed = plan.layout, config.trainer.seed
+    role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     transport = Transport(
-        kind=transport_kind(layout.device, layout.colocate),
-        dtype=engine_dtype(role.rollout, role.model, layout.device),
+        kind=transport_kind(
+            layout.device,
+            layout.colocate,
+            vllm_on_ray=plan.rollout.name == "vllm" and config.trainer.controller == "ray",
+        ),
+        dtype=plan.rollout.dtype,
         folder=f"{shared_memory}/weights",
         num_engine_ranks=layout.num_engines * layout.tensor_parallel,
     )
     policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
-    own = config.reward_model.model
+    own, scorer = config.reward_model.model, scorer_model(config.reward_model, plan.model)
     custom_reward = config.custom_reward_function
     if not has_function:  # the reward model alone gives a reward
         custom_reward = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
     return Roles(
         policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps),
         critic=partial(build_critic, role.model, config.critic, seed, critic_steps) if layout.critic else None,
-        reward_model=partial(build_reward_model, scorer_model(config), own.fsdp_config.param_offload)
+        reward_model=partial(build_reward_model, scorer, own.fsdp_config.param_offload)
         if layout.reward_model
         else None,
         engine=partial(
@@ -51,6 +55,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
             layout.device,
             str(plan.folder.resolve()),
             shared_memory,
+            transport.kind,
         ),
         samples_in_flight=2 * role.rollout.max_num_seqs,
         cleanup=[shared_memory],

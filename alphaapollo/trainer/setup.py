@@ -21,7 +21,6 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
-from alphaapollo.rollout.spec import engine_dtype
 from alphaapollo.run_folder import CheckpointFolder
 from alphaapollo.startup.inputs import find_machine
 from alphaapollo.startup.resume import Start, find_start
@@ -117,8 +116,7 @@ def make_run(
 ) -> Run:
     """All that the loop needs, around workers that have started."""
     config, plan, inputs = prepared.config, prepared.plan, prepared.inputs
-    role = config.actor_rollout_ref
-    dtypes = {plan.dtype, engine_dtype(role.rollout, role.model, plan.layout.device)}
+    dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = GAP_FLOAT32 if dtypes == {"float32"} else GAP_BFLOAT16
     return Run(
         config=config,

@@ -166,17 +166,17 @@ def find_function(config: Config, graded: bool, prompts: Iterable[Prompt]) -> bo
     return False
 
 
-def scorer_model(config: Config) -> Model:
+def scorer_model(config: RewardModel, policy: Model) -> Model:
     """How to load the reward model: with the policy's arithmetic and attention."""
-    own = config.reward_model.model
+    own = config.model
     changes = {"path": own.path, "trust_remote_code": own.trust_remote_code, "enable_gradient_checkpointing": False}
-    return config.actor_rollout_ref.model.model_copy(update=changes)
+    return policy.model_copy(update=changes)
 
 
 def make_reader(config: Config, policy: Renderer, prompts: Sequence[Prompt]) -> Reader:
     """What the reward model reads, decided once. Raises ValueError for a folder that holds no reward model, and for
     chats that it cannot be shown."""
-    model = scorer_model(config)
+    model = scorer_model(config.reward_model, config.actor_rollout_ref.model)
     found = load_config(model)
     scorer_class(found, model.path)
     renderer = Renderer(load_tokenizer(model.path, model.trust_remote_code))

@@ -1,6 +1,9 @@
 """Publishing weights, with proof that the engines hold what the trainer sent.
 
-    policy.send_weights -> engines.receive_weights -> digests equal? -> log-probs of the probe equal?
+    policy.send_weights   into shared memory, or by vLLM's own transfer straight into the engines
+    engines.receive       out of shared memory, where it went there
+    engines.confirm       digests equal?
+    policy, engines       log-probs of the probe equal?
 
 Two proofs, for each misses what the other sees: a digest cannot tell that a layer computes with a stale packed copy
 (tied embeddings on vLLM's CPU engine), a probe of a few tokens cannot see every parameter.
@@ -38,7 +41,9 @@ class Engines(Protocol):
 
     async def hold_weights(self) -> bool: ...
 
-    async def receive_weights(self, update: WeightUpdate) -> list[WeightReceipt]: ...
+    async def receive_weights(self, folder: str) -> None: ...
+
+    async def confirm_weights(self, version: int) -> list[WeightReceipt]: ...
 
     async def score(self, token_ids: list[int]) -> list[list[float]]: ...
 
@@ -58,7 +63,9 @@ class WeightPublisher:
         if not await self.engines.hold_weights():
             return {}
         update = await self.policy.send_weights(version)
-        for engine, receipt in enumerate(await self.engines.receive_weights(update)):
+        if update.path:
+            await self.engines.receive_weights(update.path)
+        for engine, receipt in enumerate(await self.engines.confirm_weights(version)):
             if (receipt.version, receipt.digest) != (update.version, update.digest):
                 raise WeightSyncError(
                     f"engine {engine} holds version {receipt.version} with digest {receipt.digest} after publishing "

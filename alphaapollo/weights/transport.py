@@ -40,9 +40,9 @@ class Transport:
     num_engine_ranks: int  # GPUs or processes of all engines together
 
 
-def transport_kind(device: str, colocate: bool) -> Kind:
-    """By where the engines run."""
-    if device == "cpu":
+def transport_kind(device: str, colocate: bool, vllm_on_ray: bool) -> Kind:
+    """By where the engines run. vLLM's own transfers need a process an engine, beside those of the training ranks."""
+    if device == "cpu" or not vllm_on_ray:
         return "shared_memory"
     return "ipc" if colocate else "nccl"
 

@@ -54,10 +54,9 @@ def leave() -> None:
         gc.collect()
 
 
-def arithmetic(model: Model, device: str) -> torch.dtype:
-    """The dtype of forward and backward."""
-    if model.dtype == "auto":
-        return torch.bfloat16 if device == "cuda" else torch.float32
+def torch_dtype(model: Model) -> torch.dtype:
+    """Of forward and backward. `model` is resolved (config/resolve.py)."""
+    assert model.dtype != "auto", "resolve_model comes first"
     return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
 
 

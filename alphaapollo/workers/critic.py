@@ -13,9 +13,9 @@ import torch
 from alphaapollo.algorithms.aggregation import aggregate
 from alphaapollo.algorithms.masked import masked
 from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
-from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
@@ -25,12 +25,12 @@ from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
-    arithmetic,
     compute_column,
     join,
     leave,
     mean,
     process_memory,
+    torch_dtype,
 )
 
 
@@ -47,13 +47,12 @@ class CriticWorker:
         self.critic, self.placement = critic, placement
         mesh = join(placement)
         self.device = torch.device(placement.device)
-        attention = resolve_attention(model, placement.device)
-        self.padded = attention == "padded"
-        loaded = load_causal_lm(model, attention, torch.float32, materialise=placement.rank == 0)
+        self.padded = model.attention == "padded"
+        loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = CriticModel(loaded, seed)
         fsdp = critic.fsdp_config
-        dtype, head = arithmetic(model, placement.device), self.model.value_head
+        dtype, head = torch_dtype(model), self.model.value_head
         shard(self.model, layers, mesh, dtype, fsdp.param_offload, exact=[head])
         self.state = TrainState(
             self.model, critic.optim, critic.grad_clip, total_steps, fsdp.optimizer_offload, "critic"

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.data.batch import Columns, RankBatch, Rows
 from alphaapollo.models import checkpoint
-from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.export import export, full_parameters
 from alphaapollo.models.head import Hidden
 from alphaapollo.models.load import load_causal_lm
@@ -32,12 +32,12 @@ from alphaapollo.weights.transport import WeightSender
 from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
-    arithmetic,
     join,
     leave,
     mean,
     process_memory,
     put_segments,
+    torch_dtype,
 )
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
 
@@ -70,8 +70,7 @@ class PolicyWorker:
         self.correction = correction or RolloutCorrection()
         self.mesh = join(placement)
         self.device = torch.device(placement.device)
-        self.dtype = arithmetic(model, placement.device)
-        self.attention = resolve_attention(model, placement.device)
+        self.dtype = torch_dtype(model)
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = self._load_model(torch.float32, actor.fsdp_config.param_offload, frozen=False)
         check_logprobs(self.policy, self.padded, self.dtype, self.device)
@@ -86,7 +85,7 @@ class PolicyWorker:
 
     @property
     def padded(self) -> bool:
-        return self.attention == "padded"
+        return self.config.attention == "padded"
 
     def load_batch(self, batch: RankBatch) -> None:
         """The rows of this iteration."""
@@ -194,7 +193,7 @@ class PolicyWorker:
         leave()
 
     def _load_model(self, dtype: torch.dtype, offload: bool, frozen: bool) -> PolicyModel:
-        loaded = load_causal_lm(self.config, self.attention, dtype, materialise=self.placement.rank == 0)
+        loaded = load_causal_lm(self.config, chosen_attention(self.config), dtype, materialise=self.placement.rank == 0)
         policy = PolicyModel(loaded).requires_grad_(not frozen)
         shard(policy, decoder_layers(loaded), self.mesh, self.dtype, offload, PolicyModel.forward_methods)
         return policy

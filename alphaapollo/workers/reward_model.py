@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.load import load_scorer
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import RankPlacement, arithmetic, compute_column, join, leave, process_memory
+from alphaapollo.workers.base import RankPlacement, compute_column, join, leave, process_memory, torch_dtype
 
 
 class RewardModelWorker:
@@ -29,10 +29,9 @@ class RewardModelWorker:
     def __init__(self, model: Model, offload: bool, placement: RankPlacement):
         mesh = join(placement)
         self.device = torch.device(placement.device)
-        attention = resolve_attention(model, placement.device)
-        self.padded = attention == "padded"
-        dtype = arithmetic(model, placement.device)
-        loaded = load_scorer(model, attention, dtype, materialise=placement.rank == 0)
+        self.padded = model.attention == "padded"
+        dtype = torch_dtype(model)
+        loaded = load_scorer(model, chosen_attention(model), dtype, materialise=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = RewardModel(loaded).requires_grad_(False)
         shard(self.model, layers, mesh, dtype, offload, exact=[self.model.score])

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alphaapollo.config.schema import SftConfig
+from alphaapollo.config.resolve import chosen_attention
+from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.export import export
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
@@ -18,24 +18,24 @@ from alphaapollo.models.policy import PolicyModel, check_logprobs
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.train_state import TrainState
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import RankPlacement, Sums, arithmetic, join, leave
+from alphaapollo.workers.base import RankPlacement, Sums, join, leave, torch_dtype
 
 
 class SftWorker:
     """One rank. Methods that compute are collectives: every rank calls them, in the same order.
 
     Args:
+        model: resolved.
         total_steps: optimiser steps of the whole run, for the learning rate's schedule.
     """
 
-    def __init__(self, config: SftConfig, placement: RankPlacement, total_steps: int):
-        self.config, self.placement = config.model, placement
+    def __init__(self, config: SftConfig, model: Model, placement: RankPlacement, total_steps: int):
+        self.config, self.placement = model, placement
         mesh = join(placement)
         self.device = torch.device(placement.device)
-        self.dtype = arithmetic(config.model, placement.device)
-        attention = resolve_attention(config.model, placement.device)
-        self.padded = attention == "padded"
-        loaded = load_causal_lm(config.model, attention, torch.float32, materialise=placement.rank == 0)
+        self.dtype = torch_dtype(model)
+        self.padded = model.attention == "padded"
+        loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
         self.model = PolicyModel(loaded)
         fsdp = config.fsdp_config
         shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.param_offload, PolicyModel.forward_methods)

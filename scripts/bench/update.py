@@ -25,6 +25,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
 from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
 from alphaapollo.data.packing import build_train_batch  # noqa: E402
@@ -98,7 +99,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     parameters = make_model(folder, SIZES[args.size])
     batch, columns = make_batch(args)
     worker = PolicyWorker(
-        Model(path=str(folder)),
+        resolve_model(Model(path=str(folder)), "cpu"),
         Actor(optim=OPTIMIZER),
         Reference(),
         needs_ref=False,

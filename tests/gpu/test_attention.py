@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.packing import build_train_batch
@@ -62,7 +63,7 @@ def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
 @pytest.fixture
 def worker(folder: Path, request: pytest.FixtureRequest) -> Iterator[PolicyWorker]:
     made = PolicyWorker(
-        model=Model(path=str(folder), enable_gradient_checkpointing=True),
+        model=resolve_model(Model(path=str(folder), enable_gradient_checkpointing=True), "cuda"),
         actor=Actor(fsdp_config=request.param, optim={"lr": 1e-3}, use_kl_loss=True, kl_loss_type="full"),
         ref=Reference(fsdp_config={"param_offload": request.param["param_offload"]}),
         needs_ref=True,

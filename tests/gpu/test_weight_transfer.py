@@ -58,7 +58,17 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
     old, new = (make_model("Qwen3", seed, tie_word_embeddings=True, head_dim=64) for seed in (0, 1))
     old.save_pretrained(folder / "model")
     rollout = Rollout(colocate=colocate, gpu_memory_utilization=0.2)
-    spec = EngineSpec(0, str(folder / "model"), False, rollout, "cuda", "bfloat16", 256, str(folder / "engine.log"))
+    spec = EngineSpec(
+        index=0,
+        model_path=str(folder / "model"),
+        trust_remote_code=False,
+        rollout=rollout,
+        device="cuda",
+        dtype="bfloat16",
+        max_model_len=256,
+        log_path=str(folder / "engine.log"),
+        transport="ipc" if colocate else "nccl",
+    )
     engine = VllmEngine(spec)
     with visible(0 if colocate else 1):
         await engine.start()
@@ -67,7 +77,7 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
             Client(engine, asyncio.get_running_loop()),
             torch.bfloat16,
             rank=0,
-            transport=spec.transfer,  # type: ignore[arg-type]
+            transport=spec.transport,  # type: ignore[arg-type]
             master_address="127.0.0.1",
             num_engine_ranks=1,
         )
@@ -80,7 +90,7 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
                 with pytest.raises(EngineError, match="publish weights first"):
                     await engine.generate(PROBE, Sampling(2), "too-early")
             update = await asyncio.to_thread(sender.send, on_gpu.items(), version)
-            receipt = await engine.receive_weights(update)
+            receipt = await engine.confirm_weights(version)
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
             gap = mean_gap(await engine.score(PROBE), logprobs_of(new, PROBE))
             assert gap < 0.1 < mean_gap(logprobs_of(old, PROBE), logprobs_of(new, PROBE))

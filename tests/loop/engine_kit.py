@@ -14,7 +14,7 @@ import torch
 from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.engine import VllmEngine
-from alphaapollo.types import WeightUpdate
+from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weights.shared_memory import SharedMemorySender
 
 T = TypeVar("T")
@@ -85,6 +85,15 @@ class Session:
             return list(await asyncio.gather(*calls))
 
         return self.run(all_of_them())
+
+    def publish(self, update: WeightUpdate) -> WeightReceipt:
+        """Receive and confirm, as the driver has it done."""
+
+        async def both() -> WeightReceipt:
+            await self.engine.receive_weights(update.path)
+            return await self.engine.confirm_weights(update.version)
+
+        return self.run(both())
 
     @contextmanager
     def sent(self, weights: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:

@@ -48,7 +48,7 @@ def test_published_weights_are_held_and_computed_with(
         assert gap(session, new) > 0.1
         for version, model in enumerate((new, old, new), start=1):
             with session.sent(model, version) as update:
-                receipt = session.run(session.engine.receive_weights(update))
+                receipt = session.publish(update)
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
             assert gap(session, model) < 1e-5
         (answer,) = session.generate((PROBE, Sampling(4)))
@@ -76,10 +76,11 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 def test_a_stale_output_head_fails_both_proofs(tied: Session) -> None:
     """Tied embeddings, and the head's packed copy not renewed: the parameters are right, but not computed with."""
     with tied.sent(NEW, 1) as update:
-        (stale,) = tied.run(tied.engine._on_workers("alphaapollo_receive", update.path, False))
+        tied.run(tied.engine.receive_weights(update.path))
+        (stale,) = tied.run(tied.engine._on_workers("alphaapollo_confirm", False))
         assert gap(tied, NEW) > 1e-2
         assert f"{stale:016x}" != update.digest
-        receipt = tied.run(tied.engine.receive_weights(update))
+        receipt = tied.publish(update)
     assert receipt.digest == update.digest and gap(tied, NEW) < 1e-5
 
 
@@ -91,7 +92,7 @@ def test_one_wrong_bit_fails_the_digest(tied: Session) -> None:
     with tied.sent(NEW, 1) as right:
         pass
     with tied.sent(wrong, 1) as update:
-        receipt = tied.run(tied.engine.receive_weights(update))
+        receipt = tied.publish(update)
     assert receipt.digest == update.digest != right.digest
     assert gap(tied, NEW) < 1e-5  # which the probe does not see
 
@@ -99,7 +100,7 @@ def test_one_wrong_bit_fails_the_digest(tied: Session) -> None:
 def test_missing_weights_fail_the_digest(tied: Session) -> None:
     part = {name: tensor + 1 for name, tensor in checkpoint(NEW).items() if "layers.1" not in name}
     with tied.sent(part, 1) as update:
-        assert tied.run(tied.engine.receive_weights(update)).digest != update.digest
+        assert tied.publish(update).digest != update.digest
 
 
 def test_weights_while_requests_run_are_refused(tied: Session) -> None:
@@ -108,7 +109,8 @@ def test_weights_while_requests_run_are_refused(tied: Session) -> None:
         while not tied.engine._llm.get_num_unfinished_requests():
             await asyncio.sleep(0)
         try:
-            await tied.engine.receive_weights(update)
+            await tied.engine.receive_weights(update.path)
+            await tied.engine.confirm_weights(update.version)
         finally:
             await request
 
@@ -118,6 +120,6 @@ def test_weights_while_requests_run_are_refused(tied: Session) -> None:
 
 def test_bfloat16(tmp_path: Path) -> None:
     with engine_on(OLD, tmp_path, dtype="bfloat16") as session, session.sent(NEW, 1, torch.bfloat16) as update:
-        receipt = session.run(session.engine.receive_weights(update))
+        receipt = session.publish(update)
         assert receipt.digest == update.digest
         assert gap(session, NEW) < 0.1 < gap(session, OLD)

@@ -1,6 +1,6 @@
 """vLLM as an engine: AsyncLLM here, its core (scheduler and model) in a process of its own.
 
-generate  token ids -> [core] -> token ids, log-probs        receive_weights  folder -> [core] load, repack, digest
+generate  token ids -> [core] -> token ids, log-probs        receive_weights  folder -> [core] load
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.process import EngineContext, log_to_file, process_environment, start_fork_server
 from alphaapollo.rollout.vllm.settings import engine_arguments, environment, sockets_folder
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -167,19 +167,25 @@ class VllmEngine:
 
     # weights
 
-    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
+    async def receive_weights(self, folder: str) -> None:
+        await self.start_weight_update()
+        await self.update_weights({"folder": folder})
+        await self.finish_weight_update()
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
         from alphaapollo.weights.digest import format_digest  # torch: not before the fork server is on its way
 
-        parts = await self._on_workers("alphaapollo_receive", update.path)
+        parts = await self._on_workers("alphaapollo_confirm")
         if not await self._answered(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} received weights while requests were running")
         self._stale = False
         await self.wake()
-        self.version = update.version
-        return WeightReceipt(update.version, format_digest(sum(parts)))
+        self.version = version
+        return WeightReceipt(version, format_digest(sum(parts)))
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """The four phases of vLLM's own transfers (CUDA IPC, NCCL), called by the trainer's side of them."""
+        """This and the next three: the phases of vLLM's weight transfer. CUDA IPC and NCCL are driven by the trainer's
+        side of them; shared memory by receive_weights."""
         if "rank_offset" in init_info:  # of the first engine; the others come after it
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}

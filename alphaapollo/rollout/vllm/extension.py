@@ -22,18 +22,10 @@ class WorkerExtension:
     """Methods of a worker; `self` is vLLM's own."""
 
     model_runner: Any
-    start_weight_update: Any
-    update_weights: Any
-    finish_weight_update: Any
 
-    def alphaapollo_receive(self, folder: str, repack: bool = True) -> int:
-        """Load what the trainer wrote into shared memory (empty `folder`: vLLM's own transfer has brought it already),
-        and return the digest of what this rank then computes with, leaving out what another rank counts. `repack` is
-        false in the test that shows what would happen."""
-        if folder:
-            self.start_weight_update()
-            self.update_weights({"folder": folder})
-            self.finish_weight_update()
+    def alphaapollo_confirm(self, repack: bool = True) -> int:
+        """The weights have come: return the digest of what this rank computes with, leaving out what another rank
+        counts. `repack` is false in the test that shows what would happen."""
         model = self.model_runner.get_model()
         if repack:
             repack_tied(model)

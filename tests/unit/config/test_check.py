@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.check import check, check_generation, check_sft, resolve_device
+from alphaapollo.config.check import check, check_generation, check_sft
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
@@ -124,6 +124,8 @@ def test_a_key_that_asks_for_nothing_is_no_surprise(needed: list[str], override:
 
 
 def test_local_controller_has_one_rank(needed: list[str]):
+    (text,) = problems([*needed, "trainer.controller=local", "actor_rollout_ref.rollout.num_engines=2"])
+    assert "it has one engine, but actor_rollout_ref.rollout.num_engines=2" in text
     (text,) = problems([*needed, "trainer.controller=local", "trainer.n_gpus_per_node=2"])
     assert "trainer.nnodes is 2" in text
 
@@ -280,10 +282,6 @@ def test_every_problem_is_named_at_once(needed: list[str]):
     assert (
         len(problems([*needed, "actor_rollout_ref.rollout.top_p=0", "actor_rollout_ref.actor.clip_ratio_c=0.5"])) == 2
     )
-
-
-def test_auto_device():
-    assert (resolve_device("auto", 0), resolve_device("auto", 2), resolve_device("cpu", 2)) == ("cpu", "cuda", "cpu")
 
 
 def test_sft_checks(needed: list[str]):

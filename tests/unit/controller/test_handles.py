@@ -28,7 +28,7 @@ class Engine:
         self.playing -= request.num_samples
         return TrajectoryGroup(request.prompt, [])
 
-    async def receive_weights(self, update: WeightUpdate) -> WeightReceipt:
+    async def confirm_weights(self, version: int) -> WeightReceipt:
         return self.receipt
 
     async def score(self, token_ids: list[int]) -> list[float]:

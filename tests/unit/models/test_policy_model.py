@@ -8,7 +8,6 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
-from alphaapollo.models.attention import resolve_attention
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs
@@ -117,22 +116,3 @@ def test_self_check_finds_packed_rows_that_see_each_other(model_folder, monkeypa
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     with pytest.raises(ValueError, match="differ"):
         check_logprobs(policy, False, torch.float32, CPU)  # plain causal attention over packed rows
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "kind"), [("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")]
-)
-def test_attention_by_device(asked: str, device: str, kind: str):
-    assert resolve_attention(Model(attention=asked), device) == kind
-
-
-def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
-    assert resolve_attention(Model(dtype="float32"), "cuda") == "sdpa"
-    with pytest.raises(ValueError, match=r"model.attention=varlen computes in half precision only"):
-        resolve_attention(Model(attention="varlen", dtype="float32"), "cuda")
-
-
-@pytest.mark.parametrize("asked", ["varlen", "flex", "flash"])
-def test_attention_that_a_cpu_cannot_train_with(asked: str):
-    with pytest.raises(ValueError, match=f"model.attention={asked} cannot train on a CPU. Set it to auto"):
-        resolve_attention(Model(attention=asked), "cpu")

@@ -1,7 +1,7 @@
 import asyncio
 
 from alphaapollo.rollout.fake_engine import FakeEngine
-from alphaapollo.types import Sampling, StopReason, WeightReceipt, WeightUpdate
+from alphaapollo.types import Sampling, StopReason, WeightReceipt
 
 
 def generate(engine: FakeEngine, token_ids: list[int], sampling: Sampling):
@@ -26,6 +26,6 @@ def test_a_cut_answer_says_so():
 def test_it_takes_weights_on_trust():
     engine = FakeEngine(50)
     assert not engine.holds_weights
-    assert asyncio.run(engine.receive_weights(WeightUpdate(7, "d"))) == WeightReceipt(7, "d")
+    assert asyncio.run(engine.confirm_weights(7)) == WeightReceipt(7, "")
     assert generate(engine, [1], Sampling(2)).weight_version == 7
     assert len(asyncio.run(engine.score([1, 2, 3]))) == 2

@@ -1,26 +1,13 @@
 import pytest
 
-from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.engines import make_engine
-from alphaapollo.rollout.spec import EngineSpec, engine_dtype
+from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.settings import engine_arguments, environment
 
 
 def spec(device="cpu", path="org/model", **rollout) -> EngineSpec:
     return EngineSpec(1, path, False, Rollout(**rollout), device, "float32", 300, "engine.log")
-
-
-def test_dtype():
-    assert engine_dtype(Rollout(), Model(), "cpu") == "float32"
-    assert engine_dtype(Rollout(), Model(), "cuda") == "bfloat16"
-    assert engine_dtype(Rollout(), Model(dtype="bfloat16"), "cpu") == "bfloat16"
-    assert engine_dtype(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == "float32"
-
-
-def test_transport():
-    assert spec().transport == "shared_memory"
-    assert spec("cuda").transport == "ipc"
-    assert spec("cuda", colocate=False).transport == "nccl"
 
 
 def test_cpu_settings():

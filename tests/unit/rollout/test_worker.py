@@ -21,7 +21,6 @@ from alphaapollo.types import (
     Score,
     TrajectoryGroup,
     WeightReceipt,
-    WeightUpdate,
 )
 from examples.quickstart.make_task import make_tokenizer
 
@@ -93,7 +92,7 @@ def test_a_grader_that_fails_is_masked_with_a_reason(model_folder, tmp_path):
 def test_the_fake_engine_is_picked_by_name_and_has_nothing_to_prove(model_folder, tmp_path):
     worker = make_worker(model_folder, tmp_path)
     assert isinstance(worker.engine, FakeEngine) and not worker.holds_weights
-    assert asyncio.run(worker.receive_weights(WeightUpdate(2, "d"))) == WeightReceipt(2, "d")
+    assert asyncio.run(worker.confirm_weights(2)) == WeightReceipt(2, "")
 
 
 def test_a_long_prompt_is_cut_or_masked(model_folder, tmp_path):

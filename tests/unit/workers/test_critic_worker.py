@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.models import sharding
 from alphaapollo.workers.base import RankPlacement
@@ -18,7 +19,7 @@ from tests.unit.workers.training import Case, make_batch, make_columns, record_g
 
 def make_critic(case: Case, rank: int, num_ranks: int, address: str, seed: int = 0, **settings: Any) -> CriticWorker:
     sharding.MIN_UNIT = case.min_unit
-    model = Model(path=case.folder, attention=case.attention)
+    model = resolve_model(Model(path=case.folder, attention=case.attention), "cpu")
     return CriticWorker(model, Critic(**settings), RankPlacement(rank, num_ranks, address, "cpu", 1), 10, seed)
 
 

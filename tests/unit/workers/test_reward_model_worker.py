@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
@@ -43,7 +44,7 @@ def scores(
     rank: int, num_ranks: int, address: str, folder: str, attention: str = "padded", max_tokens: int = 40
 ) -> np.ndarray:
     sharding.MIN_UNIT = 0
-    model = Model(path=folder, attention=attention)
+    model = resolve_model(Model(path=folder, attention=attention), "cpu")
     worker = RewardModelWorker(model, False, RankPlacement(rank, num_ranks, address, "cpu", 1))
     batch = one_batch(num_ranks, max_tokens, worker.padded)
     found = worker.compute_scores(batch.rank_batches[rank])

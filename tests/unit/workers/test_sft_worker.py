@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
@@ -36,7 +37,8 @@ def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWo
     config = SftConfig(
         model={"path": case.folder, "attention": case.attention}, optim=OPTIM | case.optim, grad_clip=0.5
     )
-    return SftWorker(config, RankPlacement(rank, num_ranks, address, "cpu", 1), NUM_STEPS)
+    model, placement = resolve_model(config.model, "cpu"), RankPlacement(rank, num_ranks, address, "cpu", 1)
+    return SftWorker(config, model, placement, NUM_STEPS)
 
 
 def deal(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:

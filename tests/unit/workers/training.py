@@ -10,6 +10,7 @@ import torch
 
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
@@ -51,11 +52,14 @@ class Case:
 def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments: Any) -> PolicyWorker:
     sharding.MIN_UNIT = case.min_unit
     return PolicyWorker(
-        model=Model(
-            path=case.folder,
-            attention=case.attention,
-            dtype=case.dtype,
-            enable_gradient_checkpointing=case.checkpointing,
+        model=resolve_model(
+            Model(
+                path=case.folder,
+                attention=case.attention,
+                dtype=case.dtype,
+                enable_gradient_checkpointing=case.checkpointing,
+            ),
+            "cpu",
         ),
         actor=Actor(**case.actor),
         ref=Reference(),

@@ -1,0 +1,83 @@
+"""What `auto` and null mean on the machine at hand: each choice is made here, once, before a worker starts.
+
+A section that has been resolved holds no automatic choice any more; workers are given such sections only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal
+
+from alphaapollo.config.notices import Device
+from alphaapollo.config.schema import Model, Rollout
+
+Dtype = Literal["float32", "bfloat16"]
+Attention = Literal["varlen", "flex", "flash", "sdpa", "padded"]
+
+
+def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
+    """The device that `auto` means on a machine with so many GPUs."""
+    if device == "auto":
+        return "cuda" if num_gpus else "cpu"
+    return device
+
+
+def resolve_model(model: Model, device: Device) -> Model:
+    """dtype and attention of training. Raises ValueError for an attention that the device cannot run."""
+    dtype: Dtype = _device_dtype(device) if model.dtype == "auto" else model.dtype
+    return model.model_copy(update={"dtype": dtype, "attention": _attention(model.attention, dtype, device)})
+
+
+def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
+    """dtype and number of the engines.
+
+    Args:
+        model: whose dtype is the engines', too, where they have none of their own.
+        training_gpus: on all nodes together; engines share them by default.
+    """
+    dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
+    if dtype == "auto":
+        dtype = _device_dtype(device)
+    return rollout.model_copy(update={"dtype": dtype, "num_engines": num_engines(rollout, device, training_gpus)})
+
+
+def chosen_attention(model: Model) -> Attention:
+    """Of a resolved section."""
+    assert model.attention != "auto", "resolve_model comes first"
+    return model.attention
+
+
+def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
+    """As asked for, else one on a CPU, and on GPUs as many as fit."""
+    if rollout.num_engines is not None:
+        return rollout.num_engines
+    return 1 if device == "cpu" else max(1, training_gpus // rollout.tensor_model_parallel_size)
+
+
+def _device_dtype(device: Device) -> Dtype:
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def _attention(asked: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    if asked == "auto":
+        if device == "cpu":
+            return "padded"
+        if dtype == "float32":
+            return "sdpa"
+        return "flash" if has_flash else "varlen"
+    if device == "cpu" and asked in ("varlen", "flex", "flash"):
+        raise ValueError(
+            f"model.attention={asked} cannot train on a CPU. Set it to auto, padded or sdpa, or use a GPU."
+        )
+    if asked in ("varlen", "flash") and dtype == "float32":
+        raise ValueError(
+            f"model.attention={asked} computes in half precision only, but model.dtype=float32. Set "
+            "model.attention=sdpa or flex, or model.dtype=bfloat16."
+        )
+    if asked == "flash" and not has_flash:
+        raise ValueError(
+            "model.attention=flash, but flash-attn is not installed. Install it (pip install flash-attn) or set "
+            "model.attention=varlen, torch's own kernel."
+        )
+    return asked

@@ -1,0 +1,46 @@
+import pytest
+
+from alphaapollo.config.notices import Device
+from alphaapollo.config.resolve import num_engines, resolve_device, resolve_model, resolve_rollout
+from alphaapollo.config.schema import Model, Rollout
+
+
+def test_device():
+    assert (resolve_device("auto", 0), resolve_device("auto", 2), resolve_device("cpu", 2)) == ("cpu", "cuda", "cpu")
+
+
+def test_dtypes():
+    def dtypes(rollout: Rollout, model: Model, device: Device) -> tuple[str, str]:
+        resolved = resolve_model(model, device)
+        return resolved.dtype, resolve_rollout(rollout, resolved, device, 1).dtype
+
+    assert dtypes(Rollout(), Model(), "cpu") == ("float32", "float32")
+    assert dtypes(Rollout(), Model(), "cuda") == ("bfloat16", "bfloat16")
+    assert dtypes(Rollout(), Model(dtype="bfloat16"), "cpu") == ("bfloat16", "bfloat16")
+    assert dtypes(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == ("bfloat16", "float32")
+    assert resolve_rollout(Rollout(), Model(), "cpu", 1).dtype == "float32"  # engines without a trainer
+
+
+def test_engines_fill_the_training_gpus():
+    assert num_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
+    assert num_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == 1
+    assert num_engines(Rollout(num_engines=3), "cuda", 8) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "kind"), [("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")]
+)
+def test_attention_by_device(asked: str, device: Device, kind: str):
+    assert resolve_model(Model(attention=asked), device).attention == kind
+
+
+def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
+    assert resolve_model(Model(dtype="float32"), "cuda").attention == "sdpa"
+    with pytest.raises(ValueError, match=r"model.attention=varlen computes in half precision only"):
+        resolve_model(Model(attention="varlen", dtype="float32"), "cuda")
+
+
+@pytest.mark.parametrize("asked", ["varlen", "flex", "flash"])
+def test_attention_that_a_cpu_cannot_train_with(asked: str):
+    with pytest.raises(ValueError, match=f"model.attention={asked} cannot train on a CPU. Set it to auto"):
+        resolve_model(Model(attention=asked), "cpu")
