@@ -6,8 +6,8 @@ from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.settings import engine_arguments, environment
 
 
-def spec(device="cpu", path="org/model", **rollout) -> EngineSpec:
-    return EngineSpec(1, path, False, Rollout(**rollout), device, "float32", 300, "engine.log")
+def spec(device="cpu", path="org/model", transport="shared_memory", **rollout) -> EngineSpec:
+    return EngineSpec(1, path, False, Rollout(**rollout), device, "float32", 300, "engine.log", transport)
 
 
 def test_cpu_settings():
@@ -36,13 +36,15 @@ def test_gpu_settings(tmp_path):
     assert colocated["enable_sleep_mode"] and not apart["enable_sleep_mode"]
     assert not engine_arguments(spec("cuda", free_cache_engine=False))["enable_sleep_mode"]
     assert colocated["gpu_memory_utilization"] == 0.5 and "block_size" not in colocated
-    assert environment(spec("cuda", path=str(tmp_path))) == {
+    assert environment(spec("cuda", path=str(tmp_path), transport="ipc")) == {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(spec("cuda"))
+    assert engine_arguments(spec("cuda", transport="nccl"))["weight_transfer_config"] == {"backend": "nccl"}
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(spec("cuda", colocate=False))
 
 
