@@ -22,10 +22,14 @@ def row_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def standardised(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) -> Tensor:
-    """(x - mean) / sqrt(var + eps) of a vector; exactly 0 if all are equal. `eps_inside=False`: / (std + eps)."""
+    """(x - mean) / sqrt(var + eps) of a vector; exactly 0 if all are equal. `eps_inside=False`: / (std + eps).
+
+    A mean that is nothing but rounding is 0: values that are centred already keep their exact zeros.
+    """
     if values.numel() < 2 or values.max() == values.min():
         return torch.zeros_like(values)
-    away = values - values.mean()
+    mean, rounding = values.mean(), values.numel() * torch.finfo(values.dtype).eps * values.abs().max()
+    away = values - torch.where(mean.abs() <= rounding, torch.zeros_like(mean), mean)
     var = (away**2).sum() / (values.numel() - ddof)
     return away / ((var + eps).sqrt() if eps_inside else var.sqrt() + eps)
 

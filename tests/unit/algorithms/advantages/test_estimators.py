@@ -286,6 +286,26 @@ def test_equal_groups_get_exactly_zero(name: str):
     assert not result.advantages.any()
 
 
+@pytest.mark.parametrize("name", ["magistral", "reinforce_plus_plus_baseline", "gdpo"])
+@pytest.mark.parametrize("third", [0.1, 0.3, 0.7])
+def test_an_equal_group_is_worth_exactly_zero_beside_others_too(name: str, third: float):
+    """0.1, 0.2 and `third` less their mean do not add up to exactly 0."""
+    scores = torch.tensor([0.5, 0.5, 0.1, 0.2, third], dtype=torch.float64)
+    ids = torch.arange(5)
+    inputs = AdvantageInputs(
+        scores[:, None],
+        torch.ones(5, 1, dtype=torch.float64),
+        scores,
+        torch.tensor([0, 0, 1, 1, 1]),
+        ids,
+        components={"accuracy": scores},
+        mini_batches=torch.zeros_like(ids),
+    )
+    advantages = get_estimator(name)(inputs, Algorithm()).advantages
+    assert advantages[:2].tolist() == [[0.0], [0.0]]
+    assert advantages[2:].all()
+
+
 @pytest.mark.parametrize("name", estimator_names())
 def test_fully_masked_rows_give_nothing_and_no_nan(name: str):
     mask = MASK.clone()
