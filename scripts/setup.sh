@@ -90,7 +90,11 @@ uv_install() { $python -m uv pip install --python $python --no-deps "$@"; }
 # The CPU build of torch: from a place that pip is told about where there is one, else from PyTorch's own index.
 if [ "$device" = cpu ]; then
     torch="$(grep '^torch==' requirements/cpu.txt)"
-    uv_install --quiet --dry-run "$torch" 2>/dev/null || uv_install --torch-backend cpu "$torch" || fail "$no_index"
+    uv_install --quiet --dry-run "$torch" 2>/dev/null || uv_install --torch-backend cpu "$torch" ||
+        fail "no place that pip is configured for has the CPU build $torch for $($python --version), and it could not be \
+fetched from PyTorch's own index either (see above)." \
+            "Name a place that has its wheel (pip config set global.find-links FOLDER_OR_URL, or global.extra-index-url), \
+or build .venv with the other Python: rm -r .venv; PYTHON=python3.11 (or python3.12) and the same command."
 fi
 requirements=()
 for list in "${stale[@]}"; do requirements+=(-r "$list"); done

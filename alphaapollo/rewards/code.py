@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def run_pairs(pairs: Pairs, code: str, time_limit: float) -> str:
 
 
 def same_output(wanted: str, printed: str) -> bool:
-    """Equal but for white space at the ends of lines and of the text, and for the last digits of numbers."""
+    """Equal but for white space at the ends of lines and of the text, and the last digits of numbers with a point."""
     rows = [[line.split() for line in text.strip().splitlines()] for text in (wanted, printed)]
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
@@ -103,8 +104,14 @@ def same_output(wanted: str, printed: str) -> bool:
     return all(one == other or _same_number(one, other) for one, other in zip(*tokens, strict=True))
 
 
-def _same_number(one: str, other: str) -> bool:
+def _same_number(wanted: str, printed: str) -> bool:
+    """`3.0` is 3; only what is wanted with a point may be rounded. Nothing is the same as infinity."""
     try:
-        return "." in one + other and math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except ValueError:
+        one, other = Decimal(wanted), Decimal(printed)
+    except InvalidOperation:
         return False
+    if not (one.is_finite() and other.is_finite()):
+        return False
+    if "." not in wanted:
+        return one == other
+    return math.isfinite(float(one)) and math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

@@ -17,10 +17,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from alphaapollo.tools.sandbox.capture import Capture
 from alphaapollo.tools.sandbox.child import DONE, MESSAGE_BYTES, READY, Launch
@@ -200,7 +200,8 @@ class Supervisor:
             if child and child.run:
                 held.append(run)
             elif run.future.set_running_or_notify_cancel():
-                self._begin(run, child or self._spawn(run.order))
+                with _answered(run):
+                    self._begin(run, child or self._spawn(run.order))
                 active += 1
         self._waiting.extendleft(reversed(held))
 
@@ -230,7 +231,12 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         out, out_write = os.pipe()
         err, err_write = os.pipe()
-        with theirs, open(out_write, "wb"), open(err_write, "wb"), memory_file(order.stdin.encode()) as stdin:
+        with (
+            theirs,
+            open(out_write, "wb"),
+            open(err_write, "wb"),
+            memory_file(order.stdin.encode("utf-8", "surrogatepass")) as stdin,
+        ):
             descriptors = [theirs.fileno(), stdin.fileno(), out_write, err_write]
             socket.send_fds(self._zygote, [json.dumps(asdict(request)).encode()], descriptors)
         child = _Child(request.id, order.session, ours, out, err)
@@ -295,6 +301,11 @@ class Supervisor:
             raise SandboxError("the pre-forked interpreter died")
         notice = json.loads(message)
         child = self._children.pop(notice["exit"])
+        with _answered(child.run):
+            self._settle(child, notice)
+
+    def _settle(self, child: _Child, notice: dict[str, Any]) -> None:
+        """The last words of a child, and what comes of its run."""
         self._hear(child)
         self._drain(child)
         self._release(child)
@@ -332,6 +343,17 @@ class Supervisor:
         run.future.set_result(SandboxResult(status, out, err, seconds, self.layers.mode, reason, run.restarted))
 
 
+@contextlib.contextmanager
+def _answered(run: _Run | None) -> Iterator[None]:
+    """Should this block fail, which ends the thread, so does the run: nobody else knows of it at that moment."""
+    try:
+        yield
+    except Exception as error:
+        if run is not None and not run.future.done():
+            run.future.set_exception(SandboxError(f"the sandbox failed: {type(error).__name__}: {error}"))
+        raise
+
+
 def memory_file(data: bytes) -> BinaryIO:
     """An open file at its beginning, in memory, that nobody can change."""
     file = open(os.memfd_create("snippet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")  # noqa: SIM115
@@ -357,7 +379,8 @@ def wait_status(status: int, stopped: Status | None, timeout: float) -> tuple[St
         return Status.OUTPUT, f"stopped after printing {OUTPUT_STOP_BYTES >> 20} MiB"
     if os.WIFEXITED(status):
         return exit_status(os.WEXITSTATUS(status))
-    name = signal.Signals(os.WTERMSIG(status)).name
-    if name == "SIGKILL":
+    number = os.WTERMSIG(status)
+    if number == signal.SIGKILL:
         return Status.MEMORY, "killed by the kernel: no memory left on the machine"
-    return Status.ERROR, f"killed by {name}"
+    named = number in set(signal.Signals)  # most real-time signals are not
+    return Status.ERROR, f"killed by {signal.Signals(number).name if named else f'signal {number}'}"

@@ -155,6 +155,12 @@ def test_programs_read_stdin_and_print():
         ("0.5", "0.50000001", True),
         ("0.5", "0.51", False),
         ("10", "10.0", True),
+        ("123456789", "123456700.0", False),  # only a number with a point may be rounded
+        ("123456789.0", "123456789.1", True),
+        ("9" * 400, "1.0e999", False),  # both are infinite as floats
+        ("1.5e999", "2.5e999", False),
+        ("1.5", "inf", False),
+        ("10000000000000000000001", "10000000000000000000000.0", False),
         ("1 2", "1\n2", False),
         ("10", "11", False),
         ("a", "A", False),

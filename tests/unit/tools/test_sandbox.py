@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, Status, run_python, run_python_async
+from alphaapollo.tools.sandbox import supervisor as supervisor_module
 from alphaapollo.tools.sandbox.capture import Capture
 from alphaapollo.tools.sandbox.order import MAX_CODE_BYTES, Order
 from alphaapollo.tools.sandbox.supervisor import wait_status
@@ -68,6 +70,7 @@ def test_the_value_of_a_last_expression(sandbox: Sandbox, code: str, printed: st
         ("import sys; sys.exit()", "ok", "", ""),
         ("x = bytearray(1 << 32)", "memory", "MemoryError", "MemoryError"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "error", "killed by SIGSEGV", ""),
+        ("import os; os.kill(os.getpid(), 40)", "error", "killed by signal 40", ""),  # it has no name
         ("while True: pass", "timeout", "stopped after 0.5 s", ""),
         ("raise KeyboardInterrupt", "error", "exit code 1", "KeyboardInterrupt"),
         ("x = 1\0", "error", "exit code 1", None),
@@ -330,6 +333,22 @@ def test_wait_status() -> None:
     assert wait_status(signal.SIGXCPU, None, 5) == ("timeout", "stopped after 5 s")
     assert wait_status(signal.SIGKILL, None, 5)[0] == "memory"
     assert wait_status(signal.SIGKILL, Status.TIMEOUT, 5)[0] == "timeout"
+    assert wait_status(signal.SIGRTMIN, None, 5) == ("error", "killed by SIGRTMIN")
+    assert wait_status(40, None, 5) == ("error", "killed by signal 40")
+
+
+def test_what_fails_in_the_thread_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    for name in ("wait_status", "memory_file"):  # at a run's end, and at its beginning
+        with monkeypatch.context() as patch, Sandbox() as sandbox:
+            sandbox.run("1")
+            patch.setattr(supervisor_module, name, broken)
+            patch.setattr(threading, "excepthook", lambda arguments: None)
+            assert sandbox._supervisor is not None
+            with pytest.raises(SandboxError, match="RuntimeError: a mistake of ours"):
+                sandbox._supervisor.submit(Order("2")).result(timeout=20)
 
 
 def test_remove_tree(tmp_path: Path) -> None:
