@@ -5,7 +5,7 @@ What depends on registered names (estimators, environments) is checked where tho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from alphaapollo.config.errors import ConfigError
@@ -35,6 +35,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
     device = resolve_device(config.trainer.device, num_gpus)
     problems = [
         *_check_paths(config),
+        *_check_template_arguments(config.data.apply_chat_template_kwargs),
         *_check_batch(config),
         *_check_algorithm(config),
         *_check_sampling(config),
@@ -56,6 +57,7 @@ def check_sft(config: SftConfig, num_gpus: int) -> list[str]:
         *_check_required("data.train_files", config.data.train_files),
         *_check_files("data.train_files", config.data.train_files),
         *_check_files("data.val_files", config.data.val_files),
+        *_check_template_arguments(config.data.apply_chat_template_kwargs),
         *_check_optimizer("optim", config.optim),
         *_check_resume(config.trainer.resume_mode, config.trainer.resume_from_path),
     ]
@@ -78,6 +80,7 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
         *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
         *_check_python_file("reward.custom_module", config.reward.custom_module),
         *_check_python_file("env.custom_module", config.env.custom_module),
+        *_check_template_arguments(config.data.apply_chat_template_kwargs),
         *_check_nucleus("rollout", rollout.top_p, rollout.top_k),
         *_check_generation_machine(config, device, num_gpus, num_cores),
     ]
@@ -128,6 +131,23 @@ def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus
             f"{key}={size}, rollout.num_engines={plain(rollout.num_engines)}: that is more than the {gpus} GPUs of "
             "trainer.n_gpus_per_node x trainer.nnodes. Raise those, or lower these."
         )
+
+
+TEMPLATE_ARGUMENTS = {  # of apply_chat_template that are not the template's own, or that the project gives
+    "tools": "env.action_format=chat_template gives it the tools",
+    "chat_template": "save the tokenizer with your template and give its folder as tokenizer_path",
+    **dict.fromkeys(
+        ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize", "return_tensors"),
+        "the project gives it",
+    ),
+    **dict.fromkeys(("padding", "truncation", "max_length", "return_dict"), "it is not the template's"),
+}
+
+
+def _check_template_arguments(arguments: Iterable[str]) -> Iterator[str]:
+    for name in arguments:
+        if name in TEMPLATE_ARGUMENTS:
+            yield f"data.apply_chat_template_kwargs.{name}: {TEMPLATE_ARGUMENTS[name]}. Leave it out."
 
 
 def _check_required(key: str, value: str | list[str]) -> Iterator[str]:

@@ -84,11 +84,13 @@ def sft_notices(config: SftConfig, device: Device) -> list[str]:
 
 def generation_notices(config: GenerationConfig, device: Device) -> list[str]:
     """As `notices`, for main_generation."""
+    rollout = config.rollout.name
     void = [
         *_void_by_device(device, GENERATION_GPU_ONLY, GENERATION_CPU_ONLY),
         *((key, "data.n_samples counts the samples") for key in ("rollout.n", "env.rollout.n")),
         *((key, "it is about training") for key in OF_TRAINING),
         *_switched_off(_env_switches(config.env)),
+        *_switched_off([(rollout == "vllm", f"rollout.name is {rollout}", ["rollout.engine_kwargs.vllm"])]),
         *_void_function_name(config.custom_reward_function.path),
     ]
     lines = void_lines(config, void)
@@ -132,6 +134,7 @@ def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:
 
 def _actor_switches(config: Config) -> list[Switch]:
     actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    engine = config.actor_rollout_ref.rollout.name
     one_range = actor.clip_ratio_low is None or actor.clip_ratio_high is None
     return [
         (actor.use_kl_loss, f"{ACTOR}.use_kl_loss is false", [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"]),
@@ -146,6 +149,7 @@ def _actor_switches(config: Config) -> list[Switch]:
             [f"{ACTOR}.loss_scale_factor"],
         ),
         (config.algorithm.overlong_filter, "algorithm.overlong_filter is false", [f"{ACTOR}.loss_agg_count"]),
+        (engine == "vllm", f"{ROLLOUT}.name is {engine}", [f"{ROLLOUT}.engine_kwargs.vllm"]),
         (one_range, "clip_ratio_low and clip_ratio_high are both given", [f"{ACTOR}.clip_ratio"]),
         (
             correction.method is not None,

@@ -7,10 +7,12 @@ Each piece is tokenized on its own and never again: sampled tokens stay as they 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.hub import looks_local
@@ -33,15 +35,17 @@ PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text while a templa
 
 
 class Renderer:
-    """The tokenizer and chat template of one model.
+    """The tokenizer and chat template of one model. `template_arguments` are given to the template at every rendering.
 
     Raises:
         ValueError: a chat is rendered and the tokenizer has no chat template, or the template refuses the chat.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any] = MappingProxyType({})
+    ):
         self.tokenizer = tokenizer
-        self.template_arguments: dict[str, Any] = {}
+        self.template_arguments = dict(template_arguments)
 
     def prompt_ids(self, content: list[Message] | str) -> list[int]:
         """A chat with the assistant's generation prompt; a text as it is (after BOS, if the tokenizer adds one)."""
@@ -128,6 +132,18 @@ class Renderer:
             if token is not None:
                 return int(token)
         return 0
+
+
+def unread_arguments(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """One line for each argument that the chat template does not read, so that it changes nothing."""
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        return []
+    return [
+        f"data.apply_chat_template_kwargs.{name} has no effect: the tokenizer's chat template does not read it."
+        for name in arguments
+        if not re.search(rf"\b{re.escape(name)}\b", template)
+    ]
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -9,6 +9,17 @@ import numpy as np
 from alphaapollo.seeds import derive_seed
 
 
+def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:
+    """`count` of `total` rows, in their order: drawn by the seed, or the first ones; all where there are no more, or
+    where count is -1 or 0."""
+    if not 0 < count < total:
+        return list(range(total))
+    if not shuffle:
+        return list(range(count))
+    drawn = np.random.default_rng(derive_seed(seed, "max_samples")).choice(total, size=count, replace=False)
+    return sorted(int(row) for row in drawn)
+
+
 class PromptStream:
     """Endless order over `num_prompts` prompts: epoch after epoch, each shuffled anew (or in file order).
 

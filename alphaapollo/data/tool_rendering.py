@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
@@ -35,10 +36,14 @@ class ToolRenderer(Renderer):
         schemas: of the tools, one at least, as `{"type": "function", "function": {name, description, parameters}}`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, schemas: Sequence[dict[str, Any]]):
-        super().__init__(tokenizer)
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        schemas: Sequence[dict[str, Any]],
+        template_arguments: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self.schemas = list(schemas)
-        self.template_arguments = {"tools": self.schemas}
+        super().__init__(tokenizer, {**template_arguments, "tools": self.schemas})
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with its special tokens, for calls may be written with them; without the one that ended the turn."""

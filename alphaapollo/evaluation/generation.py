@@ -22,10 +22,12 @@ from alphaapollo.config.notices import Device
 from alphaapollo.config.resolve import resolve_device, resolve_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
+from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.evaluation.figures import Result, result_of
 from alphaapollo.evaluation.report import report
 from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
 from alphaapollo.observability.counter import Counter
+from alphaapollo.rollout.vllm.own_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import build_engine
 from alphaapollo.startup.inputs import (
     check_lengths,
@@ -91,9 +93,11 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     notices = check_generation(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
     notices += environment_notices(config, environment)
+    check_engine_kwargs(config.rollout, "rollout")
     check_lengths(config.model, config.rollout, config.data)
-    renderer = make_renderer(config.env, config.model)
+    renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
+    more += unread_arguments(config.data.apply_chat_template_kwargs, renderer.tokenizer)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)

@@ -17,7 +17,7 @@ from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
 from alphaapollo.data.sft import load_examples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.network import free_port
@@ -74,9 +74,9 @@ def prepare(config: SftConfig) -> SftRun:
     notices = check_sft(config, machine.num_gpus)
     check_trackers(config.trainer.logger)
     start = find_start(config, judge)
-    renderer = Renderer(
-        load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
-    )
+    tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
+    notices += unread_arguments(config.data.apply_chat_template_kwargs, tokenizer)
+    renderer = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
     examples, lengths = load_examples(config.data.train_files, renderer, config.data)
     val_examples = load_examples(config.data.val_files, renderer, config.data)[0] if config.data.val_files else []
     if lengths.too_long:

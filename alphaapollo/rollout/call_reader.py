@@ -6,8 +6,9 @@ import importlib.util
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 from alphaapollo.config.schema import Env
@@ -34,19 +35,30 @@ def make_call_reader(parser: str, renderer: ToolRenderer) -> ReadCalls:
 
 
 def check_call_reader(
-    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: Sequence[dict[str, Any]]
+    env: Env,
+    tokenizer_path: str,
+    trust_remote_code: bool,
+    schemas: Sequence[dict[str, Any]],
+    template_arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """make_call_reader's ValueErrors, from a process of its own: importing vLLM takes memory and fixes its settings."""
-    arguments = (env, tokenizer_path, trust_remote_code, list(schemas))
+    arguments = (env, tokenizer_path, trust_remote_code, list(schemas), dict(template_arguments))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_try_to_make, *arguments).result()
 
 
-def _try_to_make(env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[dict[str, Any]]) -> None:
+def _try_to_make(
+    env: Env,
+    tokenizer_path: str,
+    trust_remote_code: bool,
+    schemas: list[dict[str, Any]],
+    template_arguments: dict[str, Any],
+) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     if env.custom_module:  # it may register a parser
         load_user_module(env.custom_module, "env.custom_module")
-    make_call_reader(env.tool_parser, ToolRenderer(load_tokenizer(tokenizer_path, trust_remote_code), schemas))
+    tokenizer = load_tokenizer(tokenizer_path, trust_remote_code)
+    make_call_reader(env.tool_parser, ToolRenderer(tokenizer, schemas, template_arguments))
 
 
 def _guarded(parse: Parse, renderer: ToolRenderer) -> ReadCalls:

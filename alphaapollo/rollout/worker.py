@@ -116,10 +116,11 @@ class RolloutWorker:
                 self.engine.start(),
                 self._rewards.start(),
             )
-            renderer = Renderer(tokenizer)
+            template_arguments = self._data.apply_chat_template_kwargs
+            renderer = Renderer(tokenizer, template_arguments)
             if env.action_format == "chat_template":
                 assert self._tools is not None, "a run checks this at its start"
-                renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas())
+                renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas(), template_arguments)
                 self._read_calls = await asyncio.to_thread(make_call_reader, env.tool_parser, tool_renderer)
         finally:
             gc.enable()

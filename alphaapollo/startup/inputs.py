@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from alphaapollo.config.notices import void_lines
@@ -69,7 +69,7 @@ def environment_notices(config: Config | GenerationConfig, environment: Register
     return void_lines(config, void)
 
 
-def make_renderer(env: Env, model: Model) -> Renderer:
+def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:
     """The tokenizer, as the rollout workers will use it; they open the same tools.
 
     ValueError: no tokenizer; tools, an index or a server that are not there; a chat template or a parser with which
@@ -79,7 +79,7 @@ def make_renderer(env: Env, model: Model) -> Renderer:
     tokenizer = load_tokenizer(path, model.trust_remote_code)
     schemas = asyncio.run(_tools_offered(env))
     if env.action_format == "tags":
-        renderer = Renderer(tokenizer)
+        renderer = Renderer(tokenizer, template_arguments)
         _check_history(env, renderer)
         return renderer
     if not schemas:
@@ -87,10 +87,10 @@ def make_renderer(env: Env, model: Model) -> Renderer:
             "env.action_format=chat_template: there are no tools to call. Name some in env.tools or env.mcp_servers, "
             "or set env.action_format=tags."
         )
-    renderer = ToolRenderer(tokenizer, schemas)
+    renderer = ToolRenderer(tokenizer, schemas, template_arguments)
     renderer.check(append=env.context == "append")
     _check_history(env, renderer)
-    check_call_reader(env, path, model.trust_remote_code, schemas)
+    check_call_reader(env, path, model.trust_remote_code, schemas, template_arguments)
     return renderer
 
 
@@ -128,12 +128,18 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
 
 
 def read_prompts(
-    files: str | list[str], what: str, renderer: Renderer, data: Data | GenerationData
+    files: str | list[str],
+    what: str,
+    renderer: Renderer,
+    data: Data | GenerationData,
+    choose: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `files` within the length limit, and what to tell about the others. `what`: the files' key."""
-    prompts, lengths = fit_prompts(
-        load_prompts(files, data.prompt_key), renderer, data.max_prompt_length, data.truncation
-    )
+    """The prompts of `files` within the length limit, and what to tell about the others.
+
+    what: the files' key. choose: which of their prompts are taken at all.
+    """
+    chosen = choose(load_prompts(files, data.prompt_key))
+    prompts, lengths = fit_prompts(chosen, renderer, data.max_prompt_length, data.truncation)
     if not lengths.too_long:
         return prompts, []
     done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"

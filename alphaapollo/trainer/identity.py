@@ -26,6 +26,6 @@ def judge_of(config: Config) -> Judge:
             return "refused", IDENTITY[key]
         if key in kept:
             return "kept", kept[key]
-        return "applied", reordered if key in ("data.seed", "data.shuffle") else ""
+        return "applied", reordered if key in ("data.seed", "data.shuffle", "data.train_max_samples") else ""
 
     return judge

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Data
+from alphaapollo.data.rendering import unread_arguments
+from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_registered
+from alphaapollo.rollout.vllm.own_arguments import check_engine_kwargs
 from alphaapollo.startup.inputs import check_lengths, check_rewards, make_renderer, read_prompts
 from alphaapollo.startup.trial import try_resets
 from alphaapollo.trainer.progress import Goal
@@ -36,12 +40,18 @@ class Inputs:
 def read_inputs(config: Config) -> Inputs:
     """Read tokenizer and data, and try the reward function's import and one reset: what is wrong shows now."""
     data, model = config.data, config.actor_rollout_ref.model
+    check_engine_kwargs(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
     check_lengths(model, config.actor_rollout_ref.rollout, data)
-    renderer = make_renderer(config.env, model)
-    prompts, notices = read_prompts(data.train_files, "data.train_files", renderer, data)
+    renderer = make_renderer(config.env, model, data.apply_chat_template_kwargs)
+    prompts, notices = read_prompts(
+        data.train_files, "data.train_files", renderer, data, partial(_chosen, data, data.train_max_samples)
+    )
+    notices += unread_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
     val_prompts: list[Prompt] = []
     if data.val_files:
-        val_prompts, more = read_prompts(data.val_files, "data.val_files", renderer, data)
+        val_prompts, more = read_prompts(
+            data.val_files, "data.val_files", renderer, data, partial(_chosen, data, data.val_max_samples)
+        )
         notices += more
     if config.algorithm.length_budget.mode:
         check_length_budgets(prompts)
@@ -66,3 +76,7 @@ def read_inputs(config: Config) -> Inputs:
         has_function=has_function,
         notices=notices,
     )
+
+
+def _chosen(data: Data, count: int, prompts: list[Prompt]) -> list[Prompt]:
+    return [prompts[index] for index in choose_rows(len(prompts), count, data.seed, data.shuffle)]

@@ -44,7 +44,7 @@ from alphaapollo.config.schema.reward import (
     RewardModelFsdp,
     RewardModelPath,
 )
-from alphaapollo.config.schema.rollout import Rollout, ValSampling
+from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
 from alphaapollo.config.schema.sft import SftConfig, SftData, SftTrainer
 from alphaapollo.config.schema.trainer import RunFolder, Trainer
 
@@ -58,6 +58,7 @@ __all__ = [
     "CriticModel",
     "CustomRewardFunction",
     "Data",
+    "EngineKwargs",
     "Env",
     "EnvRollout",
     "EvalConfig",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.base import Scalar, Section
 
 
 class Data(Section):
@@ -27,4 +27,10 @@ class Data(Section):
     shuffle: bool = True
     """Shuffle the training rows anew each epoch (a function of data.seed and the epoch)."""
     seed: int = 0
-    """Seed of the shuffle."""
+    """Seed of the shuffle, and of the choice that train_max_samples and val_max_samples make."""
+    train_max_samples: int = Field(default=-1, ge=-1)
+    """Training rows at most: so many, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
+    val_max_samples: int = Field(default=-1, ge=-1)
+    """Validation rows at most, chosen as train_max_samples chooses; -1 or 0 = all."""
+    apply_chat_template_kwargs: dict[str, Scalar] = {}
+    """Arguments of the chat template, given at every rendering, e.g. {enable_thinking: false}."""

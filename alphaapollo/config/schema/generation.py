@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.base import Scalar, Section
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
@@ -27,6 +27,8 @@ class GenerationData(Section):
     """Tokens that follow the prompt at most, over all turns."""
     truncation: Literal["error", "left", "right", "drop"] = "error"
     """A prompt over max_prompt_length: stop, cut its start, cut its end, or leave the row out (counted)."""
+    apply_chat_template_kwargs: dict[str, Scalar] = {}
+    """Arguments of the chat template, given at every rendering, e.g. {enable_thinking: false}."""
 
 
 class GenerationRollout(Rollout):

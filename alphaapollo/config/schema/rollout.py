@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.base import Ratio, Scalar, Section
 
 
 class ValSampling(Section):
@@ -20,6 +20,11 @@ class ValSampling(Section):
     """Top-k of the sampled validation; -1 = all."""
     greedy: bool = False
     """Also validate once greedily: val/accuracy_greedy."""
+
+
+class EngineKwargs(Section):
+    vllm: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] = {}
+    """Further arguments of vLLM's engine (its EngineArgs) by name, e.g. {max_cudagraph_capture_size: 64}."""
 
 
 class Rollout(Section):
@@ -58,3 +63,4 @@ class Rollout(Section):
     free_cache_engine: bool = True
     """Put the engine to sleep while training (colocated GPUs only)."""
     val_kwargs: ValSampling = ValSampling()
+    engine_kwargs: EngineKwargs = EngineKwargs()

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Frequency, Section
+from alphaapollo.config.schema.base import Frequency, Scalar, Section
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
 from alphaapollo.config.schema.trainer import RunFolder
 
@@ -34,6 +34,8 @@ class SftData(Section):
     """Shuffle anew each epoch (a function of data.seed and the epoch)."""
     seed: int = 0
     """Seed of the shuffle."""
+    apply_chat_template_kwargs: dict[str, Scalar] = {}
+    """Arguments of the chat template, given at every rendering, e.g. {enable_thinking: false}."""
 
 
 class SftTrainer(RunFolder):

@@ -52,10 +52,52 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
     return variables
 
 
+SET_BY: dict[str, str] = {  # arguments that are not the user's, with the key that sets them
+    "model": "model.path",
+    "trust_remote_code": "model.trust_remote_code",
+    "dtype": "rollout.dtype",
+    "seed": "trainer.seed",
+    "max_model_len": "data.max_prompt_length and data.max_response_length",
+    "tensor_parallel_size": "rollout.tensor_model_parallel_size",
+    "kv_cache_memory_bytes": "rollout.kv_cache_gib",
+    "enable_sleep_mode": "rollout.free_cache_engine",
+    **{
+        name: f"rollout.{name}"
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "enable_prefix_caching",
+            "block_size",
+            "gpu_memory_utilization",
+        )
+    },
+    **dict.fromkeys(
+        (
+            "skip_tokenizer_init",
+            "generation_config",
+            "logprobs_mode",
+            "max_logprobs",
+            "disable_log_stats",
+            "worker_extension_cls",
+            "weight_transfer_config",
+            "enable_chunked_prefill",
+            "distributed_executor_backend",
+        ),
+        "",
+    ),
+}
+
+
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs."""
+    """Keyword arguments of vLLM's AsyncEngineArgs; the user's own come on top."""
+    own = _cpu_arguments(spec) if spec.device == "cpu" else _gpu_arguments(spec)
+    return _shared_arguments(spec) | own | spec.rollout.engine_kwargs.vllm
+
+
+def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
     rollout = spec.rollout
-    arguments: dict[str, Any] = {
+    return {
         "model": spec.model_path,
         "trust_remote_code": spec.trust_remote_code,
         "skip_tokenizer_init": True,  # tokens in, tokens out
@@ -74,7 +116,6 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "worker_extension_cls": EXTENSION,
         "weight_transfer_config": {"backend": spec.transport},
     }
-    return arguments | (_cpu_arguments(spec) if spec.device == "cpu" else _gpu_arguments(spec))
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:

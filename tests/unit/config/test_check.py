@@ -311,3 +311,18 @@ def test_training_on_samples_of_a_cut_distribution_is_noticed(needed: list[str],
     (line,) = outcome([*needed, f"actor_rollout_ref.rollout.{key}={value}"])
     assert line.startswith(f"actor_rollout_ref.rollout.{key}={value}: training samples come from the most likely")
     assert outcome([*needed, f"actor_rollout_ref.rollout.val_kwargs.{key}={value}"]) == []
+
+
+@pytest.mark.parametrize("name", ["tools", "add_generation_prompt", "chat_template"])
+def test_arguments_that_are_not_the_chat_templates(needed: list[str], name: str):
+    (text,) = problems([*needed, f"data.apply_chat_template_kwargs.{name}=x"])
+    assert text.startswith(f"data.apply_chat_template_kwargs.{name}: ") and text.endswith("Leave it out.")
+    assert outcome([*needed, "data.apply_chat_template_kwargs.enable_thinking=false"]) == []
+
+
+def test_arguments_of_an_engine_that_is_not_there(needed: list[str]):
+    own = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    assert outcome([*needed, f"{own}.a=1", "actor_rollout_ref.rollout.name=hf"]) == [
+        f"{own}={{a:1}} has no effect: actor_rollout_ref.rollout.name is hf."
+    ]
+    assert outcome([*needed, f"{own}.a=1"]) == []

@@ -1,0 +1,28 @@
+from alphaapollo.data.rendering import Renderer, unread_arguments
+from alphaapollo.data.tool_rendering import ToolRenderer
+from tests.unit.tool_templates import HERMES, schema, tokenizer_of
+
+THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def test_they_reach_the_template_at_every_rendering():
+    tokenizer = tokenizer_of(HERMES + THINKING)
+    silent = Renderer(tokenizer, {"enable_thinking": False})
+    assert silent.text(CHAT) == Renderer(tokenizer).text(CHAT) + "<think></think>"
+    assert Renderer(tokenizer, {"enable_thinking": True}).text(CHAT) == Renderer(tokenizer).text(CHAT)
+    end = silent.encode(["<think></think>"])[0]
+    assert silent.prompt_ids(CHAT)[-len(end) :] == silent.delta_ids(CHAT)[-len(end) :] == end
+
+
+def test_they_stand_beside_the_tools():
+    renderer = ToolRenderer(tokenizer_of(HERMES + THINKING), [schema("add", a="integer")], {"enable_thinking": False})
+    text = renderer.text(CHAT)
+    assert '"name": "add"' in text and text.endswith("<think></think>")
+
+
+def test_one_that_the_template_does_not_read_is_told():
+    arguments = {"enable_thinking": False, "x": 1}
+    assert unread_arguments(arguments, tokenizer_of(HERMES + THINKING)) == [
+        "data.apply_chat_template_kwargs.x has no effect: the tokenizer's chat template does not read it."
+    ]
