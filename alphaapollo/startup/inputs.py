@@ -32,6 +32,7 @@ from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
 from alphaapollo.rewards.protocol import Grading
 from alphaapollo.rollout.call_reader import check_call_reader
+from alphaapollo.startup.trial import try_reward
 from alphaapollo.types import Prompt
 from alphaapollo.user_module import load_user_module
 
@@ -151,7 +152,8 @@ def check_rewards(
 ) -> list[str]:
     """What to tell about the keys. `graded`: every row needs a reward function.
 
-    ValueError: a reward function or component that is not there, or prompts that the graders cannot grade."""
+    ValueError: a reward function or component that is not there or fails when tried, or prompts that the graders cannot
+    grade."""
     if custom.path or reward.custom_module:
         check_grading(
             Grading(custom.path, custom.name, reward.components, reward.required, module=reward.custom_module)
@@ -161,6 +163,8 @@ def check_rewards(
     if graded and not custom.path:
         check_gradable(prompts)
         check_judge({prompt.data_source for prompt in prompts}, reward)
+    if graded and (custom.path or reward.custom_module):
+        asyncio.run(try_reward(prompts[0], reward, custom))
     if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):
         because = (
             "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"

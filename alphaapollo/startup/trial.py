@@ -1,5 +1,5 @@
-"""One reset of an environment before anything starts: a server that is not there, a puzzle that cannot be made, or a
-`reset` that raises shows now, not after the models are loaded."""
+"""One reset of an environment and one call of the user's reward function before anything starts: a server that is not
+there, a puzzle that cannot be made, or a function that raises shows now, not after the models are loaded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import asyncio
 import inspect
 from collections.abc import Sequence
 
-from alphaapollo.config.schema import Env
+from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments.base import Environment, EnvironmentFailure, Services, blaming, get_environment
 from alphaapollo.environments.toolbox import open_toolbox
+from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.replies import check_first
 from alphaapollo.rollout.sync_calls import SyncCalls
 from alphaapollo.tools.calls import Call
@@ -28,6 +29,37 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> None:
     finally:
         if tools is not None:
             await tools.close()
+
+
+async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> None:
+    """Grade one row with its own ground truth as the answer and, if that fails, an empty answer: one of them must pass,
+    in a process as in a run.
+
+    ValueError: both fail.
+    """
+    client = RewardClient(
+        custom.path,
+        custom.name,
+        reward.timeout,
+        1,
+        reward.components,
+        reward.required,
+        reward.judge,
+        reward.custom_module,
+    )
+    await client.start()
+    try:
+        for answer in (f"<answer>{prompt.ground_truth or ''}</answer>", ""):
+            score = await client.score(prompt, answer)
+            if not score.outcome.failed:
+                return
+    finally:
+        await client.close()
+    what = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
+    raise ValueError(
+        f"{what}, called on row {prompt.id} with two answers made up for a try, fails: {score.reason}. Mend it: a "
+        "number or a dict of numbers must come back, whatever the answer."
+    )
 
 
 async def _try_reset(config: Env, services: Services, prompt: Prompt) -> None:

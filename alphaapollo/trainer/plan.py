@@ -7,6 +7,7 @@ from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.algorithms.trial import try_estimator, try_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout
@@ -52,6 +53,8 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     notices += environment_notices(config, find_environment(config.env))
     notices += check_combinations(config, estimator, policy_loss)
+    try_estimator(estimator, algorithm, config.group_size, config.reward.components)
+    try_policy_loss(policy_loss, actor)
     critic, trainer = "values" in estimator.needs, config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device)

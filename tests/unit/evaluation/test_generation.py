@@ -218,7 +218,9 @@ def test_failures_are_counted_and_left_out(command: Command) -> None:
 
 
 def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Command) -> None:
-    (command.folder / "reward.py").write_text("def compute_score(prompt, completion):\n    raise KeyError('no key')\n")
+    passes_a_try = "if completion.startswith('<answer>'):\n        return 0.0\n    raise KeyError('no key')\n"
+    failing = f"def compute_score(prompt, completion):\n    {passes_a_try}"
+    (command.folder / "reward.py").write_text(failing)
     with pytest.raises(ValueError, match=r"all 18 samples failed\. The first: prompt 0, sample 0: .*no key"):
         command.run()
     assert len(command.records()) == 18, "the samples are there to be scored by another function"

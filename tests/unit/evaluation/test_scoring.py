@@ -147,6 +147,12 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
     assert "I hate 80" in capsys.readouterr().out
 
     (tmp_path / "reward.py").write_text("def length(prompt, completion):\n    raise OSError('gone')\n")
+    assert run(tmp_path, path, *own) == 2, "it is tried before the start"
+    assert "reward.py: length, called on row 0" in capsys.readouterr().err
+    passes_a_try = (
+        "def length(prompt, completion):\n    if completion:\n        raise OSError('gone')\n    return 0.0\n"
+    )
+    (tmp_path / "reward.py").write_text(passes_a_try)
     assert run(tmp_path, path, *own) == 1
     assert "all 8 samples failed. The first: prompt 0, sample 0: grader_failed: " in capsys.readouterr().err
 

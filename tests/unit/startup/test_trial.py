@@ -2,10 +2,10 @@ import asyncio
 
 import pytest
 
-from alphaapollo.config.schema import Env
+from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
-from alphaapollo.startup.trial import try_resets
+from alphaapollo.startup.trial import try_resets, try_reward
 from alphaapollo.types import Message, Prompt
 
 ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]
@@ -89,3 +89,49 @@ def test_a_first_observation_that_is_none_and_one_that_never_comes(monkeypatch):
 @pytest.mark.parametrize("name", ["single_turn", "informal_math", "guessing_game", "grid_world"])
 def test_what_comes_with_the_project_starts(name):
     asyncio.run(try_resets(Env(env_name=name, max_steps=2), ROWS))
+
+
+def reward_of(folder, body):
+    path = folder / "mine.py"
+    path.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
+    return CustomRewardFunction(path=str(path))
+
+
+ROW = Prompt(3, "text", "?", ground_truth="7")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("pass", "None"),
+        ("return 'good'", "the reward is a str"),
+        ("return {'accuracy': None}", "accuracy"),
+        ("return prompt.truth", "no attribute 'truth'"),
+    ],
+)
+def test_a_reward_function_that_cannot_work_is_told_before_the_start(tmp_path, body, says):
+    custom = reward_of(tmp_path, body)
+    with pytest.raises(ValueError, match=f"mine.py: compute_score, called on row 3 .* fails: .*{says}.*Mend it"):
+        asyncio.run(try_reward(ROW, Reward(), custom))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return float(completion[len('<answer>')] == prompt.ground_truth)",  # fails on an empty text
+        "assert not completion; return 0.0",  # fails on the ground truth
+        "return {'reward': 1, 'length': len(completion)}",
+    ],
+)
+def test_a_reward_function_that_fails_on_some_answers_may(tmp_path, body):
+    asyncio.run(try_reward(ROW, Reward(), reward_of(tmp_path, body)))
+
+
+def test_a_component_is_tried_too(tmp_path):
+    path = tmp_path / "component.py"
+    decorator = "from alphaapollo.rewards.components import reward_component\n\n@reward_component\n"
+    path.write_text(decorator + "def polite(prompt, completion):\n    return prompt.words\n")
+    reward = Reward(custom_module=str(path), components={"polite": 0.5})
+    row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
+    with pytest.raises(ValueError, match=r"component\.py: a component, called on row 3 .* no attribute 'words'"):
+        asyncio.run(try_reward(row, reward, CustomRewardFunction()))

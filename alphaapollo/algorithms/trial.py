@@ -1,0 +1,141 @@
+"""The user's own estimator and loss, called once on toy inputs before anything starts.
+
+Ours are held by tests; a function of the user's that returns the wrong thing would show after the models are loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator
+from alphaapollo.algorithms.advantages.base import NEEDS, Turns
+from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs, PolicyLossOutput
+from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.user_module import describe
+
+GROUPS, LENGTH = 2, 3
+
+
+def try_estimator(estimator: Estimator, config: Algorithm, group_size: int, components: Iterable[str]) -> None:
+    """Two prompts with `group_size` responses each of up to three tokens, in float64 as in a run.
+
+    ValueError: it raises, or returns no Advantages of finite floats shaped like the mask; nothing for those of ours.
+    """
+    if _is_ours(estimator.fn):
+        return
+    unasked: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
+    inputs = replace(toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **unasked)
+    with _blamed(estimator.fn, f"the advantage estimator {estimator.name!r}"):
+        result = estimator.fn(inputs, config)
+        _want(isinstance(result, Advantages), f"it must return Advantages, and returned {_kind(result)}")
+        for name in ("advantages", "returns"):
+            _want_floats(name, getattr(result, name), tuple(inputs.mask.shape))
+        estimator(inputs, config)
+
+
+def try_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
+    """As try_estimator, with log-probs in float32 of which the first have a gradient.
+
+    ValueError: it raises, or its loss has the wrong shape, is not finite, or has no gradient.
+    """
+    if _is_ours(policy_loss.fn):
+        return
+    with _blamed(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
+        inputs = toy_loss_inputs(policy_loss, config)
+        result = policy_loss.fn(inputs, config)
+        _want(isinstance(result, PolicyLossOutput), f"it must return a PolicyLossOutput, and returned {_kind(result)}")
+        shape = tuple(inputs.mask.shape) if policy_loss.level == "token" else tuple(inputs.mask.shape[:1])
+        _want_floats("loss", result.loss, shape, inputs.mask if policy_loss.level == "token" else None)
+        _want(result.loss.requires_grad, "its loss has no gradient: nothing in it depends on inputs.logp")
+        for name, value in result.metrics.items():
+            scalar = isinstance(value, Tensor) and value.ndim == 0
+            _want(scalar, f"its metric {name!r} must be a tensor of one number, and is {_kind(value)}")
+        result.loss.sum().backward()
+
+
+def toy_advantage_inputs(group_size: int, components: Iterable[str]) -> AdvantageInputs:
+    """Rows of one, two and three tokens in turn; every second response is right."""
+    rows = GROUPS * group_size
+    lengths = torch.arange(rows) % LENGTH + 1
+    mask = (torch.arange(LENGTH) < lengths[:, None]).double()
+    scores = (torch.arange(rows) % 2).double()
+    ids = torch.arange(rows)
+    at_the_end = torch.zeros_like(mask)
+    at_the_end[ids, lengths - 1] = scores
+    return AdvantageInputs(
+        token_rewards=at_the_end,
+        mask=mask,
+        scores=scores,
+        group_ids=ids // group_size,
+        trajectory_ids=ids,
+        values=0.5 * mask,
+        greedy_rewards=torch.ones_like(scores),
+        components={name: scores.clone() for name in ("accuracy", "task", *components)},
+        turns=Turns(torch.where(mask.bool(), ids[:, None], -1), ids, ids // group_size),
+        mini_batches=ids // group_size,
+    )
+
+
+def toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
+    """Two rows, of three tokens and of two; chosen among them where the loss does choose."""
+    logp = torch.tensor([[-0.5, -1.0, -1.5], [-1.0, -0.5, 0.0]], requires_grad=True)
+    mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
+    advantages = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]])
+    old = logp.detach() - 0.1
+    chosen = None
+    if policy_loss.choose is not None:
+        inside = mask.bool()
+        chosen = torch.zeros_like(inside)
+        chosen[inside] = policy_loss.choose(old[inside], advantages[inside], config)
+    return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, chosen=chosen)
+
+
+def _is_ours(function: Callable[..., object]) -> bool:
+    return function.__module__.startswith("alphaapollo.")
+
+
+@contextmanager
+def _blamed(function: Callable[..., object], what: str) -> Iterator[None]:
+    """Whatever is raised inside is the function's fault, and is said in one line."""
+    file = Path(inspect.getsourcefile(function) or "?")
+    try:
+        yield
+    except _WrongResult as error:
+        raise ValueError(f"{file}: {function.__name__} ({what}), called on toy inputs: {error}. Mend it.") from None
+    except Exception as error:  # the user's code may raise anything
+        said = describe(error, file)
+        raise ValueError(
+            f"{file}: {function.__name__} ({what}), called on toy inputs, raised {said}. Mend it."
+        ) from error
+
+
+class _WrongResult(Exception):
+    pass
+
+
+def _want(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _WrongResult(otherwise)
+
+
+def _want_floats(name: str, value: object, shape: tuple[int, ...], mask: Tensor | None = None) -> None:
+    _want(isinstance(value, Tensor), f"its {name} must be a tensor, and is {_kind(value)}")
+    assert isinstance(value, Tensor)
+    _want(tuple(value.shape) == shape, f"its {name} must have the shape {shape}, and has {tuple(value.shape)}")
+    _want(value.is_floating_point(), f"its {name} must be floats, and is {value.dtype}")
+    _want(
+        bool((value if mask is None else value[mask.bool()]).isfinite().all()),
+        f"its {name} is not finite: {value.tolist()}",
+    )
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

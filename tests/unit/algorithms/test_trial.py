@@ -1,0 +1,103 @@
+"""Functions of the user's that return the wrong thing are told before anything starts, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.algorithms.advantages import estimator_names, get_estimator
+from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
+from alphaapollo.algorithms.trial import toy_advantage_inputs, toy_loss_inputs, try_estimator, try_policy_loss
+from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.user_module import load_user_module
+
+ESTIMATOR = """
+import torch
+from alphaapollo.algorithms.advantages import Advantages, register_estimator
+
+@register_estimator("{name}")
+def mine(inputs, config):
+    a = inputs.scores.unsqueeze(1) * inputs.mask
+    {body}
+"""
+LOSS = """
+import torch
+from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
+
+@register_policy_loss("{name}")
+def mine(inputs, config):
+    loss = -inputs.logp * inputs.advantages
+    {body}
+"""
+numbers = iter(range(100))
+
+
+def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
+    name = f"tried_{next(numbers)}"
+    path = folder / f"{name}.py"
+    path.write_text(text.format(name=name, body=body))
+    load_user_module(str(path), "algorithm.custom_module")
+    return name, path
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("pass", "it must return Advantages, and returned None"),
+        ("return a", "it must return Advantages, and returned a Tensor"),
+        ("return Advantages(a, None)", "its returns must be a tensor, and is None"),
+        ("return Advantages(a.long(), a)", r"its advantages must be floats, and is torch\.int64"),
+        ("return Advantages(a[:, 0], a)", r"its advantages must have the shape \(4, 3\), and has \(4,\)"),
+        ("return Advantages(a / 0, a)", "its advantages is not finite"),
+        ("return Advantages(a + 1, a)", "advantages off the action mask"),
+        ("return Advantages(a @ a, a)", r"raised RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a, a\)"),
+        ("return Advantages(a - inputs.values, a)", "raised TypeError"),  # which it has not asked for
+    ],
+)
+def test_an_estimator_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: str, says: str) -> None:
+    name, path = registered(tmp_path, ESTIMATOR, body)
+    with pytest.raises(ValueError, match=says) as error:
+        try_estimator(get_estimator(name), Algorithm(), 2, [])
+    start = f"{path}: mine (the advantage estimator {name!r}), called on toy inputs"
+    assert str(error.value).startswith(start) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return loss", "it must return a PolicyLossOutput, and returned a Tensor"),
+        ("return PolicyLossOutput(loss.mean())", r"its loss must have the shape \(2, 3\), and has \(\)"),
+        ("return PolicyLossOutput(loss.detach())", "its loss has no gradient"),
+        ("return PolicyLossOutput(loss / 0)", "its loss is not finite"),
+        (
+            "return PolicyLossOutput(loss, {'x': 1.0})",
+            "its metric 'x' must be a tensor of one number, and is a float",
+        ),
+        ("raise KeyError('temperature')", "raised KeyError: 'temperature'"),
+    ],
+)
+def test_a_loss_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: str, says: str) -> None:
+    name, path = registered(tmp_path, LOSS, body)
+    with pytest.raises(ValueError, match=says) as error:
+        try_policy_loss(get_policy_loss(name), Actor())
+    assert str(error.value).startswith(f"{path}: mine (the policy loss {name!r}), called on toy inputs")
+
+
+def test_what_is_right_passes(tmp_path: Path) -> None:
+    estimator, _ = registered(tmp_path, ESTIMATOR, "return Advantages(a, a)")
+    try_estimator(get_estimator(estimator), Algorithm(), 1, [])
+    loss, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss, {'x': loss.detach().sum()})")
+    try_policy_loss(get_policy_loss(loss), Actor())
+    garbage_off_the_mask, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss / inputs.mask)")
+    try_policy_loss(get_policy_loss(garbage_off_the_mask), Actor())
+
+
+def test_the_toy_inputs_satisfy_every_function_of_ours() -> None:
+    inputs = toy_advantage_inputs(4, [])
+    for estimator in map(get_estimator, estimator_names()):
+        if estimator.fn.__module__.startswith("alphaapollo."):
+            estimator(inputs, Algorithm())
+    for loss in map(get_policy_loss, policy_loss_names()):
+        if loss.fn.__module__.startswith("alphaapollo."):
+            assert loss(toy_loss_inputs(loss, Actor()), Actor()).loss.requires_grad
