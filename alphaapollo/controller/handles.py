@@ -50,7 +50,7 @@ class PolicyGroup:
         return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
 
     async def old_log_probs(self) -> list[np.ndarray]:
-        """Those that the last update took as old."""
+        """The log-probs that the last update took as the sampling policy's, of the loaded rows."""
         return await self.ranks.call(lambda worker: worker.old_log_probs())
 
     async def hard_reset(self) -> None:
@@ -73,9 +73,11 @@ class PolicyGroup:
         return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
 
     async def save(self, folder: str) -> None:
+        """Write weights, optimiser and schedule: a checkpoint, each rank its part."""
         await self.ranks.call(lambda worker: worker.save(folder))
 
     async def load(self, folder: str) -> None:
+        """Go on from what save wrote, by any number of ranks."""
         await self.ranks.call(lambda worker: worker.load(folder))
 
     async def export(self, folder: str) -> None:
@@ -83,7 +85,7 @@ class PolicyGroup:
         await self.ranks.call(lambda worker: worker.export(folder))
 
     async def memory(self) -> dict[str, float]:
-        """Largest over the ranks."""
+        """GiB, the largest over the ranks: rss_gib, rss_peak_gib and, on GPUs, cuda_gib, cuda_peak_gib."""
         return largest(await self.ranks.call(lambda worker: worker.memory()))
 
     async def close(self) -> None:
@@ -107,9 +109,11 @@ class CriticGroup:
         return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
 
     async def save(self, folder: str) -> None:
+        """Write weights, optimiser and schedule: a checkpoint, each rank its part."""
         await self.ranks.call(lambda worker: worker.save(folder))
 
     async def load(self, folder: str) -> None:
+        """Go on from what save wrote, by any number of ranks."""
         await self.ranks.call(lambda worker: worker.load(folder))
 
     async def memory(self) -> dict[str, float]:
@@ -172,9 +176,9 @@ class EngineGroup:
         """False for fake engines."""
         return all(await self.ranks.call(lambda worker: worker.holds_weights))
 
-    async def score(self, token_ids: list[int]) -> list[list[float]]:
+    async def log_probs(self, token_ids: list[int]) -> list[list[float]]:
         """Log-prob of each token after the first, from each engine."""
-        return await self.ranks.call(lambda worker: worker.score(token_ids))
+        return await self.ranks.call(lambda worker: worker.log_probs(token_ids))
 
     async def receive_weights(self, folder: str) -> None:
         """Every engine takes what the trainer wrote into shared memory."""

@@ -7,7 +7,7 @@ import shutil
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
-from alphaapollo.controller.placement import Layout
+from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.network import free_port
 
@@ -40,15 +40,15 @@ class LocalCrew:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-async def launch_local(layout: Layout, roles: Roles) -> LocalCrew:
+async def launch_local(placement: Placement, roles: Roles) -> LocalCrew:
     """Build the workers one after the other. Needs one rank and one engine: the checks see to it."""
     from alphaapollo.workers.base import RankPlacement
 
-    assert layout.num_ranks == 1 and layout.num_engines == 1
+    assert placement.num_ranks == 1 and placement.num_engines == 1
 
-    placement = RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", layout.device, layout.threads)
-    policy = PolicyGroup(LocalRanks(roles.policy(placement, None)))
-    critic = CriticGroup(LocalRanks(roles.critic(placement))) if roles.critic else None
-    reward_model = RewardModelGroup(LocalRanks(roles.reward_model(placement))) if roles.reward_model else None
+    place = RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", placement.device, placement.threads)
+    policy = PolicyGroup(LocalRanks(roles.policy(place, None)))
+    critic = CriticGroup(LocalRanks(roles.critic(place))) if roles.critic else None
+    reward_model = RewardModelGroup(LocalRanks(roles.reward_model(place))) if roles.reward_model else None
     engines = EngineGroup(LocalRanks(await started(roles.engine(0))), roles.samples_in_flight)
     return LocalCrew(policy, critic, reward_model, engines, roles.cleanup)

@@ -18,7 +18,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Placement:
     """Where everything runs. A training rank is a GPU, or a process on a machine without them."""
 
     device: Device
@@ -58,12 +58,12 @@ def detect_machine() -> Machine:
     return Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
 
 
-def make_layout(
+def make_placement(
     trainer: Trainer, rollout: Rollout, device: Device, machine: Machine, critic: bool, reward_model: bool
-) -> Layout:
+) -> Placement:
     """Of a checked configuration; `rollout` is resolved (config/resolve.py)."""
     assert rollout.num_engines is not None
-    return Layout(
+    return Placement(
         device=device,
         num_nodes=trainer.nnodes,
         ranks_per_node=trainer.n_gpus_per_node,

@@ -16,12 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
-from alphaapollo.controller.placement import Layout, Machine
+from alphaapollo.controller.placement import Machine, Placement
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.ray_placement import reserve
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost, Seat
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 
@@ -64,9 +65,9 @@ def start_local_cluster() -> None:
     )
 
 
-async def launch_ray(layout: Layout, roles: Roles, timeout: float) -> RayCrew:
+async def launch_ray(placement: Placement, roles: Roles, timeout: float) -> RayCrew:
     """Place all workers and start them side by side. A ValueError or TimeoutError names what could not be had."""
-    crew = RayCrew(*await _place(layout, timeout), layout, roles)
+    crew = RayCrew(*await reserve(placement, timeout), placement, roles)
     try:
         async with asyncio.timeout(timeout):
             await crew.start()
@@ -94,11 +95,11 @@ class RayCrew:
     reward_model: RewardModelGroup | None
     engines: EngineGroup
 
-    def __init__(self, nodes: PlacementGroup, engine_gpus: PlacementGroup | None, layout: Layout, roles: Roles):
-        self.layout, self.roles = layout, roles
+    def __init__(self, nodes: PlacementGroup, engine_gpus: PlacementGroup | None, placement: Placement, roles: Roles):
+        self.placement, self.roles = placement, roles
         self.groups = [group for group in (nodes, engine_gpus) if group]
-        gpu = 1.0 if layout.device == "cuda" else 0.0
-        node_of = [rank // layout.ranks_per_node for rank in range(layout.num_ranks)]
+        gpu = 1.0 if placement.device == "cuda" else 0.0
+        node_of = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
         self._policy: RayRanks[PolicyWorker] = RayRanks(
             PolicyHost, [Seat(nodes, node, CPU_SHARE, gpu) for node in node_of]
         )
@@ -108,9 +109,13 @@ class RayCrew:
             RayRanks(RewardModelHost, beside) if roles.reward_model else None
         )
         if engine_gpus:
-            seats = [Seat(engine_gpus, i, CPU_SHARE, float(layout.tensor_parallel)) for i in range(layout.num_engines)]
+            seats = [
+                Seat(engine_gpus, i, CPU_SHARE, float(placement.tensor_parallel)) for i in range(placement.num_engines)
+            ]
         else:
-            first_ranks = [index * layout.tensor_parallel % layout.num_ranks for index in range(layout.num_engines)]
+            first_ranks = [
+                index * placement.tensor_parallel % placement.num_ranks for index in range(placement.num_engines)
+            ]
             seats = [Seat(nodes, node_of[rank], CPU_SHARE) for rank in first_ranks]
         self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutHost, seats)
         self.policy = PolicyGroup(self._policy)
@@ -123,21 +128,21 @@ class RayCrew:
         """All roles side by side: importing torch and vLLM is most of a start."""
         from alphaapollo.workers.base import RankPlacement
 
-        layout, roles, cleanup = self.layout, self.roles, self.roles.cleanup
+        placement, roles, cleanup = self.placement, self.roles, self.roles.cleanup
         policy_env, engine_env = await self._visible_gpus()
         addresses = [await self._policy.free_address() for _ in range(3)]
-        client = RayWeightSyncClient(self._engines.actors) if layout.device == "cuda" else None
+        client = RayWeightSyncClient(self._engines.actors) if placement.device == "cuda" else None
         policy_at, critic_at, reward_model_at = (
             [
-                RankPlacement(rank, layout.num_ranks, address, layout.device, layout.threads)
-                for rank in range(layout.num_ranks)
+                RankPlacement(rank, placement.num_ranks, address, placement.device, placement.threads)
+                for rank in range(placement.num_ranks)
             ]
             for address in addresses
         )
         starts = {
             "policy": self._policy.start([partial(roles.policy, one, client) for one in policy_at], cleanup),
             "rollout": self._engines.start(
-                [engine_factory(roles.engine, index) for index in range(layout.num_engines)], cleanup, engine_env
+                [engine_factory(roles.engine, index) for index in range(placement.num_engines)], cleanup, engine_env
             ),
         }
         if self._critic and roles.critic:
@@ -157,17 +162,17 @@ class RayCrew:
 
     async def _visible_gpus(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
         """CUDA_VISIBLE_DEVICES of what shares a rank's GPU, and of each colocated engine: the policy's GPUs."""
-        layout = self.layout
-        if layout.device != "cuda":
-            return [{}] * layout.num_ranks, [{}] * layout.num_engines
+        placement = self.placement
+        if placement.device != "cuda":
+            return [{}] * placement.num_ranks, [{}] * placement.num_engines
         gpus = [place.gpus for place in await self._policy.places()]
         policy_env = [{"CUDA_VISIBLE_DEVICES": own} for own in gpus]
-        if not layout.colocate:
-            return policy_env, [{}] * layout.num_engines
-        size = layout.tensor_parallel
+        if not placement.colocate:
+            return policy_env, [{}] * placement.num_engines
+        size = placement.tensor_parallel
         return policy_env, [
             {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * size : (index + 1) * size])}
-            for index in range(layout.num_engines)
+            for index in range(placement.num_engines)
         ]
 
     def still_starting(self) -> list[str]:
@@ -201,30 +206,3 @@ def engine_factory(build: Callable[[int], RolloutWorker], index: int) -> Callabl
         return await started(build(index))
 
     return make
-
-
-async def _place(layout: Layout, timeout: float) -> tuple[PlacementGroup, PlacementGroup | None]:
-    """One bundle a node with its training GPUs; where engines do not share those, one bundle an engine."""
-    cuda = layout.device == "cuda"
-    node = {"CPU": 1.0} | ({"GPU": float(layout.ranks_per_node)} if cuda else {})
-    engine = {"CPU": 1.0, "GPU": float(layout.tensor_parallel)}
-    nodes = placement_group([node] * layout.num_nodes, strategy="STRICT_SPREAD" if layout.num_nodes > 1 else "PACK")
-    groups = [(nodes, [node] * layout.num_nodes)]
-    if cuda and not layout.colocate:
-        groups.append((placement_group([engine] * layout.num_engines), [engine] * layout.num_engines))
-    for group, bundles in groups:
-        await wait_until_placed(group, bundles, timeout, "Lower trainer.nnodes or trainer.n_gpus_per_node")
-    return nodes, groups[1][0] if len(groups) > 1 else None
-
-
-async def wait_until_placed(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:
-    """Return when the cluster has granted the bundles; ValueError after a minute: it cannot, and what would help."""
-    ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, 60.0))
-    if not ready:
-        have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
-        alive = sum(node["Alive"] for node in ray.nodes())
-        ray.shutdown()
-        raise ValueError(
-            f"the cluster cannot place this run: it needs {bundles} (one a node or engine), the cluster has {have} "
-            f"on {alive} node(s). {fix}, or start more nodes."
-        )

@@ -1,4 +1,4 @@
-"""Which past steps a fresh prompt shows: env.context=memory, and self-evolution.
+"""Which past steps a fresh prompt shows: env.context=memory.
 
     simple         the last n
     score          the n of best score

@@ -34,7 +34,7 @@ class TrainState:
     Args:
         module: sharded; see sharding.shard.
         grad_clip: largest gradient norm.
-        total_steps: optimiser steps of the whole run, for the schedule.
+        optimiser_steps: optimiser steps of the whole run, for the schedule.
         offload_optimizer: keep the optimiser's state in host memory between steps (GPU only).
         name: in messages, e.g. "policy".
     """
@@ -44,7 +44,7 @@ class TrainState:
         module: nn.Module,
         config: Optimizer,
         grad_clip: float,
-        total_steps: int,
+        optimiser_steps: int,
         offload_optimizer: bool,
         name: str,
     ):
@@ -52,7 +52,7 @@ class TrainState:
         self.optimizer = make_optimizer(module, config)
         self.config = config
         self.grad_clip = grad_clip
-        self.total_steps = total_steps
+        self.optimiser_steps = optimiser_steps
         self.device = next(module.parameters()).device.type
         self.offloads = offload_optimizer and self.device == "cuda"
         self.name = name
@@ -73,7 +73,7 @@ class TrainState:
                 "data.seed (other batches from there on), a lower learning rate, or float32 arithmetic "
                 "(model.dtype=float32)."
             )
-        lr = learning_rate(self.num_steps, self.config, self.total_steps)
+        lr = learning_rate(self.num_steps, self.config, self.optimiser_steps)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -16,7 +16,7 @@ class EngineError(RuntimeError):
 
 
 class Engine(Protocol):
-    """One engine replica. All calls are awaited on one event loop; generate and score may overlap each other."""
+    """One engine replica. All calls are awaited on one event loop; generate and log_probs may overlap each other."""
 
     holds_weights: bool
     """False for the fake engine: it has no model, so there is nothing to prove after a publish."""
@@ -30,7 +30,7 @@ class Engine(Protocol):
         softmax(logits / temperature), before top-p and top-k (temperature 0: under softmax(logits))."""
         ...
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
         ...
 

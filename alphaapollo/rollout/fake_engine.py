@@ -53,7 +53,7 @@ class FakeEngine:
             weight_version=self._version,
         )
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
         return [self._logprob] * (len(token_ids) - 1)
 
     async def receive_weights(self, folder: str) -> None:

@@ -17,7 +17,7 @@ async def run_group(
     request: GroupRequest, runner: EpisodeRunner, make_environment: Callable[[Sequence[Turn]], Environment]
 ) -> TrajectoryGroup:
     """All episodes of the group, in sample order whatever order they end in, and the greedy baseline where it is asked
-    for. Should one of them raise (an engine's death, a prompt too long), the others are cancelled."""
+    for. Should one of them raise (an engine's death), the others are cancelled."""
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling = request.prompt, request.sampling
 

@@ -120,11 +120,11 @@ class HFEngine:
                 return
             tokens = torch.tensor([[token] for token, _ in chosen], device=device)
 
-    async def score(self, token_ids: list[int]) -> list[float]:
-        return await asyncio.to_thread(self._score, token_ids)
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
+        return await asyncio.to_thread(self._log_probs, token_ids)
 
     @torch.inference_mode()
-    def _score(self, token_ids: list[int]) -> list[float]:
+    def _log_probs(self, token_ids: list[int]) -> list[float]:
         tokens = torch.tensor([token_ids], device=self._model.device)
         logprobs = self._model(tokens).logits[0, :-1].float().log_softmax(dim=-1)
         return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()

@@ -151,9 +151,9 @@ class RolloutWorker:
         """False for the fake engine: there is nothing to prove after a publish."""
         return self.engine.holds_weights
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
         """The engine's log-prob of each token after the first, at temperature 1."""
-        return await self.engine.score(token_ids)
+        return await self.engine.log_probs(token_ids)
 
     async def receive_weights(self, folder: str) -> None:
         """Take what the trainer wrote into shared memory; no generate may be running."""

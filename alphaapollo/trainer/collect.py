@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alphaapollo.algorithms.group_filter import keep_group
+from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer

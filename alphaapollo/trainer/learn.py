@@ -33,7 +33,7 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
             config.actor_rollout_ref.actor,
             config.algorithm,
             max_length=config.data.max_response_length,
-            num_ranks=plan.layout.num_ranks,
+            num_ranks=plan.placement.num_ranks,
             padded=plan.padded,
             run_seed=config.trainer.seed,
             step=step,

@@ -12,7 +12,7 @@ from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Model, Rollout
-from alphaapollo.controller.placement import Layout, Machine, make_layout
+from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.startup.inputs import environment_notices, find_environment
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.types import Sampling
@@ -23,7 +23,7 @@ from alphaapollo.user_module import load_user_module
 class Plan:
     """The resolved sizes of a run."""
 
-    layout: Layout
+    placement: Placement
     model: Model  # how every trained model is computed with: dtype and attention chosen
     rollout: Rollout  # dtype and number of the engines chosen
     estimator: Estimator
@@ -61,7 +61,7 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
     rollout = resolve_rollout(rollout, model, device, trainer.n_gpus_per_node * trainer.nnodes)
     kl_on_columns = actor.use_kl_loss and actor.kl_loss_type != "full"
     return Plan(
-        layout=make_layout(trainer, rollout, device, machine, critic, config.reward_model.enable),
+        placement=make_placement(trainer, rollout, device, machine, critic, config.reward_model.enable),
         model=model,
         rollout=rollout,
         estimator=estimator,

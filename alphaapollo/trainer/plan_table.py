@@ -16,7 +16,7 @@ from alphaapollo.trainer.plan import Plan
 def print_plan(plan: Plan, inputs: Inputs, start: Start, config: Config, terminal: Terminal) -> None:
     """The numbers that people get wrong, before they cost anything."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=str(plan.folder), title_justify="left")
-    rows = _what(plan, inputs, config) | _how_much(plan, inputs, start, config) | plan.layout.role_lines()
+    rows = _what(plan, inputs, config) | _how_much(plan, inputs, start, config) | plan.placement.role_lines()
     for name, value in rows.items():
         table.add_row(name, escape(value))
     terminal.print(table)
@@ -62,7 +62,7 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "validation": _every(trainer.test_freq) if inputs.val_prompts else "none",
         "checkpoints": _every(trainer.save_freq),
-        "data-parallel degree": f"{plan.layout.num_ranks // actor.ulysses_sequence_parallel_size}",
+        "data-parallel degree": f"{plan.placement.num_ranks // actor.ulysses_sequence_parallel_size}",
     }
 
 

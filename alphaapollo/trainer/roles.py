@@ -20,18 +20,18 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
         iterations: of the whole run, for the schedules of the learning rates.
         has_function: something besides the reward model gives a reward.
     """
-    layout, seed = plan.layout, config.trainer.seed
+    placement, seed = plan.placement, config.trainer.seed
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     transport = Transport(
         kind=transport_kind(
-            layout.device,
-            layout.colocate,
+            placement.device,
+            placement.colocate,
             vllm_on_ray=plan.rollout.name == "vllm" and config.trainer.controller == "ray",
         ),
         dtype=plan.rollout.dtype,
         folder=f"{shared_memory}/weights",
-        num_engine_ranks=layout.num_engines * layout.tensor_parallel,
+        num_engine_ranks=placement.num_engines * placement.tensor_parallel,
     )
     policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
     own, scorer = config.reward_model.model, scorer_model(config.reward_model, plan.model)
@@ -40,9 +40,9 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
         custom_reward = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
     return Roles(
         policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps),
-        critic=partial(build_critic, role.model, config.critic, seed, critic_steps) if layout.critic else None,
+        critic=partial(build_critic, role.model, config.critic, seed, critic_steps) if placement.critic else None,
         reward_model=partial(build_reward_model, scorer, own.fsdp_config.param_offload)
-        if layout.reward_model
+        if placement.reward_model
         else None,
         engine=partial(
             build_engine,
@@ -52,7 +52,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
             config.data,
             config.reward,
             custom_reward,
-            layout.device,
+            placement.device,
             str(plan.folder.resolve()),
             shared_memory,
             transport.kind,

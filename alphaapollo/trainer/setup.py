@@ -147,7 +147,7 @@ def make_trained_reward(prepared: Prepared, crew: Crew) -> TrainedReward | None:
     return TrainedReward(
         group=crew.reward_model,
         reader=inputs.reader,
-        num_ranks=plan.layout.num_ranks,
+        num_ranks=plan.placement.num_ranks,
         max_tokens=config.reward_model.forward_max_token_len_per_gpu,
         padded=plan.padded,
         weight=config.reward_model.weight,
@@ -183,9 +183,9 @@ async def launch(prepared: Prepared) -> Crew:
     roles = make_roles(config, plan, run_id, inputs.total_steps, inputs.has_function)
     start_reaper(run_id, roles.cleanup)
     if config.trainer.controller == "local":
-        return await launch_local(plan.layout, roles)
+        return await launch_local(plan.placement, roles)
     from alphaapollo.controller.ray_crew import launch_ray, start_local_cluster
 
     if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
         start_local_cluster()
-    return await launch_ray(plan.layout, roles, config.trainer.start_timeout)
+    return await launch_ray(plan.placement, roles, config.trainer.start_timeout)

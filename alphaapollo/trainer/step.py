@@ -17,8 +17,8 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, get_es
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.algorithms.correction import looks_at_sequences
 from alphaapollo.algorithms.end_to_end import EndToEnd
-from alphaapollo.algorithms.filtration import filtration_weights
 from alphaapollo.algorithms.groups import Groups
+from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import kl_in_reward, overlong_filter, place_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm

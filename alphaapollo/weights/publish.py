@@ -45,7 +45,7 @@ class Engines(Protocol):
 
     async def confirm_weights(self, version: int) -> list[WeightReceipt]: ...
 
-    async def score(self, token_ids: list[int]) -> list[list[float]]: ...
+    async def log_probs(self, token_ids: list[int]) -> list[list[float]]: ...
 
 
 @dataclass
@@ -77,7 +77,7 @@ class WeightPublisher:
 
     async def _probe_gap(self) -> float:
         expected = np.array(await self.policy.probe(self.probe))
-        gaps = [float(np.abs(np.array(held) - expected).mean()) for held in await self.engines.score(self.probe)]
+        gaps = [float(np.abs(np.array(held) - expected).mean()) for held in await self.engines.log_probs(self.probe)]
         worst = max(gaps)
         if not worst <= self.tolerance:  # also catches nan
             raise WeightSyncError(

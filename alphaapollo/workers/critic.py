@@ -39,11 +39,11 @@ class CriticWorker:
 
     Args:
         model: with the path of the critic's trunk.
-        total_steps: optimiser steps of the whole run, for the learning rate's schedule.
+        optimiser_steps: optimiser steps of the whole run, for the learning rate's schedule.
         seed: of the fresh value head.
     """
 
-    def __init__(self, model: Model, critic: Critic, placement: RankPlacement, total_steps: int, seed: int):
+    def __init__(self, model: Model, critic: Critic, placement: RankPlacement, optimiser_steps: int, seed: int):
         self.critic, self.placement = critic, placement
         mesh = join(placement)
         self.device = torch.device(placement.device)
@@ -55,7 +55,7 @@ class CriticWorker:
         dtype, head = torch_dtype(model), self.model.value_head
         shard(self.model, layers, mesh, dtype, fsdp.param_offload, exact=[head])
         self.state = TrainState(
-            self.model, critic.optim, critic.grad_clip, total_steps, fsdp.optimizer_offload, "critic"
+            self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp.optimizer_offload, "critic"
         )
         self.batch: RankBatch | None = None
 

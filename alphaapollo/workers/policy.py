@@ -46,8 +46,8 @@ class PolicyWorker:
     """One rank of the policy.
 
     Args:
-        needs_ref: load the reference model.
-        total_steps: optimiser steps of the whole run, for the learning rate's schedule.
+        needs_reference: load the reference model.
+        optimiser_steps: optimiser steps of the whole run, for the learning rate's schedule.
         temperature: of the rollouts: log-probs are those of the distribution that was sampled.
         correction: of the gap between engine and trainer; None: no correction.
         sender: how weights reach the engines; None: they never do.
@@ -58,9 +58,9 @@ class PolicyWorker:
         model: Model,
         actor: Actor,
         ref: Reference,
-        needs_ref: bool,
+        needs_reference: bool,
         placement: RankPlacement,
-        total_steps: int,
+        optimiser_steps: int,
         temperature: float,
         correction: RolloutCorrection | None = None,
         sender: WeightSender | None = None,
@@ -76,9 +76,11 @@ class PolicyWorker:
         check_logprobs(self.policy, self.padded, self.dtype, self.device)
         reshard(self.policy)
         self.state = TrainState(
-            self.policy, actor.optim, actor.grad_clip, total_steps, actor.fsdp_config.optimizer_offload, "policy"
+            self.policy, actor.optim, actor.grad_clip, optimiser_steps, actor.fsdp_config.optimizer_offload, "policy"
         )
-        self.reference = self._load_model(self.dtype, ref.fsdp_config.param_offload, frozen=True) if needs_ref else None
+        self.reference = (
+            self._load_model(self.dtype, ref.fsdp_config.param_offload, frozen=True) if needs_reference else None
+        )
         self.reference_was_reset = False
         self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
@@ -93,11 +95,11 @@ class PolicyWorker:
 
     def compute_log_probs(self) -> np.ndarray:
         """Of the response tokens, at the rollouts' temperature. float32 [sum responses]"""
-        return self._score(self.policy, self._batch.rows, self._positions(first_mini_batch=0))
+        return self._log_probs(self.policy, self._batch.rows, self._positions(first_mini_batch=0))
 
     def compute_ref_log_probs(self) -> np.ndarray:
         """The same by the reference."""
-        return self._score(self._reference, self._batch.rows, self._positions(first_mini_batch=0))
+        return self._log_probs(self._reference, self._batch.rows, self._positions(first_mini_batch=0))
 
     def update(self, columns: Columns) -> dict[str, float]:
         """The optimiser steps of one iteration; figures are over all ranks.
@@ -214,7 +216,7 @@ class PolicyWorker:
             yield from mini_batch.micro_batches
 
     @torch.no_grad()
-    def _score(self, model: PolicyModel, rows: Rows, micro_batches: Iterable[list[int]]) -> np.ndarray:
+    def _log_probs(self, model: PolicyModel, rows: Rows, micro_batches: Iterable[list[int]]) -> np.ndarray:
         """Log-probs of the rows in `micro_batches`, zero elsewhere. float32 [sum responses]"""
         column = np.zeros(rows.response_offsets[-1], dtype=np.float32)
         for positions in micro_batches:
@@ -227,7 +229,7 @@ class PolicyWorker:
         """As given, or computed for all mini-batches but the first. float32 [sum responses]"""
         if columns.old_logprobs is not None:
             return columns.old_logprobs
-        return self._score(self.policy, self._batch.rows, self._positions(first_mini_batch=1))
+        return self._log_probs(self.policy, self._batch.rows, self._positions(first_mini_batch=1))
 
     def _accumulate(self, positions: list[int], columns: Columns, old: np.ndarray, first: bool, sums: Sums) -> None:
         """Forward and backward of one micro-batch. first: take the old log-probs from this forward, and note them."""

@@ -26,10 +26,10 @@ class SftWorker:
 
     Args:
         model: resolved.
-        total_steps: optimiser steps of the whole run, for the learning rate's schedule.
+        optimiser_steps: optimiser steps of the whole run, for the learning rate's schedule.
     """
 
-    def __init__(self, config: SftConfig, model: Model, placement: RankPlacement, total_steps: int):
+    def __init__(self, config: SftConfig, model: Model, placement: RankPlacement, optimiser_steps: int):
         self.config, self.placement = model, placement
         mesh = join(placement)
         self.device = torch.device(placement.device)
@@ -42,7 +42,7 @@ class SftWorker:
         check_logprobs(self.model, self.padded, self.dtype, self.device)
         reshard(self.model)
         self.state = TrainState(
-            self.model, config.optim, config.grad_clip, total_steps, fsdp.optimizer_offload, "model"
+            self.model, config.optim, config.grad_clip, optimiser_steps, fsdp.optimizer_offload, "model"
         )
 
     def step(self, batch: RankBatch) -> dict[str, float]:

@@ -102,9 +102,9 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         resolve_model(Model(path=str(folder)), "cpu"),
         Actor(optim=OPTIMIZER),
         Reference(),
-        needs_ref=False,
+        needs_reference=False,
         placement=RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", args.threads),
-        total_steps=1000,
+        optimiser_steps=1000,
         temperature=1.0,
     )
     worker.load_batch(batch)

@@ -66,9 +66,9 @@ def worker(folder: Path, request: pytest.FixtureRequest) -> Iterator[PolicyWorke
         model=resolve_model(Model(path=str(folder), enable_gradient_checkpointing=True), "cuda"),
         actor=Actor(fsdp_config=request.param, optim={"lr": 1e-3}, use_kl_loss=True, kl_loss_type="full"),
         ref=Reference(fsdp_config={"param_offload": request.param["param_offload"]}),
-        needs_ref=True,
+        needs_reference=True,
         placement=RankPlacement(0, 1, free_address(), "cuda", 1),
-        total_steps=10,
+        optimiser_steps=10,
         temperature=1.0,
     )
     yield made

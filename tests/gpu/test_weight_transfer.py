@@ -92,7 +92,7 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
             update = await asyncio.to_thread(sender.send, on_gpu.items(), version)
             receipt = await engine.confirm_weights(version)
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
-            gap = mean_gap(await engine.score(PROBE), logprobs_of(new, PROBE))
+            gap = mean_gap(await engine.log_probs(PROBE), logprobs_of(new, PROBE))
             assert gap < 0.1 < mean_gap(logprobs_of(old, PROBE), logprobs_of(new, PROBE))
             assert (await engine.generate(PROBE, Sampling(4), f"r{version}")).weight_version == version
     finally:

@@ -33,9 +33,9 @@ def make_worker(folder: str, packed: bool, rank: int, num_ranks: int, address: s
         model=Model(path=folder, attention="sdpa" if packed else "padded"),
         actor=Actor(optim={"lr": 1e-2}),
         ref=Reference(),
-        needs_ref=True,
+        needs_reference=True,
         placement=RankPlacement(rank, num_ranks, address, "cpu", 1),
-        total_steps=10,
+        optimiser_steps=10,
         temperature=0.9,
     )
     scale_weights(worker.policy, 1.1)  # away from the reference

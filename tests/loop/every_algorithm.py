@@ -107,7 +107,7 @@ async def run_case(config: Config, crew: Any, start: Path) -> list[dict[str, flo
     await crew.critic.load(str(start / "critic"))
     needed = SimpleNamespace(
         policy=crew.policy,
-        critic=crew.critic if prepared.plan.layout.critic else None,
+        critic=crew.critic if prepared.plan.placement.critic else None,
         reward_model=None,
         engines=crew.engines,
     )

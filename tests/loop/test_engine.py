@@ -65,7 +65,7 @@ def test_the_stop_token_is_part_of_the_completion(session: Session) -> None:
 
 
 def test_score_is_the_models_logprobs(session: Session) -> None:
-    assert mean_gap(session.run(session.engine.score(PROBE)), logprobs_of(MODEL, PROBE)) < 1e-5
+    assert mean_gap(session.run(session.engine.log_probs(PROBE)), logprobs_of(MODEL, PROBE)) < 1e-5
 
 
 def test_samples_share_their_prompts_prefill(session: Session) -> None:

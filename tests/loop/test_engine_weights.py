@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def gap(session: Session, model: Any) -> float:
-    return mean_gap(session.run(session.engine.score(PROBE)), logprobs_of(model, PROBE))
+    return mean_gap(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
 
 
 @pytest.mark.parametrize(

@@ -144,11 +144,11 @@ class VllmEngine:
             num_cached_tokens=output.num_cached_tokens or 0,
         )
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
         from vllm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        output = await self._request(token_ids, params, "score")
+        output = await self._request(token_ids, params, "log_probs")
         scored = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
         return [entry[token].logprob for token, entry in scored]
 

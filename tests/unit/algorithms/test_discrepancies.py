@@ -14,7 +14,7 @@ from alphaapollo.algorithms.advantages.gpg import gpg_alpha
 from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
 from alphaapollo.algorithms.correction import mismatch_weights
-from alphaapollo.algorithms.group_filter import keep_group
+from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.kl import AdaptiveKL, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss

@@ -19,7 +19,7 @@ class Engine:
     playing: int = 0
     most: int = 0
     receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))
-    log_probs: list[float] = field(default_factory=lambda: [-1.0, -2.0])
+    held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         self.playing += request.num_samples
@@ -31,8 +31,8 @@ class Engine:
     async def confirm_weights(self, version: int) -> WeightReceipt:
         return self.receipt
 
-    async def score(self, token_ids: list[int]) -> list[float]:
-        return self.log_probs
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
+        return self.held
 
 
 @dataclass
@@ -89,7 +89,7 @@ def publisher(engine: Engine) -> WeightPublisher:
 
 
 def test_publish_returns_the_gap() -> None:
-    metrics = asyncio.run(publisher(Engine(log_probs=[-1.0, -2.00002])).publish(1))
+    metrics = asyncio.run(publisher(Engine(held=[-1.0, -2.00002])).publish(1))
     assert metrics["sync/probe_gap"] == pytest.approx(1e-5)
 
 
@@ -98,8 +98,8 @@ def test_publish_returns_the_gap() -> None:
     [
         (Engine(receipt=WeightReceipt(1, "abd")), "digest abd"),
         (Engine(receipt=WeightReceipt(0, "abc")), "version 0"),
-        (Engine(log_probs=[-1.0, -2.1]), "does not compute"),
-        (Engine(log_probs=[-1.0, float("nan")]), "does not compute"),
+        (Engine(held=[-1.0, -2.1]), "does not compute"),
+        (Engine(held=[-1.0, float("nan")]), "does not compute"),
     ],
 )
 def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:

@@ -28,4 +28,4 @@ def test_it_takes_weights_on_trust():
     assert not engine.holds_weights
     assert asyncio.run(engine.confirm_weights(7)) == WeightReceipt(7, "")
     assert generate(engine, [1], Sampling(2)).weight_version == 7
-    assert len(asyncio.run(engine.score([1, 2, 3]))) == 2
+    assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2

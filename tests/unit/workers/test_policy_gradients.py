@@ -38,7 +38,7 @@ def alone(case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 
 @pytest.mark.parametrize("actor", [RICH, FULL], ids=["ppo", "full_kl"])
 def test_same_gradients_however_the_batch_is_cut(model_folder, actor: dict):
-    case = Case(str(model_folder("qwen3")), actor, needs_ref=actor is FULL)
+    case = Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL)
     expected, figures = alone(case)
     assert max(np.abs(gradient).max() for gradient in expected.values()) > 1e-3
     for other in (
@@ -115,7 +115,7 @@ def test_every_loss_with_rows_of_one_token_and_of_no_weight(rough_gradients, los
 @pytest.mark.timeout(240)
 def test_same_gradients_on_two_ranks(model_folder):
     """Also in several micro-batches, with a full KL, and where one rank has no row: it computes a dummy of weight 0."""
-    rich, full = (Case(str(model_folder("qwen3")), actor, needs_ref=actor is FULL) for actor in (RICH, FULL))
+    rich, full = (Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL) for actor in (RICH, FULL))
     lonely = Case(str(model_folder("qwen3_moe")), RICH, num_rows=1)
     cases = [rich, replace(rich, max_tokens=40, checkpointing=True), replace(rich, min_unit=10**9), full, lonely]
     ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
@@ -133,7 +133,7 @@ def test_equals_the_loss_written_out_on_plain_logits(model_folder, name: str):
     from transformers import AutoModelForCausalLM
 
     folder = str(model_folder(name))
-    case = Case(folder, RICH | {"kl_loss_type": "full"}, needs_ref=True)
+    case = Case(folder, RICH | {"kl_loss_type": "full"}, needs_reference=True)
     ours, figures = alone(case)
 
     policy, reference = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))

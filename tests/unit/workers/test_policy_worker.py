@@ -144,7 +144,7 @@ def test_gradients_that_are_not_finite_stop_the_run(make):
 
 
 def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
-    worker, case = make(needs_ref=True)
+    worker, case = make(needs_reference=True)
     worker.load_batch(make_batch(case, 1).rank_batches[0])
     before = worker.compute_ref_log_probs()
     np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)
@@ -156,7 +156,7 @@ def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
     np.testing.assert_array_equal(after, worker.compute_log_probs())
 
     worker.save(str(tmp_path / "saved"))
-    resumed, _ = make(needs_ref=True)
+    resumed, _ = make(needs_reference=True)
     resumed.load(str(tmp_path / "saved"))
     resumed.load_batch(make_batch(case, 1).rank_batches[0])
     np.testing.assert_array_equal(resumed.compute_ref_log_probs(), after)
@@ -164,13 +164,13 @@ def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
 
 def test_hard_reset_makes_the_next_step_that_of_a_fresh_optimiser(make):
     """Two workers with the same weights, one that has stepped before its reset and one that is new."""
-    worker, case = make(needs_ref=True)
+    worker, case = make(needs_reference=True)
     batch = make_batch(case, 1)
     columns = make_columns(case, batch, 0)
     worker.load_batch(batch.rank_batches[0])
     worker.update(columns)
     worker.hard_reset()
-    fresh, _ = make(needs_ref=True)
+    fresh, _ = make(needs_reference=True)
     for own, other in zip(fresh.policy.parameters(), worker.policy.parameters(), strict=True):
         local_tensor(own).data.copy_(local_tensor(other))
     fresh.load_batch(batch.rank_batches[0])
@@ -307,7 +307,7 @@ def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: P
 
 
 def test_bfloat16_computes_with_float32_masters(make, tmp_path: Path):
-    worker, case = make("llama", dtype="bfloat16", needs_ref=True, actor=FAST | {"use_kl_loss": True})
+    worker, case = make("llama", dtype="bfloat16", needs_reference=True, actor=FAST | {"use_kl_loss": True})
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     before, ref = worker.compute_log_probs(), worker.compute_ref_log_probs()

@@ -36,7 +36,7 @@ class Case:
     max_tokens: int = 10_000
     num_rows: int = NUM_ROWS
     mini_batch_size: int = NUM_ROWS
-    needs_ref: bool = False
+    needs_reference: bool = False
     checkpointing: bool = False
     min_unit: int = 0  # parameters of a layer that FSDP gathers on its own
     rough: bool = False  # rows 0 and 2 have a response of one token, and rows 1 and 2 no weight in the loss
@@ -63,9 +63,9 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         ),
         actor=Actor(**case.actor),
         ref=Reference(),
-        needs_ref=case.needs_ref,
+        needs_reference=case.needs_reference,
         placement=RankPlacement(rank, num_ranks, address, "cpu", 1),
-        total_steps=10,
+        optimiser_steps=10,
         temperature=0.9,
         **arguments,
     )
@@ -160,10 +160,10 @@ def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Cas
     scale_weights(worker.policy, 1.1)
     found = []
     for case in cases:
-        assert (case.folder, case.attention, case.needs_ref) == (
+        assert (case.folder, case.attention, case.needs_reference) == (
             cases[0].folder,
             cases[0].attention,
-            cases[0].needs_ref,
+            cases[0].needs_reference,
         )
         worker.actor, worker.correction = Actor(**case.actor), RolloutCorrection(**case.correction)
         worker.policy_loss = get_policy_loss(worker.actor.policy_loss.loss_mode)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from alphaapollo.algorithms.group_filter import keep_group
+from alphaapollo.algorithms.dynamic_sampling import keep_group
 
 
 @pytest.mark.parametrize(
