@@ -19,12 +19,11 @@ from alphaapollo.types import Trajectory
 
 
 def draw_keys(whole: EndToEnd, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
-    """A number in [0, 1) for each action token, a function of where it stands in which sample. [B, L]"""
-    keys = np.zeros(tuple(whole.mask.shape))
-    for row, one in zip(keys, trajectories, strict=True):
-        row[:] = np.random.default_rng(derive_seed(run_seed, "choice", step, one.prompt_id, one.sample)).random(
-            len(row)
-        )
+    """A number in [0, 1) for each action token, a function of how many stand before it in which sample. [B, L]"""
+    keys, is_action = np.zeros(tuple(whole.mask.shape)), whole.mask.bool().numpy()
+    for row, own, one in zip(keys, is_action, trajectories, strict=True):
+        generator = np.random.default_rng(derive_seed(run_seed, "choice", step, one.prompt_id, one.sample))
+        row[own] = generator.random(own.sum())
     return whole.split(torch.from_numpy(keys))
 
 

@@ -30,7 +30,7 @@ PADDED = View("padded", padded=True)
 
 def make_worker(folder: str, packed: bool, rank: int, num_ranks: int, address: str) -> PolicyWorker:
     worker = PolicyWorker(
-        model=Model(path=folder, attention="sdpa" if packed else "padded"),
+        model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
         actor=Actor(optim={"lr": 1e-2}),
         ref=Reference(),
         needs_reference=True,

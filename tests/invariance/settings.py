@@ -25,9 +25,15 @@ KL_IN_LOSS = ["k1", "abs", "k2", "k3", "k3+", "full"]
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Every estimator with every loss, but for those pairs that are refused at the start of a run."""
-    names = [(estimator, loss) for estimator in estimator_names() for loss in policy_loss_names()]
+    """Every estimator with every loss of the package, but for those pairs that are refused at the start of a run."""
+    estimators = [name for name in estimator_names() if _is_ours(get_estimator(name))]
+    losses = [name for name in policy_loss_names() if _is_ours(get_policy_loss(name))]
+    names = [(estimator, loss) for estimator in estimators for loss in losses]
     return [pair for pair in names if accepted(get_estimator(pair[0]), get_policy_loss(pair[1]))]
+
+
+def _is_ours(one: Estimator | PolicyLoss) -> bool:
+    return one.fn.__module__.startswith("alphaapollo.algorithms.")
 
 
 def accepted(estimator: Estimator, loss: PolicyLoss) -> bool:

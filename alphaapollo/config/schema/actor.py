@@ -63,7 +63,8 @@ class Actor(Section):
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
     shuffle: bool = True
-    """Deal the trajectories into mini-batches at random (a function of trainer.seed and the step)."""
+    """Deal the trajectories into mini-batches at random (a function of trainer.seed and the step). Samples of a prompt
+    are dealt together where something is normalised over a mini-batch: magistral, group-mean-token-mean."""
     grad_clip: PositiveFloat = 1.0
     """Largest gradient norm."""
     clip_ratio: PositiveFloat | None = None
