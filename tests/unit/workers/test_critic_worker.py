@@ -59,7 +59,9 @@ def test_values_are_the_head_on_the_states_before_each_response_token(make, mode
 def test_values_are_of_float32_where_the_trunk_computes_in_bfloat16(model_folder):
     case = Case(str(model_folder("llama")), max_tokens=40)
     placement = RankPlacement(0, 1, free_address(), "cpu", 1)
-    worker = CriticWorker(Model(path=case.folder, dtype="bfloat16"), Critic(), placement, 10, seed=0)
+    worker = CriticWorker(
+        Model(path=case.folder, attention="padded", dtype="bfloat16"), Critic(), placement, 10, seed=0
+    )
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     values = torch.from_numpy(worker.compute_values())
