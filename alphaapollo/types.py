@@ -195,6 +195,12 @@ class Trajectory:
         return sum(len(row.token_ids) - row.response_start for row in self.rows)
 
     @property
+    def shown_lengths(self) -> list[int]:
+        """Tokens of the whole prompt that the engine was shown, a turn."""
+        ends = [end for row in self.rows for end in row.turn_ends]
+        return [end + 1 - len(turn.completion.token_ids) for end, turn in zip(ends, self.turns, strict=False)]
+
+    @property
     def reward(self) -> float:
         """What it was worth in all: the outcome and the environment's step rewards. nan: it failed."""
         return self.score.reward + sum(turn.reward for turn in self.turns)

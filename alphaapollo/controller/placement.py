@@ -36,6 +36,13 @@ class Placement:
         """The data-parallel degree."""
         return self.num_nodes * self.ranks_per_node
 
+    @property
+    def num_gpus(self) -> int:
+        """That the run uses; 0 on a machine without."""
+        if self.device == "cpu":
+            return 0
+        return self.num_ranks + (0 if self.colocate else self.num_engines * self.tensor_parallel)
+
     def role_lines(self) -> dict[str, str]:
         """role -> where it runs, for the plan."""
         unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"

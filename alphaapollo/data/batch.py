@@ -148,6 +148,11 @@ class TrainBatch:
         return sum(len(order) for order in self.row_order)
 
     @cached_property
+    def num_tokens(self) -> int:
+        """Of all rows, prompts included."""
+        return sum(int(rank.rows.lengths.sum()) for rank in self.rank_batches)
+
+    @cached_property
     def max_response_length(self) -> int:
         return max((int(rank.rows.response_lengths.max(initial=0)) for rank in self.rank_batches), default=0)
 

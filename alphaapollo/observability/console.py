@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from alphaapollo.observability.advice import Advisor
 from alphaapollo.observability.curve import draw
 
 CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first of them that a run has is drawn
@@ -34,6 +35,12 @@ FIGURES = {  # row -> how each figure is shown: those that a run has
         "val/accuracy": "accuracy {:.3f}",
         "val/accuracy_greedy": "greedy {:.3f}",
         "val/loss": "loss {:.4f}",
+    },
+    "lost": {  # shown where they are not 0
+        "outcome/failed": "failed {:.0%}",
+        "response/truncated": "truncated {:.0%}",
+        "end/time_limit": "timed out {:.0%}",
+        "val/failed": "failed in validation {:.0%}",
     },
     "speed": {
         "rollout/tokens_per_second": "{:,.0f} tokens/s",
@@ -89,6 +96,7 @@ class Console:
     def __init__(self, terminal: Terminal | None = None):
         self._terminal = terminal or _Terminal(highlight=False)
         self._view = View()
+        self._advisor = Advisor()
         self._live: Live | None = None
         self._start = time.monotonic()
         self._last: float | None = None  # when the last iteration ended
@@ -116,6 +124,8 @@ class Console:
         self._view.phases.clear()
         if self._live is None:
             self._print(plain_line(self._view, metrics))
+        for advice in self._advisor.look(step, metrics):
+            self.notice(advice)
 
     def notice(self, text: str) -> None:
         """Say something that stays: above the live view, or on a line of its own."""
@@ -175,7 +185,11 @@ def _bars(view: View, elapsed: float) -> Table:
 def figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
     """Rows of the figures that there are: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
     rows = {
-        row: "   ".join(shape.format(figures[name]) for name, shape in shapes.items() if name in figures)
+        row: "   ".join(
+            shape.format(figures[name])
+            for name, shape in shapes.items()
+            if name in figures and (row != "lost" or figures[name] > 0)
+        )
         for row, shapes in FIGURES.items()
     }
     return {row: text for row, text in rows.items() if text}

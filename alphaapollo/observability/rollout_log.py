@@ -20,6 +20,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +104,16 @@ def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict
         "stop_reason": last.stop_reason if last else None,
         "weight_version": last.weight_version if last else None,
         "seconds": round(trajectory.seconds, 4),
-        "turns": [_turn_record(turn) for turn in trajectory.turns],
+        "turns": [_turn_record(turn, shown) for turn, shown in zip_longest(trajectory.turns, trajectory.shown_lengths)],
         "rows": [_row_record(row) for row in trajectory.rows],
     }
 
 
-def _turn_record(turn: Turn) -> dict[str, Any]:
+def _turn_record(turn: Turn, num_shown_tokens: int | None) -> dict[str, Any]:
     return {
         "text": turn.text,
         "observation": turn.observation,
-        "num_context_tokens": len(turn.context_ids),
+        "num_shown_tokens": num_shown_tokens,
         "num_tokens": len(turn.completion.token_ids),
         "num_cached_tokens": turn.completion.num_cached_tokens,
         "stop_reason": turn.completion.stop_reason,

@@ -32,10 +32,15 @@ class Timer:
         finally:
             self.seconds[phase] += self._clock() - begin
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it was made."""
+        return self._clock() - self._start
+
     def metrics(self) -> dict[str, float]:
         """timing/PHASE in seconds, timing/step (all since the start), timing/other (outside any phase), and each
         phase's share of the step as timing_share/PHASE."""
-        step = self._clock() - self._start
+        step = self.elapsed
         seconds = {**self.seconds, "other": step - sum(self.seconds.values())}
         metrics = {f"timing/{phase}": spent for phase, spent in seconds.items()} | {"timing/step": step}
         return metrics | {f"timing_share/{phase}": spent / step if step else 0.0 for phase, spent in seconds.items()}

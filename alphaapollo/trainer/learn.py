@@ -11,6 +11,7 @@ import numpy as np
 
 from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
 from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.batch_metrics import layout_metrics
 from alphaapollo.trainer.run import Run
 from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
 from alphaapollo.types import TrajectoryGroup
@@ -22,11 +23,14 @@ class Learned:
 
     metrics: dict[str, float]
     kl_coef: float  # of the KL in the reward, for the next iteration
+    tokens: int = 0  # of the rows trained on, prompts included
 
 
 async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
-    """The optimiser steps of iteration `step`."""
+    """The optimiser steps of iteration `step`: none without a group."""
     config, crew, plan, coef = run.config, run.crew, run.plan, run.progress.kl_coef
+    if not groups:
+        return Learned({}, coef)
     with timer("batch"):
         batch = build_batch(
             groups,
@@ -43,7 +47,8 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
     with timer("advantage"):
         actor = config.actor_rollout_ref.actor
         credit = assign_credit(batch, computed, run.estimator, config.algorithm, actor, coef)
-    metrics = dict(credit.metrics)
+    lost = sum(len(group.trajectories) for group in groups) - batch.num_trajectories
+    metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
     with timer("update"):
         run.console.phase("update", 0, 1)
         if crew.critic:
@@ -54,7 +59,7 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
             if credit.kl_per_sequence is not None:
                 coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
         run.console.phase("update", 1, 1)
-    return Learned(metrics, coef)
+    return Learned(metrics, coef, batch.layout.num_tokens)
 
 
 async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 
-from alphaapollo.controller.crew import Crew
 from alphaapollo.observability.timing import Timer
 from alphaapollo.schedule import due
-from alphaapollo.trainer.collect import Collected, collect
+from alphaapollo.trainer.batch_metrics import speed_metrics
+from alphaapollo.trainer.collect import collect
 from alphaapollo.trainer.learn import learn
 from alphaapollo.trainer.reset import reset_is_due
+from alphaapollo.trainer.rollout_metrics import rollout_metrics
 from alphaapollo.trainer.run import Run
-from alphaapollo.trainer.summary import summarize_rollouts
-from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.trainer.validate import Validation, validate
 
 
@@ -29,11 +28,11 @@ async def train(run: Run) -> None:
         is_last = run.goal.reached(progress, step)
         with timer("generate"):
             await crew.engines.sleep()  # the trainer's turn on shared GPUs; only a publish wakes the engines
-        metrics = rollout_metrics(collected, run.trained_reward, timer)
-        if collected.groups:
-            learned = await learn(run, step, collected.groups, timer)
-            metrics |= learned.metrics
-            progress.kl_coef = learned.kl_coef
+        metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
+        metrics |= run.trained_reward.figures() if run.trained_reward else {}
+        learned = await learn(run, step, collected.groups, timer)
+        metrics |= learned.metrics
+        progress.kl_coef = learned.kl_coef
         with timer("publish"):
             metrics |= await run.weights.publish(step)
         run.rollout_log.write(step, collected.generated)
@@ -42,24 +41,18 @@ async def train(run: Run) -> None:
             with timer("validate"):
                 validation = await validate_now(run, step)
             accuracy = validation.accuracy
-            metrics |= validation.metrics | await memory(crew)
+            metrics |= validation.metrics
         if reset_is_due(config.algorithm.reference_reset, progress, step, accuracy):
             await crew.policy.hard_reset()
             run.console.notice(f"step {step}: the policy is the new reference, and the optimiser starts anew")
         progress.step = step
-        metrics |= timer.metrics() | {"reference/resets": progress.reference_resets}
+        metrics |= await run_metrics(run, timer, learned.tokens)
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
         timer = Timer()  # a checkpoint follows its own line, or a kill between them loses that
         if due(step, config.trainer.save_freq, is_last):
             with timer("checkpoint"):
                 await save(run)
-
-
-def rollout_metrics(collected: Collected, trained_reward: TrainedReward | None, timer: Timer) -> dict[str, float]:
-    metrics = summarize_rollouts(collected.generated, timer.seconds["generate"])
-    metrics |= {"rollout/rounds": collected.rounds, "rollout/groups_kept": len(collected.groups)}
-    return metrics | (trained_reward.figures() if trained_reward else {})
 
 
 async def validate_now(run: Run, step: int) -> Validation:
@@ -78,14 +71,25 @@ async def validate_now(run: Run, step: int) -> Validation:
     return validation
 
 
-async def memory(crew: Crew) -> dict[str, float]:
-    """GiB, the largest over the ranks of each role: memory/policy_rss_gib, memory/engine_gib, ..."""
-    figures = {f"memory/policy_{name}": value for name, value in (await crew.policy.memory()).items()}
-    if crew.critic:
-        figures |= {f"memory/critic_{name}": value for name, value in (await crew.critic.memory()).items()}
-    if crew.reward_model:
-        figures |= {f"memory/reward_model_{name}": value for name, value in (await crew.reward_model.memory()).items()}
-    return figures | await crew.engines.memory()
+async def run_metrics(run: Run, timer: Timer, tokens: int) -> dict[str, float]:
+    """Where the run stands after an iteration that trained on so many tokens, its speed, and the memory of each role in
+    GiB, the largest over its ranks."""
+    crew, progress = run.crew, run.progress
+    trainers = {"policy": crew.policy, "critic": crew.critic, "reward_model": crew.reward_model}
+    roles = {name: role for name, role in trainers.items() if role}
+    engines, *others = await asyncio.gather(crew.engines.memory(), *(role.memory() for role in roles.values()))
+    memory = {
+        f"memory/{role}_{name}": value for role, own in zip(roles, others, strict=True) for name, value in own.items()
+    }
+    return {
+        "data/epoch": progress.prompts_consumed / run.stream.num_prompts,
+        "data/prompts_consumed": float(progress.prompts_consumed),
+        "reference/resets": float(progress.reference_resets),
+        **engines,
+        **memory,
+        **timer.metrics(),
+        **speed_metrics(tokens, timer.seconds["update"], timer.elapsed, run.plan.layout.num_gpus),
+    }
 
 
 async def save(run: Run) -> None:

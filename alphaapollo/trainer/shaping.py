@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from alphaapollo.algorithms.reward_shaping import length_budget_exact, length_budget_max, soft_overlong_punishment
-from alphaapollo.config.schema import Algorithm, LengthBudget
+from alphaapollo.config.schema import Actor, Algorithm, LengthBudget
 from alphaapollo.types import Prompt, Trajectory, Turn
 
 BUDGET = "length_budget"
@@ -40,6 +40,11 @@ def _to_budget(
     if config.mode == "exact":
         return length_budget_exact(rewards, lengths, budgets, config.coef)
     return length_budget_max(rewards, lengths, budgets, config.coef, config.slack)
+
+
+def invalid_cost(actor: Actor) -> float:
+    """Of a turn whose action could not be read."""
+    return actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
 
 
 def turn_reward(turn: Turn, penalty: float) -> float:

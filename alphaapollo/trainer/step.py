@@ -25,8 +25,9 @@ from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.seeds import derive_seed
+from alphaapollo.trainer.batch_metrics import credit_metrics, length_penalty
 from alphaapollo.trainer.choice import choose_tokens, draw_keys
-from alphaapollo.trainer.shaping import outcome_rewards, turn_reward
+from alphaapollo.trainer.shaping import invalid_cost, outcome_rewards, turn_reward
 from alphaapollo.trainer.turns import number_turns
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
 
@@ -123,7 +124,7 @@ def build_batch(
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     whole = EndToEnd.of(mask, owners)
-    penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    penalty = invalid_cost(actor)
     rewards = _turn_rewards(members, mask, penalty)
     rewards += whole.split(place_outcome_reward(outcome_rewards(members, algorithm, max_length), whole.mask))
     weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
@@ -255,12 +256,10 @@ def assign_credit(
         mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
     result = estimator(inputs, algorithm)
-    metrics |= {
-        "reward/shaped_mean": float(returns.mean()),
-        "advantage/mean": _masked_mean(result.advantages, batch.mask),
-        "advantage/abs_mean": _masked_mean(result.advantages.abs(), batch.mask),
-        "advantage/share_zero": float((result.advantages.abs().sum(-1) == 0).float().mean()),
-    }
+    metrics |= credit_metrics(returns, result.advantages, batch.mask)
+    if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
+        worth = whole.join(batch.token_rewards).sum(-1)
+        metrics["reward/length_penalty"] = length_penalty(batch.trajectories, worth, invalid_cost(actor))
     matrices = {
         "advantages": result.advantages.numpy().astype(np.float32),
         "returns": result.returns.numpy().astype(np.float32),
@@ -309,7 +308,3 @@ def _totals(rewards: torch.Tensor) -> torch.Tensor:
 
 def _double(matrix: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(matrix.astype(np.float64))
-
-
-def _masked_mean(values: torch.Tensor, mask: torch.Tensor) -> float:
-    return float((values * mask).sum() / mask.sum().clamp(min=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import join_process_group, make_mesh, reshard
+from alphaapollo.models.train_state import StepFigures
+
+LARGEST = "_max"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def torch_dtype(model: Model) -> torch.dtype:
 
 
 class Sums:
-    """Named sums, added up over micro-batches without waiting for the device, then over ranks.
+    """Named sums, added up over micro-batches without waiting for the device, then over ranks; of names that end in
+    _max the largest.
 
     All ranks must add the same names."""
 
@@ -71,13 +75,21 @@ class Sums:
     def add(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             value = value.detach().double()
-            self.totals[name] = self.totals[name] + value if name in self.totals else value
+            if name in self.totals:
+                join = torch.maximum if name.endswith(LARGEST) else torch.add
+                value = join(self.totals[name], value)
+            self.totals[name] = value
 
     def over_ranks(self, device: torch.device) -> dict[str, float]:
         """A collective of all ranks."""
-        names = sorted(self.totals)
+        return self._reduced(device, False) | self._reduced(device, True)
+
+    def _reduced(self, device: torch.device, largest: bool) -> dict[str, float]:
+        names = sorted(name for name in self.totals if name.endswith(LARGEST) is largest)
+        if not names:
+            return {}
         totals = torch.stack([self.totals[name].to(device) for name in names])
-        dist.all_reduce(totals)
+        dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         return dict(zip(names, totals.tolist(), strict=True))
 
 
@@ -92,6 +104,17 @@ def process_memory() -> dict[str, float]:
         figures["cuda_gib"] = torch.cuda.memory_reserved() / 2**30
         figures["cuda_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
     return figures
+
+
+def step_figures(steps: Sequence[StepFigures], grad_clip: float) -> dict[str, float]:
+    """Of the optimiser steps of one iteration."""
+    norms = [step.grad_norm for step in steps]
+    return {
+        "grad_norm": mean(norms),
+        "grad_norm_max": max(norms),
+        "grad_clipped": mean(norm > grad_clip for norm in norms),
+        "lr": steps[-1].lr,
+    }
 
 
 def mean(values: Iterable[float]) -> float:

@@ -28,8 +28,8 @@ from alphaapollo.workers.base import (
     compute_column,
     join,
     leave,
-    mean,
     process_memory,
+    step_figures,
     torch_dtype,
 )
 
@@ -79,7 +79,7 @@ class CriticWorker:
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step())
         self.state.rest_optimizer()
-        return self._figures(sums.over_ranks(self.device), steps)
+        return self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
 
     def save(self, folder: str) -> None:
         """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""
@@ -116,6 +116,7 @@ class CriticWorker:
                 "loss": loss,
                 "clip_fraction": clipped.sum(),
                 "values": masked(values, mask).sum(),
+                "values_square": masked(values, mask).square().sum(),
                 "returns": masked(returns, mask).sum(),
                 "returns_square": masked(returns, mask).square().sum(),
                 "errors_square": masked(values - returns, mask).square().sum(),
@@ -124,15 +125,16 @@ class CriticWorker:
         )
 
     @staticmethod
-    def _figures(sums: dict[str, float], steps: list[StepFigures]) -> dict[str, float]:
+    def _figures(sums: dict[str, float], steps: list[StepFigures], grad_clip: float) -> dict[str, float]:
         tokens = max(1.0, sums["tokens"])
         variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
         return {
             "critic/loss": sums["loss"] / len(steps),
             "critic/clip_fraction": sums["clip_fraction"] / tokens,
             "critic/value_mean": sums["values"] / tokens,
+            "critic/value_std": max(0.0, sums["values_square"] / tokens - (sums["values"] / tokens) ** 2) ** 0.5,
             "critic/return_mean": sums["returns"] / tokens,
+            "critic/return_std": max(0.0, variance) ** 0.5,
             "critic/explained_variance": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
-            "critic/grad_norm": mean(step.grad_norm for step in steps),
-            "critic/lr": steps[-1].lr,
+            **{f"critic/{name}": value for name, value in step_figures(steps, grad_clip).items()},
         }

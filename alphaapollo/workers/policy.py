@@ -7,6 +7,7 @@ Methods that compute are collectives: every rank calls them, in the same order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.data.batch import Columns, RankBatch, Rows
 from alphaapollo.models import checkpoint
 from alphaapollo.models.export import export, full_parameters
+from alphaapollo.models.flops import ModelSize, peak_flops
 from alphaapollo.models.head import Hidden
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
@@ -34,9 +36,9 @@ from alphaapollo.workers.base import (
     Sums,
     join,
     leave,
-    mean,
     process_memory,
     put_segments,
+    step_figures,
     torch_dtype,
 )
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
@@ -81,6 +83,8 @@ class PolicyWorker:
         self.reference = (
             self._load_model(self.dtype, ref.fsdp_config.param_offload, frozen=True) if needs_reference else None
         )
+        self.size = ModelSize.of(self.policy.model)
+        self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
         self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
@@ -110,6 +114,7 @@ class PolicyWorker:
         batch, sums = self._batch, Sums()
         takes_own = columns.old_logprobs is None
         old = self._old_log_probs(columns)
+        started = time.perf_counter()
         self.state.fetch_optimizer()
         steps: list[StepFigures] = []
         for epoch in range(self.actor.ppo_epochs):
@@ -123,12 +128,11 @@ class PolicyWorker:
             reshard(self.reference)
         self.last_old_logprobs = old
         totals = sums.over_ranks(self.device)
-        figures = normalise(totals, len(steps)) | {
-            "grad_norm": mean(step.grad_norm for step in steps),
-            "lr": steps[-1].lr,
-            "optimizer_steps": float(len(steps)),
-            "tokens": totals["tokens"],
-        }
+        figures = normalise(totals, len(steps)) | step_figures(steps, self.actor.grad_clip)
+        figures |= {"optimizer_steps": float(len(steps)), "tokens": totals["tokens"]}
+        if self.peak is not None and self.size is not None:
+            flops = self.actor.ppo_epochs * self.size.training_flops(batch.rows.lengths)
+            figures["mfu"] = flops / (time.perf_counter() - started) / self.peak
         return {f"actor/{name}": value for name, value in figures.items()}
 
     def old_log_probs(self) -> np.ndarray:

@@ -19,12 +19,14 @@ from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.kl import kl_penalty
+from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.data.batch import Columns
 from alphaapollo.models.head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.workers.base import LARGEST
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def policy_objective(
     matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, correction: RolloutCorrection
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its figures: `loss` and `pg_loss` add up over micro-batches, ranks and nothing else; the others are
-    sums over action tokens, and those that start with row_ over non-empty rows: trajectories, with such a loss."""
+    sums over action tokens, those that start with row_ over non-empty rows (trajectories, with such a loss), and those
+    that end in _max the largest."""
     mask, weights = matrices.mask, matrices.loss_weights
     inputs = PolicyLossInputs(
         logp=matrices.logp,
@@ -118,6 +121,7 @@ def policy_objective(
     figures |= {prefix + name: value for name, value in output.metrics.items()}
     figures |= {
         "pg_loss": loss,
+        "ratio_max": log_ratio(matrices.logp.detach(), matrices.old_logp, mask).max().exp(),
         "entropy": masked(matrices.entropy, mask).sum(),
         "tokens": mask.sum(),
     }
@@ -160,6 +164,8 @@ def normalise(sums: dict[str, float], num_steps: int) -> dict[str, float]:
     for name, value in sums.items():
         if name in ("loss", "pg_loss"):
             figures[name] = value / num_steps
+        elif name.endswith(LARGEST):
+            figures[name] = value
         elif name.startswith("row_"):
             figures[name.removeprefix("row_")] = value / max(rows, 1.0)
         elif name not in ("tokens", "rows"):

@@ -29,8 +29,9 @@ from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
+from alphaapollo.trainer.batch_metrics import layout_metrics  # noqa: E402
+from alphaapollo.trainer.rollout_metrics import rollout_metrics  # noqa: E402
 from alphaapollo.trainer.step import WorkerColumns, assign_credit, build_batch  # noqa: E402
-from alphaapollo.trainer.summary import summarize_rollouts  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 
@@ -68,7 +69,8 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
         GroupRequest(Prompt(i, "bench", f"question {i}"), GROUP, sampling, draw=i) for i in range(count // GROUP)
     ]
     factory, services = get_environment("single_turn"), Services(score, Env())
-    return list(await asyncio.gather(*(run_group(request, runner, factory, services) for request in requests)))
+    groups = (run_group(request, runner, lambda _: factory(services)) for request in requests)
+    return list(await asyncio.gather(*groups))
 
 
 def measure(count: int, max_tokens: int) -> dict[str, float]:
@@ -82,10 +84,11 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     start = time.perf_counter()
     groups = asyncio.run(roll_out(count, max_tokens))
     start = span("rollout (on the rollout worker)", start)
-    summarize_rollouts(groups, 1.0)
+    rollout_metrics(groups, groups, 1, 1.0)
     start = span("metrics", start)
     batch = build_batch(groups, Actor(), Algorithm(), max_tokens, num_ranks=2, padded=False, run_seed=0, step=1)
     start = span("batch", start)
+    layout_metrics(batch.layout, False, 0, batch.num_trajectories)
     assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), 0.0)
     start = span("credit", start)
     with tempfile.TemporaryDirectory() as folder:

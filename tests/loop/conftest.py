@@ -19,6 +19,7 @@ import pytest
 
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 from tests.loop.warm import Program, children_of_the_warm_process, start_warm_process
+from tests.unit.metric_names import undocumented
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
@@ -60,7 +61,9 @@ class Finished:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        assert not undocumented(name for line in lines for name in line)
+        return lines
 
     def rollouts(self, step: int) -> list[dict]:
         return [json.loads(line) for line in (self.folder / f"rollouts/step_{step:06d}.jsonl").read_text().splitlines()]

@@ -121,6 +121,18 @@ def policy_loss_names() -> list[str]:
     return _policy_losses.names()
 
 
+def clip_figures(clipped: Tensor, above: Tensor, mask: Tensor, per_row: bool = False) -> dict[str, Tensor]:
+    """How much the clip decided, in all and on each side. `clipped`: bool, or the share of a row; `above`: bool, the
+    clip is the upper one. [B, L], or with `per_row` [B]."""
+    total = row_sum if per_row else token_sum
+    nowhere = torch.zeros_like(clipped)
+    return {
+        "clip_fraction": total(clipped, mask),
+        "clip_fraction_low": total(torch.where(above, nowhere, clipped), mask),
+        "clip_fraction_high": total(torch.where(above, clipped, nowhere), mask),
+    }
+
+
 CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 """The fields that a loss reads for its clip range."""
 

@@ -12,9 +12,9 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
+    clip_figures,
     old_policy_kl,
     register_policy_loss,
-    token_sum,
 )
 from alphaapollo.algorithms.policy_losses.ppo import is_clipped
 from alphaapollo.config.schema import Actor
@@ -53,9 +53,10 @@ def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
     options = config.policy_loss
+    ratio = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp()
     loss, clipped = cispo(
         inputs.logp,
-        log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp(),
+        ratio,
         inputs.advantages,
         low,
         0.28 if high is None else high,
@@ -63,5 +64,5 @@ def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
         options.cispo_mask_high,
     )
     return PolicyLossOutput(
-        loss, {"clip_fraction": token_sum(clipped, inputs.mask), "old_policy_kl": old_policy_kl(inputs)}
+        loss, {**clip_figures(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)}
     )

@@ -16,6 +16,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
+    clip_figures,
     clip_range,
     old_policy_kl,
     register_policy_loss,
@@ -85,7 +86,7 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(
         masked(ppo_clip(ratio, inputs.advantages, low, high), ~inputs.chosen),
         {
-            "clip_fraction": token_sum(is_clipped(ratio, inputs.advantages, low, high), inputs.mask),
+            **clip_figures(is_clipped(ratio, inputs.advantages, low, high), ratio > 1, inputs.mask),
             "clip_cov_fraction": token_sum(inputs.chosen, inputs.mask),
             "old_policy_kl": old_policy_kl(inputs),
         },

@@ -11,10 +11,10 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
+    clip_figures,
     clip_range,
     old_policy_kl,
     register_policy_loss,
-    row_sum,
 )
 from alphaapollo.config.schema import Actor
 
@@ -48,5 +48,8 @@ def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     share = row_mean(masked(clipped.to(ratio.dtype), inputs.mask), inputs.mask)
     return PolicyLossOutput(
         -advantages * ratio,
-        {"clip_fraction": row_sum(share, inputs.mask), "old_policy_kl": old_policy_kl(inputs, per_row=True)},
+        {
+            **clip_figures(share, advantages > 0, inputs.mask, per_row=True),
+            "old_policy_kl": old_policy_kl(inputs, per_row=True),
+        },
     )

@@ -10,11 +10,10 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
+    clip_figures,
     clip_range,
     old_policy_kl,
     register_policy_loss,
-    row_sum,
-    token_sum,
 )
 from alphaapollo.algorithms.policy_losses.ppo import is_clipped, ppo_clip
 from alphaapollo.config.schema import Actor
@@ -61,7 +60,7 @@ def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     clipped = is_clipped(ratio, inputs.advantages, low, high)
     return PolicyLossOutput(
         ppo_clip(ratio, inputs.advantages, low, high),
-        {"clip_fraction": token_sum(clipped, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
+        {**clip_figures(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
     )
 
 
@@ -77,5 +76,8 @@ def _clipped_rows(ratio: Tensor, inputs: PolicyLossInputs, low: float, high: flo
     clipped = is_clipped(ratio, advantages, low, high)
     return PolicyLossOutput(
         ppo_clip(ratio, advantages, low, high),
-        {"clip_fraction": row_sum(clipped, inputs.mask), "old_policy_kl": old_policy_kl(inputs, per_row=True)},
+        {
+            **clip_figures(clipped, ratio > 1, inputs.mask, per_row=True),
+            "old_policy_kl": old_policy_kl(inputs, per_row=True),
+        },
     )

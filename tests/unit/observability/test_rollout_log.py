@@ -70,7 +70,7 @@ def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
             {
                 "text": "14",
                 "observation": None,
-                "num_context_tokens": 2,
+                "num_shown_tokens": 2,
                 "num_tokens": 2,
                 "num_cached_tokens": 0,
                 "stop_reason": "stop",

@@ -1,0 +1,65 @@
+"""How much arithmetic training takes, and how much a GPU could do: model FLOP/s utilisation (arXiv 2204.02311, B)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PEAK = {
+    "GB200": 2.5e15,
+    "B200": 2.25e15,
+    "GH200": 9.89e14,
+    "H200": 9.89e14,
+    "H100 PCIe": 7.56e14,
+    "H100 NVL": 8.35e14,
+    "H100": 9.89e14,
+    "H800": 9.89e14,
+    "H20": 1.48e14,
+    "A100": 3.12e14,
+    "A800": 3.12e14,
+    "L40S": 3.62e14,
+    "L40": 1.81e14,
+    "L4": 1.21e14,
+    "A10G": 7.0e13,
+    "A10": 1.25e14,
+    "RTX 4090": 1.65e14,
+    "RTX 3090": 7.1e13,
+}
+"""bfloat16 without sparsity, FLOP/s, by words of the device's name, as data sheets say. The first that fits counts."""
+
+
+def peak_flops(device_name: str) -> float | None:
+    """None for a device that the table does not know."""
+    words = f" {device_name.replace('-', ' ').replace('NVIDIA', '')} "
+    return next((peak for name, peak in PEAK.items() if f" {name} " in words), None)
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the arithmetic of a decoder depends on."""
+
+    num_parameters: int  # of the matrices that every token passes, the head among them
+    num_layers: int
+    attention_width: int  # heads x their size
+
+    @classmethod
+    def of(cls, model: Any) -> ModelSize | None:
+        """None for a mixture of experts: how many parameters a token passes is not known here."""
+        config = model.config.get_text_config()
+        if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+            return None
+        matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2)
+        if not config.tie_word_embeddings:
+            matrices -= model.get_input_embeddings().weight.numel()  # looked up, not multiplied
+        heads = config.num_attention_heads
+        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        return cls(matrices, config.num_hidden_layers, width)
+
+    def training_flops(self, lengths: np.ndarray) -> float:
+        """Forward and backward over sequences of these lengths: 6 a parameter and token, and 6 a layer, width and pair
+        of tokens for causal attention."""
+        squares = float(np.square(lengths.astype(np.float64)).sum())
+        attention = 6.0 * self.num_layers * self.attention_width * squares
+        return 6.0 * self.num_parameters * float(lengths.sum()) + attention

@@ -1,0 +1,66 @@
+"""What one iteration's metrics say of its batch: rewards to advantages, layout, speed. docs/metrics.md explains each
+name."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from alphaapollo.data.batch import TrainBatch
+from alphaapollo.types import Trajectory
+
+
+def credit_metrics(shaped: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
+    """`shaped` [N]: what each trajectory is worth to the estimator; advantages and mask [B, L]."""
+    own = advantages[mask.bool()]
+    if not own.numel():
+        return {}
+    low, high = torch.aminmax(own)
+    return {
+        "reward/shaped_mean": float(shaped.mean()),
+        "advantage/mean": float(own.mean()),
+        "advantage/std": float(own.std(correction=0)),
+        "advantage/min": float(low),
+        "advantage/max": float(high),
+        "advantage/abs_mean": float(own.abs().mean()),
+        "advantage/share_zero": float((advantages.abs().sum(-1) == 0).double().mean()),
+    }
+
+
+def length_penalty(unshaped: list[Trajectory], worth: Tensor, invalid_cost: float) -> float:
+    """What the shaping by length took off, the mean over trajectories. `worth` [N]: their rewards after all shaping but
+    the KL's; `invalid_cost`: of a turn whose action could not be read."""
+    before = sum(one.reward - invalid_cost * sum(not turn.valid for turn in one.turns) for one in unshaped)
+    return before / len(unshaped) - float(worth.mean())
+
+
+def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) -> dict[str, float]:
+    """How the rows lie in the forward passes. `lost`: trajectories of the batch's groups that are not trained on."""
+    loads = [int(rank.rows.lengths.sum()) for rank in layout.rank_batches]
+    tokens, cells = layout.num_tokens, 0
+    for rank, own in zip(layout.rank_batches, loads, strict=True):
+        lengths = rank.rows.lengths
+        if padded:
+            micros = [micro for step in rank.mini_batches for micro in step.micro_batches if micro]
+            cells += sum(len(micro) * int(lengths[micro].max()) for micro in micros)
+        else:
+            cells += own
+    return {
+        "batch/trajectories": float(trained),
+        "batch/lost": float(lost),
+        "batch/rows": float(layout.num_rows),
+        "batch/tokens": float(tokens),
+        "batch/micro_batches": float(sum(len(step.micro_batches) for step in layout.rank_batches[0].mini_batches)),
+        "batch/padding": 1 - tokens / cells,
+        "batch/rank_imbalance": max(loads) * len(loads) / tokens - 1,
+    }
+
+
+def speed_metrics(tokens: int, update: float, step: float, num_gpus: int) -> dict[str, float]:
+    """`tokens`: of the rows trained on, prompts and responses; `update`, `step`: seconds; `num_gpus`: 0 on a CPU."""
+    metrics = {}
+    if update:
+        metrics["perf/train_tokens_per_second"] = tokens / update
+    if num_gpus and step:
+        metrics["perf/tokens_per_second_per_gpu"] = tokens / step / num_gpus
+    return metrics

@@ -1,0 +1,137 @@
+"""What one iteration's metrics say of its rollouts: from groups to numbers. docs/metrics.md explains each name."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from alphaapollo.evaluation.figures import CORRECT
+from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup, Turn
+
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def rollout_metrics(
+    generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], rounds: int, seconds: float
+) -> dict[str, float]:
+    """Of all trajectories that were generated; a failed one has no reward. `seconds`: of generation."""
+    every = [trajectory for group in generated for trajectory in group.trajectories]
+    turns = [turn for trajectory in every for turn in trajectory.turns]
+    tokens = np.array([trajectory.num_tokens for trajectory in every])
+    shown = sum(sum(trajectory.shown_lengths) for trajectory in every)
+    metrics = {
+        "rollout/trajectories": float(len(every)),
+        "rollout/tokens": float(tokens.sum()),
+        "rollout/tokens_per_second": float(tokens.sum() / seconds) if seconds else 0.0,
+        "rollout/turns_mean": len(turns) / len(every),
+        "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
+        "rollout/rounds": float(rounds),
+        "rollout/groups_kept": float(len(trained)),
+    }
+    outcomes, ends = Counter(one.score.outcome for one in every), Counter(one.end for one in every)
+    metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(every) for outcome in Outcome}
+    metrics["outcome/failed"] = sum(outcomes[outcome] for outcome in Outcome if outcome.failed) / len(every)
+    metrics |= {f"end/{end}": ends[end] / len(every) for end in EpisodeEnd}
+    baselines = [group.baseline for group in generated if group.baseline is not None]
+    if baselines:
+        metrics["baseline/failed"] = sum(one.score.outcome.failed for one in baselines) / len(baselines)
+    return (
+        metrics
+        | _length_metrics(every, tokens)
+        | _tool_metrics(turns)
+        | _group_metrics(generated, trained)
+        | _score_metrics(every, "reward")
+        | _score_metrics(baselines, "baseline")
+        | _source_metrics(generated)
+    )
+
+
+def _scored(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    return [one for one in trajectories if not one.score.outcome.failed]
+
+
+def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str, float]:
+    """Sampled tokens of the episodes, and the first prompts'."""
+    quantiles = np.quantile(tokens, list(QUANTILES.values()))
+    metrics = {
+        "response/length_mean": float(tokens.mean()),
+        "response/length_max": float(tokens.max()),
+        "response/truncated": sum(one.truncated for one in every) / len(every),
+    }
+    metrics |= {f"response/length_{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
+    for name, is_right in (("right", True), ("wrong", False)):
+        lengths = [one.num_tokens for one in _scored(every) if (one.accuracy >= CORRECT) is is_right]
+        if lengths:
+            metrics[f"response/length_{name}"] = float(np.mean(lengths))
+    prompts = [len(one.turns[0].context_ids) for one in every if one.turns]
+    if prompts:
+        metrics |= {"prompt/length_mean": float(np.mean(prompts)), "prompt/length_max": float(max(prompts))}
+    return metrics
+
+
+def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
+    """Tool calls a turn, and what came of them, as shares of the calls. Turns whose action could not be read, or whose
+    calls were refused, are turn/invalid."""
+    if not turns:
+        return {}
+    calls = [call for turn in turns for call in turn.info.get("tool_calls", ())]
+    metrics = {
+        "turn/invalid": sum(not turn.valid for turn in turns) / len(turns),
+        "tool/calls_a_turn": len(calls) / len(turns),
+    }
+    if calls:
+        metrics["tool/seconds"] = float(np.mean([call["seconds"] for call in calls]))
+    for status, count in Counter(call["status"] for call in calls).items():
+        metrics[f"tool/{status}"] = count / len(calls)
+    return metrics
+
+
+def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Shares of the generated groups. Right, wrong, mixed and equal look at the samples that did not fail."""
+    counts: Counter[str] = Counter()
+    for group in generated:
+        scored = _scored(group.trajectories)
+        right = [one.accuracy >= CORRECT for one in scored]
+        rewards = [one.reward for one in scored]
+        counts["all_right"] += bool(right) and all(right)
+        counts["all_wrong"] += bool(right) and not any(right)
+        counts["mixed"] += any(right) and not all(right)
+        counts["equal"] += bool(rewards) and max(rewards) == min(rewards)
+        counts["partial"] += 0 < len(scored) < len(group.trajectories)
+    counts["dropped"] = len(generated) - len(trained)
+    names = ("all_right", "all_wrong", "mixed", "equal", "partial", "dropped")
+    return {f"groups/{name}": counts[name] / len(generated) for name in names}
+
+
+def _score_metrics(trajectories: Iterable[Trajectory], name: str) -> dict[str, float]:
+    """Mean, spread, accuracy and named components of the trajectories that have a score."""
+    scored = _scored(trajectories)
+    if not scored:
+        return {}
+    rewards = np.array([one.reward for one in scored])
+    metrics = {
+        f"{name}/mean": float(rewards.mean()),
+        f"{name}/std": float(rewards.std()),
+        f"{name}/min": float(rewards.min()),
+        f"{name}/max": float(rewards.max()),
+        f"{name}/accuracy": float(np.mean([one.accuracy for one in scored])),
+    }
+    for component in sorted({component for one in scored for component in one.score.components}):
+        metrics[f"{name}/component/{component}"] = float(np.nanmean([one.score.component(component) for one in scored]))
+    return metrics
+
+
+def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Reward, accuracy and length of each data source, where there are several."""
+    by_source: dict[str, list[Trajectory]] = defaultdict(list)
+    for group in generated:
+        by_source[group.prompt.data_source] += group.trajectories
+    metrics: dict[str, float] = {}
+    for source, own in sorted(by_source.items()) if len(by_source) > 1 else ():
+        metrics[f"source/{source}/length"] = float(np.mean([one.num_tokens for one in own]))
+        if scored := _scored(own):
+            metrics[f"source/{source}/reward"] = float(np.mean([one.reward for one in scored]))
+            metrics[f"source/{source}/accuracy"] = float(np.mean([one.accuracy for one in scored]))
+    return metrics

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.models.flops import ModelSize, peak_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("Some other device", None),
+    ],
+)
+def test_peaks_by_name(name: str, peak: float | None) -> None:
+    assert peak_flops(name) == peak
+
+
+class Tiny(torch.nn.Module):
+    """An embedding of 10 x 4, a matrix of 4 x 6, a norm of 4, a head of 4 x 10."""
+
+    def __init__(self, tied: bool, **more: Any) -> None:
+        super().__init__()
+        self.embedding, self.norm = torch.nn.Embedding(10, 4), torch.nn.LayerNorm(4)
+        self.layer = torch.nn.Linear(4, 6, False)
+        self.head = torch.nn.Linear(4, 10, False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        text = SimpleNamespace(
+            tie_word_embeddings=tied, num_attention_heads=2, hidden_size=4, num_hidden_layers=3, **more
+        )
+        self.config = SimpleNamespace(get_text_config=lambda: text)
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.embedding
+
+
+def test_the_head_counts_and_the_lookup_does_not() -> None:
+    assert ModelSize.of(Tiny(tied=False)) == ModelSize.of(Tiny(tied=True)) == ModelSize(24 + 40, 3, 4)
+    assert ModelSize.of(Tiny(tied=True, head_dim=8)) == ModelSize(64, 3, 16)
+    assert ModelSize.of(Tiny(tied=True, num_experts=8)) is None
+
+
+def test_arithmetic_of_two_sequences() -> None:
+    """3 and 5 tokens: 6 x 64 x 8 for the matrices, 6 x 3 x 4 x (9 + 25) for the attention."""
+    assert ModelSize(64, 3, 4).training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34

@@ -1,0 +1,172 @@
+"""Numbers of an iteration, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.trainer.batch_metrics import layout_metrics, speed_metrics
+from alphaapollo.trainer.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.step import WorkerColumns, assign_credit
+from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
+from tests.unit.trainer.test_collect import played
+from tests.unit.trainer.test_step import build, group, trajectory
+
+
+def measured(*groups: TrajectoryGroup, kept: int | None = None) -> dict[str, float]:
+    return rollout_metrics(groups, groups[:kept], rounds=1, seconds=2.0)
+
+
+def test_lengths_and_their_quantiles() -> None:
+    """Samples of 1 .. 11 tokens, of which the first three are right."""
+    samples = [trajectory(i, float(i < 3), i + 1) for i in range(11)]
+    samples[10].end = EpisodeEnd.TOKEN_LIMIT
+    metrics = measured(group(*samples))
+    expected = {
+        "response/length_mean": 6.0,
+        "response/length_max": 11.0,
+        "response/length_p10": 2.0,
+        "response/length_p50": 6.0,
+        "response/length_p90": 10.0,
+        "response/length_p99": 10.9,
+        "response/length_right": 2.0,
+        "response/length_wrong": (4 + 11) / 2,
+        "response/truncated": 1 / 11,
+        "prompt/length_mean": 2.0,
+        "prompt/length_max": 2.0,
+        "rollout/tokens": 66.0,
+        "rollout/tokens_per_second": 33.0,
+        "reward/accuracy": 3 / 11,
+        "end/token_limit": 1 / 11,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def test_groups_by_what_they_teach() -> None:
+    lost = trajectory(1, math.nan, 1, Outcome.GRADER_FAILED)
+    groups = [
+        group(trajectory(0, 1.0, 1), trajectory(1, 1.0, 1)),
+        group(trajectory(0, 0.0, 1), trajectory(1, 0.5, 1)),  # nobody right, yet not equal
+        group(trajectory(0, 0.0, 1), trajectory(1, 1.0, 1)),
+        group(trajectory(0, 0.0, 1), lost),
+        group(lost, lost),
+    ]
+    metrics = measured(*groups, kept=4)
+    own = {name: value for name, value in metrics.items() if name.startswith("groups/")}
+    assert own == {
+        "groups/all_right": 1 / 5,
+        "groups/all_wrong": 2 / 5,
+        "groups/mixed": 1 / 5,
+        "groups/equal": 2 / 5,
+        "groups/partial": 1 / 5,
+        "groups/dropped": 1 / 5,
+    }
+    assert metrics["outcome/failed"] == metrics["outcome/grader_failed"] == 3 / 10
+    assert metrics["reward/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
+
+
+def test_each_data_source_has_its_own_figures_where_there_are_several() -> None:
+    def of(source: str, *trajectories: Trajectory) -> TrajectoryGroup:
+        return TrajectoryGroup(Prompt(0, source, "text"), list(trajectories))
+
+    failed = trajectory(1, math.nan, 6, Outcome.GRADER_FAILED)
+    both = measured(of("a/b", trajectory(0, 1.0, 2), failed), of("c", trajectory(0, 0.0, 4)))
+    own = {name: value for name, value in both.items() if name.startswith("source/")}
+    assert own == {
+        "source/a/b/reward": 1.0,
+        "source/a/b/accuracy": 1.0,
+        "source/a/b/length": 4.0,
+        "source/c/reward": 0.0,
+        "source/c/accuracy": 0.0,
+        "source/c/length": 4.0,
+    }
+    assert not any(name.startswith("source/") for name in measured(of("c", trajectory(0, 0.0, 4))))
+
+
+def test_cached_tokens_are_a_share_of_all_that_was_shown() -> None:
+    """Two turns, each of 2 tokens and an action of 1: the engine is shown 2, then 5 tokens, and had 0 and 3."""
+    episode = played([0.0, 0.0], score=trajectory(0, 1.0, 1).score)
+    assert episode.shown_lengths == [2, 5]
+    episode.turns[1] = _cached(episode.turns[1], 3)
+    assert measured(group(episode))["rollout/prompt_tokens_cached"] == 3 / 7
+
+
+def _cached(turn: Turn, count: int) -> Turn:
+    return replace(turn, completion=replace(turn.completion, num_cached_tokens=count))
+
+
+def test_tool_calls_are_counted_also_where_there_are_none() -> None:
+    without = trajectory(0, 1.0, 1)
+    assert measured(group(without))["tool/calls_a_turn"] == 0.0
+    with_calls = trajectory(1, 1.0, 1)
+    with_calls.turns[0].info = {"tool_calls": [{"status": "ok", "seconds": 1.0}, {"status": "error", "seconds": 3.0}]}
+    metrics = measured(group(without, with_calls))
+    assert (metrics["tool/calls_a_turn"], metrics["tool/seconds"], metrics["tool/ok"]) == (1.0, 2.0, 0.5)
+
+
+def credit(samples: list[Trajectory], actor: Actor | None = None, **algorithm: Any) -> dict[str, float]:
+    batch, settings = build([group(*samples)], actor, **algorithm), Algorithm(**algorithm)
+    estimator = get_estimator("dr_grpo")
+    return assign_credit(batch, WorkerColumns(), estimator, settings, actor or Actor(), kl_coef=0.0).metrics
+
+
+def test_advantages_over_action_tokens() -> None:
+    """Rewards 1 and 0 without division: advantages .5 on one token, -.5 on three."""
+    metrics = credit([trajectory(0, 1.0, 1), trajectory(1, 0.0, 3)])
+    assert metrics == {
+        "reward/shaped_mean": 0.5,
+        "advantage/mean": -0.25,
+        "advantage/std": pytest.approx(math.sqrt(0.25 - 0.0625)),
+        "advantage/min": -0.5,
+        "advantage/max": 0.5,
+        "advantage/abs_mean": 0.5,
+        "advantage/share_zero": 0.0,
+    }
+
+
+def test_the_length_penalty_is_what_the_length_took_off() -> None:
+    """max_length 100, cache 20: 90 tokens cost .5, 80 nothing; an invalid action's cost is no length."""
+    actor = Actor(use_invalid_action_penalty=True, invalid_action_penalty_coef=0.25)
+    samples = [trajectory(0, 1.0, 90, valid=False), trajectory(1, 0.0, 80)]
+    metrics = credit(samples, actor=actor, overlong_penalty={"enable": True})
+    assert metrics["reward/length_penalty"] == pytest.approx(0.25)
+    assert "reward/length_penalty" not in credit(samples)
+
+
+def test_the_layout_in_numbers() -> None:
+    """Rows of 3, 4, 5 and 6 tokens (a prompt of 2): padded to their longest in micro-batches of 12 cells at most."""
+    groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
+    actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=12)
+    layout = build(groups, actor).layout
+    packed = layout_metrics(layout, padded=False, lost=2, trained=4)
+    assert packed == {
+        "batch/trajectories": 4.0,
+        "batch/lost": 2.0,
+        "batch/rows": 4.0,
+        "batch/tokens": 18.0,
+        "batch/micro_batches": 2.0,
+        "batch/padding": 0.0,
+        "batch/rank_imbalance": 0.0,
+    }
+    cells = sum(
+        len(micro) * layout.rank_batches[0].rows.lengths[micro].max()
+        for step in layout.rank_batches[0].mini_batches
+        for micro in step.micro_batches
+    )
+    assert cells == 2 * 6 + 2 * 4
+    assert layout_metrics(layout, padded=True, lost=0, trained=4)["batch/padding"] == pytest.approx(1 - 18 / 20)
+    two = build(groups, actor, num_ranks=2).layout
+    loads = sorted(int(np.sum(rank.rows.lengths)) for rank in two.rank_batches)
+    assert layout_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)
+
+
+def test_speed_is_a_gpu_s_only_where_there_are_some() -> None:
+    assert speed_metrics(600, update=2.0, step=6.0, num_gpus=0) == {"perf/train_tokens_per_second": 300.0}
+    assert speed_metrics(600, 2.0, 6.0, 4)["perf/tokens_per_second_per_gpu"] == 25.0
+    assert speed_metrics(0, 0.0, 6.0, 0) == {}
