@@ -70,6 +70,27 @@ def test_one_plain_line_an_iteration():
     )
 
 
+def test_what_is_lost_is_shown_where_there_is_any():
+    view = View(total_steps=2)
+    view.take(1, METRICS)
+    clean = plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0})
+    lossy = METRICS | {"outcome/failed": 0.44, "response/truncated": 0.125, "end/time_limit": 0.0}
+    assert "failed" not in clean and "timed out" not in clean
+    assert "   failed 44%   truncated 12%   7,431 tokens/s" in plain_line(view, lossy)
+
+
+def test_advice_comes_with_the_iteration_that_calls_for_it(tmp_path: Path):
+    with (tmp_path / "out.txt").open("w") as file:
+        console = Console(Terminal(file=file, width=200))
+        console.start(total_steps=2, done=0)
+        for step in (1, 2):
+            console.step(step, METRICS | {"outcome/grader_failed": 0.44})
+        console.close()
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("note step 1: 44% of the trajectories have no reward because the grader failed")
+
+
 def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
     with (tmp_path / "out.txt").open("w") as file:
         console = Console(Terminal(file=file))

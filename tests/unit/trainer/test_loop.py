@@ -1,0 +1,117 @@
+"""The loop over fakes: when it ends, and what it says of the run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import Config
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.observability.console import Console
+from alphaapollo.trainer import loop
+from alphaapollo.trainer.collect import Collected
+from alphaapollo.trainer.learn import Learned
+from alphaapollo.trainer.progress import Goal, Progress
+from tests.unit.metric_names import undocumented
+from tests.unit.trainer.test_step import group, trajectory
+
+
+class Role:
+    def __init__(self, **figures: float) -> None:
+        self.figures = figures
+
+    async def memory(self) -> dict[str, float]:
+        return self.figures
+
+    async def sleep(self) -> None:
+        pass
+
+
+class Weights:
+    async def publish(self, version: int) -> dict[str, float]:
+        return {"sync/probe_gap": 0.0}
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, float]] = []
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.lines.append({"step": step, **metrics})
+
+    def write(self, step: int, groups: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ten prompts, two passes in batches of 4; an iteration consumes two batches, as with dynamic sampling."""
+    saved: list[int] = []
+
+    async def collect(run: Any, step: int, timer: Any) -> Collected:
+        run.progress.prompts_consumed += 8
+        groups = [group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))]
+        return Collected(groups, groups, rounds=2)
+
+    async def learn(run: Any, step: int, groups: Any, timer: Any) -> Learned:
+        return Learned({"actor/entropy": 0.5}, 0.0, tokens=100)
+
+    async def save(run: Any) -> None:
+        saved.append(run.progress.step)
+
+    for name, fake in (("collect", collect), ("learn", learn), ("save", save)):
+        monkeypatch.setattr(loop, name, fake)
+    return SimpleNamespace(
+        config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
+        plan=SimpleNamespace(layout=SimpleNamespace(num_gpus=0)),
+        crew=SimpleNamespace(
+            policy=Role(rss_gib=2.0),
+            critic=None,
+            reward_model=Role(rss_gib=1.0),
+            engines=Role(**{"memory/engine_gib": 3.0}),
+        ),
+        weights=Weights(),
+        stream=PromptStream(10, seed=0, shuffle=True),
+        goal=Goal.of(None, epochs=2, num_prompts=10, batch_size=4),
+        progress=Progress(),
+        tracker=Log(),
+        rollout_log=Log(),
+        console=Console(),
+        trained_reward=None,
+        saved=saved,
+    )
+
+
+def test_the_iteration_that_consumes_the_last_pass_is_the_last(run: Any) -> None:
+    asyncio.run(loop.train(run))
+    assert [line["step"] for line in run.tracker.lines] == [1, 2, 3]
+    assert run.saved == [2, 3]  # every second iteration, and the last
+
+
+def test_a_resumed_run_ends_at_the_same_iteration(run: Any) -> None:
+    run.progress = replace(run.progress, step=2, prompts_consumed=16)
+    asyncio.run(loop.train(run))
+    assert [line["step"] for line in run.tracker.lines] == [3] and run.saved == [3]
+    asyncio.run(loop.train(run))  # all done: nothing happens
+    assert len(run.tracker.lines) == 1
+
+
+def test_every_iteration_says_where_the_run_stands_and_what_it_holds(run: Any) -> None:
+    asyncio.run(loop.train(run))
+    first = run.tracker.lines[0]
+    expected = {
+        "data/epoch": 0.8,
+        "data/prompts_consumed": 8.0,
+        "rollout/rounds": 2.0,
+        "memory/policy_rss_gib": 2.0,
+        "memory/reward_model_rss_gib": 1.0,
+        "memory/engine_gib": 3.0,
+        "reference/resets": 0.0,
+    }
+    assert {name: first[name] for name in expected} == expected
+    assert all("memory/policy_rss_gib" in line for line in run.tracker.lines)
+    assert undocumented(name for line in run.tracker.lines for name in line) == []
