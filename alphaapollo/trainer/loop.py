@@ -88,7 +88,7 @@ async def run_metrics(run: Run, timer: Timer, tokens: int) -> dict[str, float]:
         **engines,
         **memory,
         **timer.metrics(),
-        **speed_metrics(tokens, timer.seconds["update"], timer.elapsed, run.plan.layout.num_gpus),
+        **speed_metrics(tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),
     }
 
 

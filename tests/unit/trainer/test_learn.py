@@ -46,11 +46,11 @@ def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: i
         }
     )
     crew, progress = Crew(), Progress(kl_coef=1e-3)
-    layout = SimpleNamespace(num_ranks=1)
+    placement = SimpleNamespace(num_ranks=1)
     run: Any = SimpleNamespace(
         config=config,
         crew=crew,
-        plan=SimpleNamespace(layout=layout, padded=False, needs_old_logprobs=True, needs_ref_columns=True),
+        plan=SimpleNamespace(placement=placement, padded=False, needs_old_logprobs=True, needs_ref_columns=True),
         progress=progress,
         estimator=get_estimator("gae"),
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),

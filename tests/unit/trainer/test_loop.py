@@ -67,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(loop, name, fake)
     return SimpleNamespace(
         config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
-        plan=SimpleNamespace(layout=SimpleNamespace(num_gpus=0)),
+        plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0)),
         crew=SimpleNamespace(
             policy=Role(rss_gib=2.0),
             critic=None,
