@@ -1,10 +1,13 @@
-"""prepare_validation, _custom, _single_question, _sft, _preference and _code, as users call them."""
+"""prepare_validation, _custom, _single_question, _sft, _preference and _code."""
 
+import importlib
+import io
 import json
 import re
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,8 +34,19 @@ DIRTY = [
 
 
 def run(name, *args):
-    command = [sys.executable, "-m", f"examples.data_preprocess.{name}", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    """The script in this process (test_scripts.py starts it as users do): what it prints, and its exit code."""
+    module = importlib.import_module(f"examples.data_preprocess.{name}")
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [name, *map(str, args)])
+        try:
+            module.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+            if isinstance(end.code, str):
+                err.write(end.code)
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def write(path, rows):
