@@ -122,6 +122,8 @@ def train(run: SftRun) -> None:
     is_main, checkpoint = run.placement.rank == 0, run.start.checkpoint
     checkpoints = CheckpointFolder(run.folder / "checkpoints", trainer.max_ckpt_to_keep)
     # A collective: every rank has read the folder by now.
+    if is_main:
+        print("loading the model ...", flush=True)
     worker = SftWorker(config, run.model, run.placement, run.total_steps)
     if is_main and (moved := run.start.claim(config)):
         print(f"note: the earlier run of this name lies in {moved}")

@@ -111,7 +111,10 @@ class Console:
             self._live.start()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Progress of a phase of the iteration at hand."""
+        """Progress of a phase of the iteration at hand. Without a terminal, the first line of an iteration may take
+        minutes: until then, each phase is said as it begins."""
+        if self._live is None and self._last is None and name not in self._view.phases:
+            self._print(f"{clock(time.monotonic() - self._start):>5}  {name} ...")
         self._view.phases[name] = (done, total)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -14,6 +14,11 @@ from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.metrics import as_record
 
+WANDB_FIX = (
+    "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or leave it "
+    "out."
+)
+
 
 class Tracker(Protocol):
     """Takes the metrics of one iteration after the other."""
@@ -41,13 +46,19 @@ def make_tracker(config: Config | SftConfig, folder: Path, resumed_step: int) ->
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise ValueError where the package behind a tracker is missing; cheap, so that it can run before anything."""
+    """Raise ValueError where the package behind a tracker is missing, or wandb has no login; cheap, so that it can run
+    before anything."""
     for name in names:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ValueError(
                 f"trainer.logger has {name}, but the package {name} is not installed. "
                 f"Install alphaapollo[{name}], or leave it out."
             )
+    if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
+        import wandb
+
+        if not wandb.login(prompt=False, verify=False):
+            raise ValueError(f"trainer.logger has wandb, and there is no login to it. {WANDB_FIX}")
 
 
 class AllTrackers:
@@ -140,10 +151,7 @@ class WandbTracker:
                 project=project, name=experiment, group=experiment, dir=str(folder), config=dict(config)
             )
         except wandb.errors.UsageError as error:
-            raise ValueError(
-                f"trainer.logger has wandb, which says: {error}. Log in with `wandb login`, set WANDB_MODE=offline to "
-                "write to the run's folder, or leave it out."
-            ) from None
+            raise ValueError(f"trainer.logger has wandb, which says: {error}. {WANDB_FIX}") from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)

@@ -163,6 +163,7 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
         if run.crew.critic:
             await run.crew.critic.load(str(checkpoint / "critic"))
         run.console.notice(f"resumed from {checkpoint}")
+    run.console.phase("publish", 0, 1)
     metrics = await run.weights.publish(run.progress.step)
     if checkpoint is None:
         if run.config.trainer.val_before_train:

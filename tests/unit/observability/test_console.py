@@ -100,10 +100,26 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
         console.step(1, METRICS)
         console.step(2, METRICS)
         console.close()
-    first, second, third = (tmp_path / "out.txt").read_text().splitlines()
+    phase, first, second, third = (tmp_path / "out.txt").read_text().splitlines()
+    assert phase.split() == ["0:00", "generate", "..."]
     assert first == "note trainer.cpu_threads=2 has no effect"
     assert second.startswith("step 1/2   reward 0.500")
     assert third.endswith("1.50 s a step")
+
+
+def test_without_a_terminal_the_phases_before_the_first_line_are_said():
+    file = io.StringIO()
+    console = Console(Terminal(file=file, width=80))
+    console.start(total_steps=2, done=0)
+    console.phase("start", 0, 1)
+    console.phase("validate", 0, 4)
+    console.phase("validate", 2, 4)
+    console.step(0, METRICS)
+    console.phase("generate", 0, 4)
+    console.close()
+    first, second, line = file.getvalue().splitlines()
+    assert [first.split(), second.split()] == [["0:00", "start", "..."], ["0:00", "validate", "..."]]
+    assert line.startswith("step 0/2")
 
 
 def test_the_live_view_leaves_its_last_state_and_the_notices():

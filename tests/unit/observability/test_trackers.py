@@ -1,6 +1,8 @@
 import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +70,20 @@ def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.M
         make_tracker(Config(trainer=Trainer(logger=["console", "wandb"])), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     check_trackers(["console"])
+
+
+def test_a_missing_login_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for logged_in in (True, False):
+        monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=lambda answer=logged_in, **_: answer))
+        if logged_in:
+            check_trackers(["wandb"])
+        else:
+            with pytest.raises(ValueError, match=r"wandb, and there is no login to it\. Log in with `wandb login`"):
+                check_trackers(["wandb"])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_trackers(["wandb"])
 
 
 def test_tensorboard_reads_back_and_forgets_what_a_resume_repeats(tmp_path: Path):
