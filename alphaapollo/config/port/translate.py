@@ -16,7 +16,7 @@ from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, plain, sect
 from alphaapollo.config.load import checked_value, flat
 from alphaapollo.config.port.expansion import MARK, is_known
 from alphaapollo.config.port.script import Command, read_script
-from alphaapollo.config.port.values import CONVERTERS, ROLLOUT, Converted, Values
+from alphaapollo.config.port.values import CONVERTERS, DTYPES, OF_EVERY_PROGRAM, ROLLOUT, Converted, Values
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import verl_tables, verl_verdict
 
@@ -101,7 +101,7 @@ def _read_words(words: list[str]) -> tuple[dict[str, str], dict[str, str], list[
             name, sign, value = word[2:].partition("=")
             options[name] = value if sign else "".join(words[number + 1 : number + 2])
         elif match := WORD.fullmatch(word):
-            if "." in match[1].replace(MARK, ""):
+            if "." in match[1] and "@" not in match[1]:
                 values[match[1]] = match[2]
             else:
                 groups.append(word)
@@ -129,7 +129,7 @@ def translate(values: Values, command: str) -> list[Line]:
     """Our words for verl's keys and values, and verl's defaults where they are others than ours."""
     lines: dict[str, Line] = {}
     for key, value in values.items():
-        converter = CONVERTERS.get(key) if command == "main_ppo" else None
+        converter = CONVERTERS.get(key) if command == "main_ppo" or key in OF_EVERY_PROGRAM else None
         converted = converter(value, values) if converter else _by_tables(key, value, COMMANDS[command])
         for number, (ours, text) in enumerate(converted.words.items()):
             lines[ours] = _checked(Line(f"{ours}={text}", converted.remark if number == 0 else ""), COMMANDS[command])
@@ -159,6 +159,9 @@ def _by_tables(key: str, value: str, schema: type[BaseModel]) -> Converted:
 
 def _checked(line: Line, schema: type[BaseModel]) -> Line:
     """A value that our key does not take becomes a comment with the reason."""
+    key, _, value = line.word.partition("=")
+    if key.endswith("dtype") and value in DTYPES:
+        return Line(f"{key}={DTYPES[value]}", line.comment)
     if not is_known(line.word):
         return line
     try:

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 Values = Mapping[str, str]
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
 LOSSES = {"vanilla": "ppo", "geo_mean": "gmpo"}
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_final_reward": "reward"}
+REJECTIONS = {"token": "token", "token_k1": "token", "sequence": "sequence", "seq_sum_k1": "sequence"}
+REJECTIONS |= {"geometric": "geometric", "seq_mean_k1": "geometric"}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 TRACKERS = ("console", "tensorboard", "wandb")
 
 
@@ -125,6 +129,46 @@ def _folder(value: str, values: Values) -> Converted:
     return Converted({"trainer.output_dir": value.removesuffix(f"/{own}")}, remark)
 
 
+def _importance(value: str, values: Values) -> Converted:
+    if value == "null":
+        return Converted({}, "")
+    words = {f"{CORRECTION}.method": "tis", f"{CORRECTION}.level": value}
+    return Converted(words, f"was {CORRECTION}.rollout_is={value}")
+
+
+def _rejection(value: str, values: Values) -> Converted:
+    if value == "null":
+        return Converted({}, "")
+    if values.get(f"{CORRECTION}.rollout_is", "null") != "null":
+        return Converted({}, "one correction at a time; rollout_is is taken")
+    if value not in REJECTIONS:
+        return Converted({}, f"not supported; {CORRECTION}.method=mask has the levels token, sequence and geometric")
+    words = {f"{CORRECTION}.method": "mask", f"{CORRECTION}.level": REJECTIONS[value]}
+    return Converted(words, f"was {CORRECTION}.rollout_rs={value}")
+
+
+def _bounds(value: str, values: Values) -> Converted:
+    alone = values.get(f"{CORRECTION}.rollout_is", "null") == "null"
+    if value == "null":
+        return Converted({}, "")
+    if not alone or values.get(f"{CORRECTION}.rollout_rs", "null") not in REJECTIONS:
+        return Converted({}, "rollout_rs is not taken over")
+    low, _, high = value.strip("'\"").rpartition("_")
+    words = {f"{CORRECTION}.low": low, f"{CORRECTION}.high": high} if low else {f"{CORRECTION}.high": high}
+    return Converted(words, f"was {CORRECTION}.rollout_rs_threshold={value}")
+
+
+def _importance_bound(value: str, values: Values) -> Converted:
+    if values.get(f"{CORRECTION}.rollout_is", "null") == "null":
+        return Converted({}, "rollout_is is not set")
+    return Converted({f"{CORRECTION}.high": value}, f"was {CORRECTION}.rollout_is_threshold")
+
+
+def _importance_cap(value: str, values: Values) -> Converted:
+    words = {f"{CORRECTION}.method": "tis", f"{CORRECTION}.level": "token", f"{CORRECTION}.high": value}
+    return Converted({} if value in ("null", "-1") else words, f"was {ACTOR}.tis_imp_ratio_cap={value}")
+
+
 def _ulysses(value: str, values: Values) -> Converted:
     return Converted({}, "" if value in ("1", "null") else "sequence parallelism is not built; one rank has a sequence")
 
@@ -177,6 +221,11 @@ CONVERTERS: dict[str, Callable[[str, Values], Converted]] = {
     f"{MULTI_TURN}.format": _with_turns("env.tool_parser says it"),
     f"{MULTI_TURN}.tool_config_path": _tools,
     f"{MULTI_TURN}.function_tool_path": _tools,
+    f"{ACTOR}.tis_imp_ratio_cap": _importance_cap,
+    f"{CORRECTION}.rollout_is": _importance,
+    f"{CORRECTION}.rollout_is_threshold": _importance_bound,
+    f"{CORRECTION}.rollout_rs": _rejection,
+    f"{CORRECTION}.rollout_rs_threshold": _bounds,
     "algorithm.adv_estimator": _one_of("algorithm.adv_estimator", ESTIMATORS, "it has this name"),
     "algorithm.filter_groups.metric": _one_of("algorithm.filter_groups.metric", METRICS, "a component of the reward"),
     "algorithm.filter_groups.max_num_gen_batches": _generation_rounds,
@@ -187,3 +236,4 @@ CONVERTERS: dict[str, Callable[[str, Values], Converted]] = {
     "trainer.default_local_dir": _folder,
     "trainer.device": _device,
 }
+OF_EVERY_PROGRAM = ("trainer.logger", "trainer.default_local_dir", "trainer.device")

@@ -23,7 +23,7 @@ class ValSampling(Section):
 
 
 class EngineKwargs(Section):
-    vllm: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] = {}
+    vllm: dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]] = {}
     """Further arguments of vLLM's engine (its EngineArgs) by name, e.g. {max_cudagraph_capture_size: 64}."""
 
 

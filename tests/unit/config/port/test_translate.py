@@ -123,6 +123,36 @@ def test_values_that_are_written_differently(key: str, value: str, line: str):
     assert line in [found.word for found in translate({key: value}, "main_ppo")]
 
 
+CORRECTION = "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"rollout_is": "token", "rollout_is_threshold": "2.0"}, {"method": "tis", "level": "token", "high": "2.0"}),
+        (
+            {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.001"},
+            {"method": "mask", "level": "geometric", "low": "0.99", "high": "1.001"},
+        ),
+        (
+            {"rollout_is": "sequence", "rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_2"},
+            {"method": "tis", "level": "sequence"},
+        ),
+        ({"rollout_rs": "seq_max_k2", "rollout_rs_threshold": "2"}, {}),
+        ({"rollout_is": "null", "rollout_rs": "null"}, {}),
+    ],
+)
+def test_the_correction_of_engine_and_trainer(values: dict[str, str], found: dict[str, str]):
+    lines = translate({f"{CORRECTION}.{name}": value for name, value in values.items()}, "main_ppo")
+    words = [line.word for line in lines if line.word.startswith(CORRECTION)]
+    assert words == [f"{CORRECTION}.{name}={value}" for name, value in found.items()]
+
+
+def test_names_of_types_and_trackers_of_other_programs():
+    lines = translate({"model.dtype": "bf16", "trainer.logger": "console"}, "main_sft")
+    assert [line.word for line in lines] == ["model.dtype=bfloat16", "trainer.logger=[console]"]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "comment"),
     [
