@@ -18,7 +18,7 @@ from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
-from alphaapollo.data.sft import load_examples
+from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console

@@ -23,7 +23,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Generatio
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Environment, Services, get_registered
-from alphaapollo.environments.toolbox import open_toolbox
+from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext

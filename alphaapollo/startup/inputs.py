@@ -25,7 +25,7 @@ from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import Registered
-from alphaapollo.environments.toolbox import open_toolbox
+from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.models.load import load_config
 from alphaapollo.rewards.base import check_gradable, check_judge, is_judged
 from alphaapollo.rewards.components import check_components

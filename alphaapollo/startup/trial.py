@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments.base import Environment, EnvironmentFailure, Services, blaming, get_environment
-from alphaapollo.environments.toolbox import open_toolbox
+from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.replies import check_first
 from alphaapollo.rollout.sync_calls import SyncCalls

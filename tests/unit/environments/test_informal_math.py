@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.environments import check_environment, get_environment
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.informal_math import example_of, instruction, question_of
-from alphaapollo.environments.toolbox import make_toolbox
+from alphaapollo.environments.run_tools import make_toolbox
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool
 from alphaapollo.tools.retrieval import build

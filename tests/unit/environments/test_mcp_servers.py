@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Env, McpServer
 from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import instruction
-from alphaapollo.environments.toolbox import open_toolbox
+from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.tools.calls import Call
 from alphaapollo.types import Outcome, Prompt, Score
 

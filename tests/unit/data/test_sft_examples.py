@@ -5,7 +5,7 @@ import pytest
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft import load_examples
+from alphaapollo.data.sft_examples import load_examples
 
 IM_END = 1
 USER = {"role": "user", "content": "2+2=?"}
