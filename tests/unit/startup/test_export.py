@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.load import save_config
+from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, ExportConfig, SftConfig
 from alphaapollo.models import sharding
 from alphaapollo.run_folder import write_progress
@@ -22,7 +23,8 @@ from tests.unit.tiny import run_ranks, save_model
 def train(rank: int, num_ranks: int, address: str, model: str, run: str) -> None:
     """No step is made: the weights are moved by a little, so that they are not those of the folder."""
     sharding.MIN_UNIT = 0
-    worker = SftWorker(SftConfig(model={"path": model}), RankPlacement(rank, num_ranks, address, "cpu", 1), 1)
+    config, placement = SftConfig(model={"path": model}), RankPlacement(rank, num_ranks, address, "cpu", 1)
+    worker = SftWorker(config, resolve_model(config.model, "cpu"), placement, 1)
     for parameter in worker.model.parameters():
         parameter.data.mul_(1.25)
     worker.save(f"{run}/checkpoints/step_000002/model")
