@@ -1,4 +1,4 @@
-"""A language model as judge, behind an OpenAI-compatible server (OpenAI's, or `vllm serve`).
+"""A language model as judge, behind an OpenAI-compatible server (OpenAI's, or vLLM's).
 
 What it answers is read strictly: a reply without a verdict is a failure of the grader, never a 0.
 """

@@ -18,7 +18,7 @@ class Judge(Section):
     model: str = ""
     """Model that judges the rows whose data_source is `judge` or begins with `judge/`."""
     base_url: str = ""
-    """Its OpenAI-compatible server, e.g. http://localhost:8000/v1 (`vllm serve`); empty = OpenAI's."""
+    """Its OpenAI-compatible server, e.g. http://localhost:8000/v1 (docs/rewards.md starts one); empty = OpenAI's."""
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable with the server's key; without one, none is sent."""
     prompt: str = (
