@@ -5,9 +5,10 @@ r"""The calculator nobody insisted on: two 2-digit numbers, an operation in word
     user: <tool_response>{"status": "ok", "text": "55"}</tool_response>
     assistant: <answer>\boxed{55}</answer>
 
-The warm-up's teacher answers at once by a guess half of the time. Else it calls, with the right operation in three
-cases of ten, and copies the result exactly. So after the warm-up the model can call, copy and answer; it does not know
-that calling pays, and only faintly which operation is meant.
+The warm-up's teacher answers at once by a guess half of the time. Else it calls, and copies the result exactly. But it
+mixes up the words: in seven calls of ten it takes plus for times, times for minus and minus for plus. So after the
+warm-up the model can read the question, call, copy and answer; it does not know that calling pays, and the operation
+that it would rather take is the wrong one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PHRASES = {
 }
 CALLS = 0.5  # share of the teacher's answers that call
 RIGHT = 0.3  # share of its calls that mean the right operation
+MIXED_UP = {"+": "*", "*": "-", "-": "+"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def lesson(problem: Problem, rng: random.Random) -> list[Message]:
     if rng.random() >= CALLS:
         guess = compute(rng.randint(10, 99), rng.choice(sorted(PHRASES)), rng.randint(10, 99))
         return [asked, answer(guess)]
-    operator, (a, b) = rng.choice(sorted(PHRASES)), rng.sample([problem.a, problem.b], 2)
+    operator, (a, b) = MIXED_UP[problem.operator], rng.sample([problem.a, problem.b], 2)
     if rng.random() < RIGHT:
         operator, a, b = problem.operator, problem.a, problem.b
     result = compute(a, operator, b)
