@@ -24,16 +24,16 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args()
     runs = [[line for line in read_metrics(folder) if "val/accuracy" in line] for folder in args.runs]
-    print(table(runs, args.keys))
+    print(table(runs, args.keys, range(len(runs))))
     if args.svg:
         draw(runs, args.keys, args.svg)
 
 
-def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str]) -> str:
-    """Markdown: a row a run, a column a validation, the keys' values between slashes."""
+def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds: Sequence[int]) -> str:
+    """Markdown: a row a run, a column a validation of the first, the keys' values between slashes."""
     steps = [f"{line['step']:.0f}" for line in runs[0]]
     rows = [["seed", *steps], ["---"] * (1 + len(steps))]
-    for seed, lines in enumerate(runs):
+    for seed, lines in zip(seeds, runs, strict=True):
         rows.append([str(seed), *(" / ".join(f"{line.get(key, float('nan')):.3f}" for key in keys) for line in lines)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -5,39 +5,34 @@ from pathlib import Path
 
 import pytest
 
-from examples.seeds import EXAMPLES, Example, SeedRun, has_ended, read, table
+from examples.seeds import EXAMPLES, has_ended, report
 
 
-def test_a_run_is_read_from_its_folder(tmp_path: Path):
-    metrics = [
-        {"step": 0, "val/accuracy": 0.25, "val/accuracy_greedy": 0.5},
-        {"step": 1, "reward/mean": 0.3},
-        {"step": 2, "val/accuracy": 1.0, "val/accuracy_greedy": None},
-    ]
-    (tmp_path / "grpo").mkdir()
-    (tmp_path / "grpo/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    assert not has_ended(tmp_path)
-    (tmp_path / "seconds.json").write_text("61.5")
-    assert has_ended(tmp_path)
-    assert read(tmp_path, 7, Example("grpo", 0.95)) == SeedRun(7, {0: 0.25, 2: 1.0}, {0: 0.5}, 61.5)
+def write_run(folder: Path, sampled: list[float], seconds: float) -> None:
+    (folder / "grpo").mkdir(parents=True)
+    lines = [{"step": 10 * index, "val/accuracy": value} for index, value in enumerate(sampled)]
+    lines.insert(1, {"step": 1, "reward/mean": 0.3})
+    (folder / "grpo/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not has_ended(folder)
+    (folder / "seconds.json").write_text(json.dumps(seconds))
+    assert has_ended(folder)
 
 
-def test_the_table_counts_the_seeds_that_end_high_enough():
-    runs = [
-        SeedRun(0, {0: 0.25, 20: 0.99, 40: 0.9}, {0: 0.5, 40: 1.0}, 60.4),
-        SeedRun(1, {0: 0.25, 20: 0.5, 40: 0.95}, {}, 61.6),
-    ]
-    assert table(runs, 0.95).splitlines() == [
-        "| seed | start | 20 | 40 | seconds |",
-        "| --- | --- | --- | --- | --- |",
-        "| 0 | .250 / .500 | .990 | .900 / 1.000 | 60 |",
-        "| 1 | .250 | .500 | .950 | 62 |",
+def test_the_table_counts_the_seeds_that_end_high_enough(tmp_path: Path):
+    write_run(tmp_path / "informal_math_3", [0.25, 0.95, 0.89], 60.4)
+    write_run(tmp_path / "informal_math_11", [0.125, 0.5, 0.9], 61.6)
+    assert report(tmp_path, "informal_math", [3, 11]).splitlines() == [
+        "| seed | 0 | 10 | 20 |",
+        "| --- | --- | --- | --- |",
+        "| 3 | 0.250 | 0.950 | 0.890 |",
+        "| 11 | 0.125 | 0.500 | 0.900 |",
         "",
-        "1 of 2 seeds end at 0.95 or above (sampled).",
+        "1 of 2 seeds end at 0.9 or above (sampled). Seconds: 60, 62.",
     ]
+    assert report(tmp_path, "informal_math", []) == "No seed has ended yet.\n"
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_each_example_is_one(name: str):
+def test_each_example_has_its_run(name: str):
     assert Path("examples", name, "run.sh").exists()
     assert Path("examples", name, f"{EXAMPLES[name].experiment}.yaml").exists()
