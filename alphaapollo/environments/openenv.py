@@ -11,11 +11,14 @@ import inspect
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
+from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.projection import Unreadable, project
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 CODE = re.compile(r"\(code: ([A-Z_]+)\)$")  # at the end of what the client raises for a server's error
 FIRST_WAIT, LONGEST_WAIT = 0.2, 3.0  # seconds between two tries to get a session
+_held: Counter[str] = Counter()  # sessions that episodes of this process have, by server
 PROMPT = "{observation}\n\nAct with <answer>...</answer>."
 
 
@@ -48,6 +52,7 @@ class OpenEnv:
             package.GenericEnvClient, base_url=self._settings.url, message_timeout_s=self._config.episode_timeout
         )
         self._client = self._connect()
+        self._holds = 0  # sessions
 
     async def reset(self, prompt: Prompt) -> Observation:
         result = await self._start_session(instance_seed(self._config, prompt) % 2**31)
@@ -73,20 +78,29 @@ class OpenEnv:
         return StepResult(_say(self._show(result.observation)), reward=reward, kept_chars=found.kept_chars)
 
     async def close(self) -> None:
+        self._hold(0)
         await _call(self._client.close)
 
+    def _hold(self, count: int) -> None:
+        _held[self._settings.url] += count - self._holds
+        self._holds = count
+
     async def _start_session(self, seed: int) -> Any:
-        """The first result. A server that has no session left is asked again until it has."""
+        """The first result. A server that has no session left is asked again until it has; the wait is no time of this
+        episode's as long as it is for others of this process."""
         wait = FIRST_WAIT
         while True:
             try:
-                return await _call(self._client.reset, seed=seed)
+                result = await _call(self._client.reset, seed=seed)
+                self._hold(1)
+                return result
             except Exception as error:
                 if not _is_full(error):
                     raise
                 _tell_once(self._settings.url, str(error))
             await _call(self._client.close)
-            await asyncio.sleep(wait)
+            with queueing() if _held[self._settings.url] else nullcontext():
+                await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
             self._client = self._connect()
 
@@ -121,8 +135,8 @@ def _code(error: Exception) -> str:
 @cache
 def _tell_once(url: str, said: str) -> None:
     logger.warning(
-        "env.openenv.url=%s has fewer sessions than there are episodes: they wait for each other, within "
-        "env.episode_timeout. Let the server have more (max_concurrent_envs). %s",
+        "env.openenv.url=%s has fewer sessions than there are episodes: they wait for each other. Let the server have "
+        "more (max_concurrent_envs). %s",
         url,
         said,
     )

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from alphaapollo.clock import Clock
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
 from alphaapollo.startup.trial import try_resets
 from alphaapollo.types import Message, Prompt, Score
+from tests.unit import virtual_time
 from tests.unit.environments.playing import check_results, make, play, random_agent
 
 REAL = importlib.util.find_spec("openenv") is not None
@@ -203,6 +206,33 @@ def test_episodes_wait_for_a_servers_sessions(url, monkeypatch):
         return await asyncio.gather(*(play_one() for _ in range(20)))
 
     assert asyncio.run(go()) == [1.0] * 20  # on 8 sessions
+
+
+@pytest.mark.parametrize(("ours", "left"), [(1, 10.0), (0, 0.0)])
+def test_the_wait_for_other_episodes_is_no_time_of_ones_own(url, monkeypatch, ours, left):
+    """A session that is in use for a minute: by an episode of ours, or by somebody else."""
+
+    async def go() -> float:
+        clock, (first, second) = Clock(10.0), (make(env(url)), make(env(url)))
+        for environment in (first, second):
+            environment._connect = partial(Client, url, 10.0)
+            environment._client = environment._connect()
+        monkeypatch.setattr(Client, "free", 1)
+        if ours:
+            await first.reset(row())
+        monkeypatch.setattr(Client, "free", 0)
+        asyncio.get_running_loop().call_later(60, lambda: setattr(Client, "free", 1))
+        try:
+            async with clock.running():
+                await second.reset(row())
+        except TimeoutError:
+            return 0.0
+        finally:
+            await first.close()
+            await second.close()
+        return clock.left
+
+    assert virtual_time.run(go()) == left
 
 
 def test_a_reply_may_take_as_long_as_the_episode(url):
