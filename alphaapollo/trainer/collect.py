@@ -14,7 +14,7 @@ from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.run import Run
-from alphaapollo.trainer.step import trainable, usable
+from alphaapollo.trainer.training_batch import trainable, usable
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 
 

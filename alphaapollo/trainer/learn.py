@@ -12,8 +12,9 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import layout_metrics
+from alphaapollo.trainer.credit import WorkerColumns, assign_credit
 from alphaapollo.trainer.run import Run
-from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch
+from alphaapollo.trainer.training_batch import Batch, build_batch
 from alphaapollo.types import TrajectoryGroup
 
 

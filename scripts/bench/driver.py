@@ -30,8 +30,9 @@ from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E4
 from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer.batch_metrics import layout_metrics  # noqa: E402
+from alphaapollo.trainer.credit import WorkerColumns, assign_credit  # noqa: E402
 from alphaapollo.trainer.rollout_metrics import rollout_metrics  # noqa: E402
-from alphaapollo.trainer.step import WorkerColumns, assign_credit, build_batch  # noqa: E402
+from alphaapollo.trainer.training_batch import build_batch  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 

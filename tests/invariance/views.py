@@ -12,7 +12,8 @@ import numpy as np
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import Columns
-from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch, usable
+from alphaapollo.trainer.credit import WorkerColumns, assign_credit
+from alphaapollo.trainer.training_batch import Batch, build_batch, usable
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 
 RUN_SEED, STEP = 5, 3

@@ -3,11 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.unit.trainer.test_step import build
 
 from alphaapollo.evaluation.figures import result_of, result_of_record
 from alphaapollo.observability.rollout_log import trajectory_record
 from alphaapollo.trainer.collect import has_signal, metric_of
-from alphaapollo.trainer.step import Batch
+from alphaapollo.trainer.training_batch import Batch
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -20,7 +21,6 @@ from alphaapollo.types import (
     TrajectoryGroup,
     Turn,
 )
-from tests.unit.trainer.test_step import build
 
 PROMPT = Prompt(0, "game", "go")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.trainer.test_step import group, trajectory
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.kl import make_kl_controller
@@ -14,7 +15,6 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.learn import learn
 from alphaapollo.trainer.progress import Progress
-from tests.unit.trainer.test_step import group, trajectory
 
 
 class Crew:

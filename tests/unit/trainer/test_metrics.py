@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.trainer.test_step import build, group, trajectory
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.trainer.batch_metrics import layout_metrics, speed_metrics
+from alphaapollo.trainer.credit import WorkerColumns, assign_credit
 from alphaapollo.trainer.rollout_metrics import rollout_metrics
-from alphaapollo.trainer.step import WorkerColumns, assign_credit
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.test_collect import played
-from tests.unit.trainer.test_step import build, group, trajectory
 
 
 def measured(*groups: TrajectoryGroup, kept: int | None = None) -> dict[str, float]:

@@ -15,7 +15,7 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.trainer.step import WorkerColumns, assign_credit, build_batch
+from alphaapollo.trainer.credit import WorkerColumns, assign_credit
 from alphaapollo.trainer.trained_reward import (
     Reader,
     TrainedReward,
@@ -24,6 +24,7 @@ from alphaapollo.trainer.trained_reward import (
     shares_tokens,
     with_model_score,
 )
+from alphaapollo.trainer.training_batch import build_batch
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

@@ -3,7 +3,8 @@ import torch
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.rollout.context import append_context_rows, memory_context_rows
-from alphaapollo.trainer.step import WorkerColumns, assign_credit, build_batch
+from alphaapollo.trainer.credit import WorkerColumns, assign_credit
+from alphaapollo.trainer.training_batch import build_batch
 from alphaapollo.trainer.turns import number_turns
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 

@@ -8,8 +8,9 @@ import torch
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.trainer.credit import WorkerColumns, assign_credit
 from alphaapollo.trainer.shaping import check_length_budgets
-from alphaapollo.trainer.step import Batch, WorkerColumns, assign_credit, build_batch, usable
+from alphaapollo.trainer.training_batch import Batch, build_batch, usable
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

@@ -1,0 +1,119 @@
+"""Rewards to advantages, on the driver.
+
+Batch + columns from the workers -> KL in the reward -> the estimator -> Columns per rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.algorithms.reward_shaping import kl_in_reward
+from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.data.batch import Columns
+from alphaapollo.trainer.batch_metrics import credit_metrics, length_penalty
+from alphaapollo.trainer.choice import choose_tokens
+from alphaapollo.trainer.shaping import invalid_cost
+from alphaapollo.trainer.training_batch import Batch, totals
+from alphaapollo.trainer.turns import number_turns
+
+
+@dataclass(frozen=True)
+class WorkerColumns:
+    """What the workers computed about the rows, as matrices [B, L]; None where nobody asked."""
+
+    old_logprobs: np.ndarray | None = None
+    ref_logprobs: np.ndarray | None = None
+    values: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What the estimator made of a batch."""
+
+    columns: list[Columns]  # a rank
+    kl_per_sequence: float | None  # nats, the mean over trajectories; None without a KL in the reward
+    metrics: dict[str, float]
+
+
+def assign_credit(
+    batch: Batch, computed: WorkerColumns, estimator: Estimator, algorithm: Algorithm, actor: Actor, kl_coef: float
+) -> Credit:
+    """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank."""
+    rewards, whole, metrics, kl_per_sequence = batch.token_rewards, batch.whole, {}, None
+    if algorithm.use_kl_in_reward:
+        assert computed.old_logprobs is not None and computed.ref_logprobs is not None
+        old, ref = (whole.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
+        shaped = kl_in_reward(whole.join(rewards), old, ref, whole.mask, kl_coef, algorithm.kl_penalty)
+        rewards = whole.split(shaped.token_rewards)
+        kl_per_sequence = float(shaped.per_sequence)
+        metrics = {
+            "kl/reward_coef": kl_coef,
+            "kl/per_sequence": kl_per_sequence,
+            "kl/per_token": float(shaped.per_token),
+        }
+    returns = totals(whole.join(rewards))
+    inputs = AdvantageInputs(
+        token_rewards=rewards,
+        mask=batch.mask,
+        scores=returns[batch.trajectory_ids],
+        group_ids=batch.group_ids,
+        trajectory_ids=batch.trajectory_ids,
+        values=None if computed.values is None else _double(computed.values),
+        components=batch.components,
+        greedy_rewards=batch.greedy_rewards,
+        turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if "turns" in estimator.needs else None,
+        mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
+    )
+    result = estimator(inputs, algorithm)
+    metrics |= credit_metrics(returns, result.advantages, batch.mask)
+    if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
+        worth = whole.join(batch.token_rewards).sum(-1)
+        metrics["reward/length_penalty"] = length_penalty(batch.trajectories, worth, invalid_cost(actor))
+    matrices = {
+        "advantages": result.advantages.numpy().astype(np.float32),
+        "returns": result.returns.numpy().astype(np.float32),
+        "old_logprobs": computed.old_logprobs,
+        "ref_logprobs": computed.ref_logprobs,
+        "values": computed.values,
+        "chosen": _chosen(batch, computed, result.advantages, actor),
+    }
+    columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None})
+    return Credit(columns, kl_per_sequence, metrics)
+
+
+def _chosen(batch: Batch, computed: WorkerColumns, advantages: torch.Tensor, actor: Actor) -> np.ndarray | None:
+    """The tokens that the policy loss treats apart, where it has any. uint8 [B, L]"""
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    if policy_loss.choose is None:
+        return None
+    assert computed.old_logprobs is not None and batch.keys is not None
+    counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
+    old, rows = _double(computed.old_logprobs), batch.layout.mini_batch_rows
+    chosen = choose_tokens(policy_loss.choose, actor, old, advantages, counted, batch.keys, rows)
+    return chosen.numpy().astype(np.uint8)
+
+
+def _columns(batch: Batch, matrices: dict[str, np.ndarray]) -> list[Columns]:
+    """One set a rank; `matrices` [B, L] by the name of their column."""
+    layout = batch.layout
+    of_rows = {
+        "loss_weights": batch.loss_weights,
+        "sequence_weights": batch.sequence_weights,
+        "value_weights": batch.value_weights,
+        "trajectory_ids": batch.trajectory_ids.numpy(),
+    }
+    flat = {name: layout.split_columns(matrix) for name, matrix in matrices.items()}
+    columns: dict[str, Any] = flat | {name: layout.split_rows(values) for name, values in of_rows.items()}
+    return [
+        Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))
+    ]
+
+
+def _double(matrix: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(matrix.astype(np.float64))
