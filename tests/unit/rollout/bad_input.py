@@ -14,7 +14,7 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker
-from alphaapollo.trainer.summary import summarize_rollouts
+from alphaapollo.trainer.rollout_metrics import rollout_metrics
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 
 BAD, FINE = "bad?", "fine?"
@@ -78,7 +78,7 @@ def play(
 
     groups = asyncio.run(run())
     bad, fine = map(json.loads, trajectory_lines(1, groups))
-    return Played(summarize_rollouts(groups, 1.0), bad, fine, shown)
+    return Played(rollout_metrics(groups, groups, 1, 1.0), bad, fine, shown)
 
 
 def check_masked(played: Played, outcome: str, reason: str) -> None:
