@@ -21,6 +21,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import verl_tables, verl_verdict
 
 PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
+WANDB = "export WANDB_MODE=${WANDB_MODE:-offline}"
 WORD = re.compile(r"(?:\+\+?|~)?([\w.@/-]+)=(.*)", re.DOTALL)
 
 
@@ -53,8 +54,14 @@ def port(source: str, path: str, given: Iterable[str] = ()) -> str:
         "# trainer.dry_run=True; docs/verl.md says what is different.",
         *(f"# {note}." for note in dict.fromkeys(reader.notes)),
     ]
-    for command, at in found:
-        text += ["", *_ported(command, at, added, path)]
+    ported = [line for command, at in found for line in ["", *_ported(command, at, added, path)]]
+    if any("trainer.logger=" in line and "wandb" in line for line in ported):
+        text += [
+            "",
+            "# Into the run's folder, to be sent with `wandb sync`. To send at once, log in and take this line out.",
+            WANDB,
+        ]
+    text += ported
     return "\n".join(text) + "\n"
 
 

@@ -59,6 +59,12 @@ def test_variables_of_the_script_and_more_keys():
     assert words["trainer.total_epochs"] == "3"
 
 
+def test_wandb_needs_no_login():
+    line = "export WANDB_MODE=${WANDB_MODE:-offline}\n"
+    assert line in port('python3 -m verl.trainer.main_ppo trainer.logger=\'["console","wandb"]\'', "a.sh")
+    assert line not in port("python3 -m verl.trainer.main_ppo trainer.logger=console", "a.sh")
+
+
 def test_ppo():
     words = ported("ppo")
     assert words["critic.fsdp_config.param_offload"] == words["critic.fsdp_config.optimizer_offload"] == "True"
