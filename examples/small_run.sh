@@ -4,7 +4,7 @@
 # EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-example=$1 config=$2 val=$3 seed=$4 out=$5
+example=$1 config=$2 val=$3 seed=$4 out=${5%/}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 export OMP_WAIT_POLICY=PASSIVE
