@@ -68,7 +68,7 @@ def already_complete(folder: Path, total_steps: int) -> str:
     where = f" The model lies in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
         f"already complete: all {total_steps} iterations are done, nothing was started.{where} To train on, raise "
-        f"trainer.total_training_steps or trainer.total_epochs. To begin anew: {WAY_OUT[0].lower()}{WAY_OUT[1:]}"
+        f"trainer.total_training_steps or trainer.total_epochs; else: {WAY_OUT}"
     )
 
 
