@@ -3,35 +3,21 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.unit.trainer.test_step import build
 
 from alphaapollo.evaluation.figures import result_of, result_of_record
 from alphaapollo.observability.rollout_log import trajectory_record
 from alphaapollo.trainer.collect import has_signal, metric_of
 from alphaapollo.trainer.training_batch import Batch
 from alphaapollo.types import (
-    Completion,
     EpisodeEnd,
     Outcome,
     Prompt,
-    Row,
     Score,
-    StopReason,
-    Trajectory,
     TrajectoryGroup,
-    Turn,
 )
+from tests.unit.trainer.samples import build, played
 
 PROMPT = Prompt(0, "game", "go")
-
-
-def played(steps: list[float], score: Score, end: EpisodeEnd = EpisodeEnd.DONE, sample: int = 0) -> Trajectory:
-    """An episode of one-token turns with these step rewards; append context, two tokens between the turns."""
-    turns = [Turn([7, 7], Completion([1], [-0.1], StopReason.STOP, 0), "a", reward=step) for step in steps]
-    size = 3 * len(steps)
-    ends = list(range(2, size, 3))
-    row = Row([7, 7, 1] * len(steps), [0, 0, 1] * len(steps), [0.0] * size, ends)
-    return Trajectory(0, sample, turns, [row], score, end)
 
 
 def test_step_rewards_count_wherever_an_episode_is_valued() -> None:

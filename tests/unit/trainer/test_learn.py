@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.trainer.test_step import group, trajectory
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.kl import make_kl_controller
@@ -15,6 +14,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.learn import learn
 from alphaapollo.trainer.progress import Progress
+from tests.unit.trainer.samples import group, trajectory
 
 
 class Crew:

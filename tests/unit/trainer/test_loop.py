@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.trainer.test_step import group, trajectory
 
 from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
@@ -18,6 +17,7 @@ from alphaapollo.trainer.collect import Collected
 from alphaapollo.trainer.learn import Learned
 from alphaapollo.trainer.progress import Goal, Progress
 from tests.unit.metric_names import undocumented
+from tests.unit.trainer.samples import group, trajectory
 
 
 class Role:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.trainer.test_step import build, group, trajectory
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
@@ -16,7 +15,7 @@ from alphaapollo.trainer.batch_metrics import layout_metrics, speed_metrics
 from alphaapollo.trainer.credit import WorkerColumns, assign_credit
 from alphaapollo.trainer.rollout_metrics import rollout_metrics
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
-from tests.unit.trainer.test_collect import played
+from tests.unit.trainer.samples import build, group, played, trajectory
 
 
 def measured(*groups: TrajectoryGroup, kept: int | None = None) -> dict[str, float]:

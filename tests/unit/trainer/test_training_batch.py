@@ -10,7 +10,7 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.trainer.credit import WorkerColumns, assign_credit
 from alphaapollo.trainer.shaping import check_length_budgets
-from alphaapollo.trainer.training_batch import Batch, build_batch, usable
+from alphaapollo.trainer.training_batch import Batch, usable
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -20,48 +20,14 @@ from alphaapollo.types import (
     Score,
     StopReason,
     Trajectory,
-    TrajectoryGroup,
     Turn,
 )
-
-
-def trajectory(
-    sample: int, reward: float, length: int, outcome: Outcome = Outcome.SCORED, valid: bool = True
-) -> Trajectory:
-    """A prompt of two tokens and one turn of `length` tokens."""
-    actions = list(range(length))
-    completion = Completion(actions, [-0.5] * length, StopReason.STOP, weight_version=0)
-    row = Row([7, 8, *actions], [0, 0] + [1] * length, [0.0, 0.0] + [-0.5] * length, turn_ends=[1 + length])
-    return Trajectory(
-        prompt_id=0,
-        sample=sample,
-        turns=[Turn([7, 8], completion, "text", valid=valid)],
-        rows=[row] if length else [],
-        score=Score(reward, {"accuracy": reward}, outcome),
-        end=EpisodeEnd.DONE,
-    )
-
-
-def group(*trajectories: Trajectory, baseline: Trajectory | None = None, **extra_info: Any) -> TrajectoryGroup:
-    return TrajectoryGroup(Prompt(0, "test", "text", extra_info=extra_info), list(trajectories), baseline)
+from tests.unit.trainer.samples import build, group, trajectory
 
 
 def shaped(batch: Batch) -> list[float]:
     """Each row's rewards, summed."""
     return batch.token_rewards.sum(-1).tolist()
-
-
-def build(groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1, **algorithm: Any) -> Batch:
-    return build_batch(
-        groups,
-        actor or Actor(shuffle=False),
-        Algorithm(**algorithm),
-        max_length=100,
-        num_ranks=num_ranks,
-        padded=False,
-        run_seed=0,
-        step=1,
-    )
 
 
 def test_outcome_stands_on_the_last_action_token() -> None:

@@ -1,0 +1,63 @@
+"""Small groups of trajectories, and the batch that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.trainer.training_batch import Batch, build_batch
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Outcome,
+    Prompt,
+    Row,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+
+
+def trajectory(
+    sample: int, reward: float, length: int, outcome: Outcome = Outcome.SCORED, valid: bool = True
+) -> Trajectory:
+    """A prompt of two tokens and one turn of `length` tokens."""
+    actions = list(range(length))
+    completion = Completion(actions, [-0.5] * length, StopReason.STOP, weight_version=0)
+    row = Row([7, 8, *actions], [0, 0] + [1] * length, [0.0, 0.0] + [-0.5] * length, turn_ends=[1 + length])
+    return Trajectory(
+        prompt_id=0,
+        sample=sample,
+        turns=[Turn([7, 8], completion, "text", valid=valid)],
+        rows=[row] if length else [],
+        score=Score(reward, {"accuracy": reward}, outcome),
+        end=EpisodeEnd.DONE,
+    )
+
+
+def group(*trajectories: Trajectory, baseline: Trajectory | None = None, **extra_info: Any) -> TrajectoryGroup:
+    return TrajectoryGroup(Prompt(0, "test", "text", extra_info=extra_info), list(trajectories), baseline)
+
+
+def build(groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1, **algorithm: Any) -> Batch:
+    return build_batch(
+        groups,
+        actor or Actor(shuffle=False),
+        Algorithm(**algorithm),
+        max_length=100,
+        num_ranks=num_ranks,
+        padded=False,
+        run_seed=0,
+        step=1,
+    )
+
+
+def played(steps: list[float], score: Score, end: EpisodeEnd = EpisodeEnd.DONE, sample: int = 0) -> Trajectory:
+    """An episode of one-token turns with these step rewards; append context, two tokens between the turns."""
+    turns = [Turn([7, 7], Completion([1], [-0.1], StopReason.STOP, 0), "a", reward=step) for step in steps]
+    size = 3 * len(steps)
+    ends = list(range(2, size, 3))
+    row = Row([7, 7, 1] * len(steps), [0, 0, 1] * len(steps), [0.0] * size, ends)
+    return Trajectory(0, sample, turns, [row], score, end)
