@@ -40,8 +40,8 @@ def _of_one(metrics: Metrics) -> Iterator[tuple[str, str]]:
         why = f"all rewards are {low:g}" if low == high else "the samples of each prompt have equal rewards"
         yield (
             "zero",
-            f"{why}: every advantage is 0, and so is the gradient. Look at rollouts/ (does the reward function read "
-            "the answers?), and take easier or harder prompts.",
+            f"{why}: every advantage is 0, and the policy loss has no gradient. Look at rollouts/ (does the reward "
+            "function read the answers?), and take easier or harder prompts.",
         )
     if (share := get("outcome/grader_failed", 0.0)) > FAILED:
         yield (

@@ -26,7 +26,7 @@ def test_zero_signal_says_which_rewards_and_only_once() -> None:
     silent = {"advantage/share_zero": 1.0, "reward/min": 0.0, "reward/max": 0.0}
     lines = told(silent, silent, silent)
     assert len(lines) == 1
-    assert lines[0].startswith("step 1: all rewards are 0: every advantage is 0, and so is the gradient.")
+    assert lines[0].startswith("step 1: all rewards are 0: every advantage is 0, and the policy loss has no gradient.")
     (line,) = told(silent | {"reward/max": 1.0})
     assert "the samples of each prompt have equal rewards" in line
 
