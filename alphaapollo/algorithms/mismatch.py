@@ -8,7 +8,7 @@ for arithmetic):
     abs      mean of |d|
     rho_*    quantiles of rho over tokens
     ess      effective sample size of the token weights rho, as a share of the tokens: (sum rho)^2 / (n sum rho^2)
-    ess_sequence   the same of each row's product
+    ess_sequence   the same of each trajectory's product
     k3_at_*  k3 of the tokens at those positions of the response: a gap that grows with the position is a cache's
 """
 
@@ -26,8 +26,11 @@ SAFE_K3 = 1e-2  # nats a token
 SAFE_ESS = 0.8
 
 
-def mismatch_metrics(trainer_logp: np.ndarray, engine_logp: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-    """The figures above under `mismatch/`. All [B, L], response-aligned; {} where there is no action token."""
+def mismatch_metrics(
+    trainer_logp: np.ndarray, engine_logp: np.ndarray, mask: np.ndarray, trajectory_ids: np.ndarray
+) -> dict[str, float]:
+    """The figures above under `mismatch/`; {} where there is no action token. Matrices are [B, L], response-aligned,
+    trajectory_ids int64 [B], 0 .. N-1."""
     is_action = mask.astype(bool)
     if not is_action.any():
         return {}
@@ -37,8 +40,9 @@ def mismatch_metrics(trainer_logp: np.ndarray, engine_logp: np.ndarray, mask: np
     metrics = {"k1": float(-d.mean()), "k3": float(k3.mean()), "abs": float(np.abs(d).mean())}
     ratios = np.exp(np.quantile(d, list(QUANTILES.values())))
     metrics |= {f"rho_{name}": float(ratio) for name, ratio in zip(QUANTILES, ratios, strict=True)}
-    rows = is_action.any(axis=1)
-    metrics |= {"ess": _effective_share(d), "ess_sequence": _effective_share(gap[rows].sum(axis=1))}
+    products = np.bincount(trajectory_ids, weights=gap.sum(axis=1))
+    nonempty = np.bincount(trajectory_ids, weights=is_action.any(axis=1)) > 0
+    metrics |= {"ess": _effective_share(d), "ess_sequence": _effective_share(products[nonempty])}
     positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)[is_action]
     ends = (*POSITIONS[1:], mask.shape[1])
     for start, end in zip(POSITIONS, ends, strict=True):

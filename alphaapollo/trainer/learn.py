@@ -90,7 +90,7 @@ async def measure_mismatch(run: Run, batch: Batch) -> dict[str, float]:
     layout = batch.layout
     trainer = layout.to_matrix(await run.crew.policy.old_log_probs())
     engine = layout.to_matrix([rank.rows.rollout_logprobs for rank in layout.rank_batches])
-    metrics = mismatch_metrics(trainer, engine, batch.mask.numpy())
+    metrics = mismatch_metrics(trainer, engine, batch.mask.numpy(), batch.trajectory_ids.numpy())
     advice = mismatch_advice(metrics)
     if advice and not run.mismatch_told:
         run.console.notice(advice)
