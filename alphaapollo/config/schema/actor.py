@@ -59,8 +59,8 @@ class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
     """Trajectories (not rows, not turns) an optimiser step, over all ranks."""
     ppo_max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens of one micro-batch at most, on each rank. A longer row is a micro-batch of its own, and so are the rows of a
-    longer trajectory where the loss weighs it as a whole (gspo, gmpo)."""
+    """Tokens of one micro-batch at most, on each rank. A longer row is a micro-batch of its own, and so are the rows of
+    a longer trajectory where the loss weighs it as a whole (gspo, gmpo)."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
     shuffle: bool = True
