@@ -10,6 +10,7 @@ rho is 1, or what algorithm.rollout_correction says: it corrects the policy term
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -121,7 +122,7 @@ def policy_objective(
     figures |= {prefix + name: value for name, value in output.metrics.items()}
     figures |= {
         "pg_loss": loss,
-        "ratio_max": log_ratio(matrices.logp.detach(), matrices.old_logp, mask).max().exp(),
+        "ratio_max": _largest_ratio(matrices),
         "entropy": masked(matrices.entropy, mask).sum(),
         "tokens": mask.sum(),
     }
@@ -133,6 +134,12 @@ def policy_objective(
         figures["ref_kl"] = masked(kl, mask).sum()
     figures["loss"] = loss
     return loss, figures
+
+
+def _largest_ratio(matrices: PolicyMatrices) -> Tensor:
+    """Of the action tokens alone; 0 where there is none."""
+    d = log_ratio(matrices.logp.detach(), matrices.old_logp, matrices.mask)
+    return d.masked_fill(~matrices.mask.bool(), -math.inf).max().exp()
 
 
 def _correction_weights(matrices: PolicyMatrices, correction: RolloutCorrection) -> Tensor:

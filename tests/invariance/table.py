@@ -22,6 +22,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import take_segments
 from alphaapollo.models.head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.workers.base import LARGEST
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
 from tests.invariance.views import Prepared, View
 
@@ -107,7 +108,8 @@ def policy_step(
         one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction)
         total = total + one
         for name, value in sums.items():
-            figures[name] = figures.get(name, 0.0) + float(value.detach())
+            known, own = figures.get(name, 0.0), float(value.detach())
+            figures[name] = max(known, own) if name.endswith(LARGEST) else known + own
     return total
 
 
