@@ -127,6 +127,9 @@ def test_figures_by_hand(make):
     actions = rank.rows.action_mask.astype(bool)
     assert figures["actor/tokens"] == actions.sum()
     assert figures["actor/clip_fraction"] == pytest.approx((columns.advantages[actions] < 0).mean())
+    assert figures["actor/clip_fraction_low"] == figures["actor/clip_fraction"]  # every ratio is far below 1
+    assert figures["actor/clip_fraction_high"] == 0 and 0 < figures["actor/ratio_max"] < 1
+    assert figures["actor/grad_norm_max"] >= figures["actor/grad_norm"]
     np.testing.assert_array_equal(worker.old_log_probs(), np.zeros_like(columns.advantages))
 
 
