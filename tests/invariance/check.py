@@ -34,7 +34,7 @@ from tests.unit.tiny import free_address, run_ranks, save_model
 
 PAIRS_A_CASE = 8
 REAL_EVERY = 10  # cases
-TOLERANCE = 1e-5  # what travels to the workers is float32
+TOLERANCE = 1e-4  # what travels to the workers is float32, and a gradient is a difference of large parts
 REAL_TOLERANCE = 2e-4  # and the tiny model computes in it
 
 
