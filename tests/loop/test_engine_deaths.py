@@ -29,7 +29,7 @@ from alphaapollo.rollout.vllm.engine import VllmEngine
 
 async def main(model, log, shared, ranks):
     rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks))
-    engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, (shared,)))
+    engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, cleanup=(shared,)))
     await engine.start()
     print(*engine.pids(), forkserver._forkserver._forkserver_pid, flush=True)
     await asyncio.sleep(600)

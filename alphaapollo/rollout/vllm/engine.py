@@ -192,6 +192,8 @@ class VllmEngine:
         await self._on_workers("init_weight_transfer_engine", init_info)
 
     async def start_weight_update(self) -> None:
+        if self._llm.get_num_unfinished_requests():  # they would compute with half of each
+            raise EngineError(f"{self.spec.name} was to receive weights while requests were running")
         if self._asleep:
             await self._answered(self._llm.wake_up(["weights"]))
         await self._on_workers("start_weight_update")
