@@ -97,10 +97,16 @@ def test_reward_function_that_cannot_be_used(ppo: Runner, source: str, says: str
         ("return [1.0, 2.0]", "list"),
     ],
 )
-def test_reward_function_that_fails_on_everything_stops_the_run(ppo: Runner, body: str, says: str) -> None:
+def test_reward_function_that_fails_on_everything_is_refused(ppo: Runner, body: str, says: str) -> None:
+    ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
+    assert says in ppo.refuse().output
+
+
+def test_reward_function_that_fails_on_all_that_the_model_writes_stops_the_run(ppo: Runner) -> None:
+    body = "return 0.0 if not completion else completion['no such thing']"
     ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
     done = ppo.finish(
         ppo.start("actor_rollout_ref.rollout.name=fake", "trainer.controller=local", "trainer.val_before_train=False")
     )
     assert done.code == 1
-    assert says in done.output and "Traceback" not in done.output, done.output
+    assert "string indices" in done.output and "Traceback" not in done.output, done.output
