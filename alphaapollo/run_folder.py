@@ -1,6 +1,6 @@
 """A run's folder on disk: whole checkpoints only, and room for a new run without losing the old one.
 
-checkpoints/step_000020/   progress.json  policy/  critic/
+checkpoints/step_000020/   progress.json  policy/  critic/   (fine-tuning: model/)
 checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
 """
 

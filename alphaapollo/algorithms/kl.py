@@ -9,7 +9,7 @@ From log-probs of the sampled tokens, by the expectation over samples of the pol
     k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi): the other KL
     X+                  X                 as X          grad KL(pi||ref): the gradient of k2
 
-So a KL in the loss wants k2 or k3+. `full` needs both distributions: models/head.py computes it.
+So a KL in the loss wants k2 or k3+. `full` needs both distributions: models/lm_head.py computes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = 
     """
     if kind.removesuffix("+") == "full":
         raise ValueError(
-            f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: models/head.py."
+            f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: models/lm_head.py."
         )
     log_ratio = logp - ref_logp
     value = estimate(log_ratio, kind.removesuffix("+"), limit)

@@ -1,4 +1,4 @@
-"""What differs between the configuration that a run was made with and the one that it shall go on with."""
+"""What differs between the configuration that a run was made with and the one that it goes on with (startup/resume.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from alphaapollo.config.keys import COMMANDS, accepted_keys, plain
 
 Verdict = Literal["applied", "kept", "refused"]
-Judge = Callable[[str], tuple[Verdict, str]]
+ChangeRule = Callable[[str], tuple[Verdict, str]]
 """What becomes of a changed key, and why: `("kept", "the first validation is over")`."""
 
 OF_THE_START = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.dry_run")  # no part of what a run is
@@ -35,7 +35,7 @@ class Change:
         return f"{self.key}: {plain(self.old)} -> {plain(self.new)}: {self.verdict}{why}"
 
 
-def find_changes(saved: Mapping[str, Any], config: BaseModel, judge: Judge) -> list[Change]:
+def find_changes(saved: Mapping[str, Any], config: BaseModel, change_rule: ChangeRule) -> list[Change]:
     """Every key of `config` whose value is not that of `saved` (the plain values of a config.yaml).
 
     A key that `saved` lacks had its default; one that the schema lacks is passed over: it is of another version.
@@ -48,7 +48,7 @@ def find_changes(saved: Mapping[str, Any], config: BaseModel, judge: Judge) -> l
         new = _lookup(now, key, None)
         old = _lookup(saved, key, _lookup(defaults, key, None))
         if _comparable(key, old) != _comparable(key, new):
-            found.append(Change(key, old, new, *judge(key)))
+            found.append(Change(key, old, new, *change_rule(key)))
     return found
 
 

@@ -1,6 +1,8 @@
 """Combinations of keys that cannot work. No registry, no heavy library, no worker.
 
-What depends on registered names (estimators, environments) is checked where those are at hand, in trainer/.
+Unknown keys and wrong types are refused before: by the schema (schema/base.py), in words by load.py. What depends on
+registered names is checked where those are at hand: estimators and losses in trainer/combinations.py, environments in
+startup/inputs.py.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
-from alphaapollo.config.notices import Device, eval_notices, generation_notices, notices, sft_notices
+from alphaapollo.config.notices import eval_notices, generation_notices, notices, sft_notices
 from alphaapollo.config.resolve import num_engines, resolve_device
 from alphaapollo.config.schema import (
     Actor,
@@ -22,6 +24,7 @@ from alphaapollo.config.schema import (
     RolloutCorrection,
     SftConfig,
 )
+from alphaapollo.config.schema.base import Device
 from alphaapollo.config.verl_notices import verl_notices
 from alphaapollo.hub import looks_local
 

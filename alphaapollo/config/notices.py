@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import accepted_keys, plain, sections, value_of
 from alphaapollo.config.schema import Algorithm, Config, Env, EvalConfig, GenerationConfig, Optimizer, SftConfig
+from alphaapollo.config.schema.base import Device
 
-Device = Literal["cpu", "cuda"]
 Switch = tuple[bool, str, list[str]]  # is it on, what to say if not, the keys that then do nothing
 
 ACTOR = "actor_rollout_ref.actor"

@@ -1,4 +1,5 @@
-"""What `auto` and null mean on the machine at hand: each choice is made here, once, before a worker starts.
+"""What `auto` means on the machine at hand: device, dtype, attention and the number of engines are chosen here, once,
+before a worker starts.
 
 A section that has been resolved holds no automatic choice any more; workers are given such sections only.
 """
@@ -8,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 from typing import Literal
 
-from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.config.schema.base import Device
 
 Dtype = Literal["float32", "bfloat16"]
 Attention = Literal["varlen", "flex", "flash", "sdpa", "padded"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from alphaapollo.config.notices import Device
+from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.crew import started
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks

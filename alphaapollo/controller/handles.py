@@ -1,4 +1,5 @@
-"""Typed handles to the worker groups: every remote call of the project is one of these methods.
+"""Typed handles to the worker groups: every remote call is one of these methods, but for vLLM's
+own weight transfer (ray_transfer.py).
 
     PolicyGroup   actor and reference model, one worker a training rank
     CriticGroup   critic, likewise

@@ -1,12 +1,16 @@
-"""How many processes of each role, and where: decided once, before any of them starts."""
+"""How many processes of each role, and where: decided once, before any of them starts.
+
+The number of engines comes from config/resolve.py; Ray grants the places in ray_placement.py, and ray_crew.py tells
+each actor its GPUs. A generation, which has engines alone, has engine_crew.py: EnginePlan.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import Rollout, Trainer
+from alphaapollo.config.schema.base import Device
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from rich.console import Console as Terminal
 
 from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_generation
-from alphaapollo.config.notices import Device
 from alphaapollo.config.resolve import resolve_device, resolve_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
+from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.evaluation.figures import Result, result_of
@@ -39,7 +39,7 @@ from alphaapollo.startup.inputs import (
     read_prompts,
 )
 from alphaapollo.startup.resume import Start, own_changes
-from alphaapollo.startup.trial import try_resets
+from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.watchdog import name_run, start_reaper
 
@@ -213,13 +213,13 @@ def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> tuple
         return Finished(), Start(folder, in_the_way=folder.exists())
     if not (folder / "results.jsonl").exists():
         return Finished(), Start(folder)
-    changes = own_changes(config, judge)
+    changes = own_changes(config, change_rule)
     by_id = {prompt.id: prompt for prompt in prompts}
     finished = read_finished(folder / "results.jsonl", by_id, config.data.n_samples)
     return finished, Start(folder, changes=tuple(changes))
 
 
-def judge(key: str) -> tuple[Verdict, str]:
+def change_rule(key: str) -> tuple[Verdict, str]:
     """A key that decides what is sampled must stay as it is."""
     section, _, name = key.partition(".")
     decides = key not in FREE and name in DECISIVE.get(section, {name})

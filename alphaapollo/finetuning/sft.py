@@ -60,7 +60,7 @@ class SftRun:
         return self.start.step >= self.total_steps and written
 
 
-def judge(key: str) -> tuple[Verdict, str]:
+def change_rule(key: str) -> tuple[Verdict, str]:
     """What becomes of a key that has changed since the run's earlier start: model and data are what a run is."""
     identity = {"model.path": "another model", "data.train_files": "other data"}
     if key in identity:
@@ -73,7 +73,7 @@ def prepare(config: SftConfig) -> SftRun:
     machine = detect_machine()
     notices = check_sft(config, machine.num_gpus)
     check_trackers(config.trainer.logger)
-    start = find_start(config, judge)
+    start = find_start(config, change_rule)
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     notices += unread_arguments(config.data.apply_chat_template_kwargs, tokenizer)
     renderer = Renderer(tokenizer, config.data.apply_chat_template_kwargs)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from alphaapollo.data.batch import Rows
-from alphaapollo.models.head import Head, Hidden, TokenStats, token_stats
+from alphaapollo.models.lm_head import Head, Hidden, TokenStats, token_stats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.trunk import response_states
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.observability.disk import writing
-from alphaapollo.observability.metrics import as_record
+from alphaapollo.observability.records import as_record
 
 WANDB_FIX = (
     "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or leave it "

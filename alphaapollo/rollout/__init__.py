@@ -1,0 +1,1 @@
+"""Prompts to trajectories: engines, environments that play on them, graders; no word of training."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import Rollout
+from alphaapollo.config.schema.base import Device
 from alphaapollo.weights.transport import Kind
 
 

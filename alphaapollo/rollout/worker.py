@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
+from alphaapollo.config.schema.base import Device
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Environment, Services, get_registered
@@ -28,9 +28,9 @@ from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.engine import Engine
-from alphaapollo.rollout.engines import make_engine
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
+from alphaapollo.rollout.make_engine import make_engine
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.tools.calls import ReadCalls

@@ -1,1 +1,1 @@
-"""What every command does before its work: the machine, checked inputs, how workers are built."""
+"""What commands do before their work: the machine, checked inputs, from where they go on, how workers are built."""

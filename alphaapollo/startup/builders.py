@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from alphaapollo.config.notices import Device
 from alphaapollo.config.schema import (
     ActorRolloutRef,
     Algorithm,
@@ -21,6 +20,7 @@ from alphaapollo.config.schema import (
     Reward,
     Rollout,
 )
+from alphaapollo.config.schema.base import Device
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

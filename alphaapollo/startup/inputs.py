@@ -1,4 +1,4 @@
-"""What every command finds, reads and checks before it starts anything."""
+"""What a command that plays prompts or grades texts finds, reads and checks before it starts anything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
 from alphaapollo.rewards.protocol import Grading
 from alphaapollo.rollout.call_reader import check_call_reader
-from alphaapollo.startup.trial import try_reward
+from alphaapollo.startup.try_environment import try_reward
 from alphaapollo.types import Prompt
 from alphaapollo.user_module import load_user_module
 

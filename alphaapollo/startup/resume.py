@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.changes import Change, Judge, command_of, find_changes
+from alphaapollo.config.changes import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
@@ -72,11 +72,11 @@ def already_complete(folder: Path, total_steps: int) -> str:
     )
 
 
-def find_start(config: Config | SftConfig, judge: Judge) -> Start:
+def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     """By trainer.resume_mode, what there is to go on from.
 
     Raises:
-        ValueError: the folder is another run's (a changed key that `judge` refuses), or there is no such checkpoint.
+        ValueError: the folder is another run's (a changed key that `rule` refuses), or there is no such checkpoint.
     """
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
@@ -84,21 +84,21 @@ def find_start(config: Config | SftConfig, judge: Judge) -> Start:
     checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
     checkpoint = checkpoints.find(trainer.resume_mode, trainer.resume_from_path)
     if _has_results(folder):
-        changes = own_changes(config, judge)
+        changes = own_changes(config, rule)
         if checkpoint is None:
             return Start(folder, in_the_way=True)
     elif checkpoint is not None:
-        changes = _changes_since_another(checkpoint.resolve().parents[1], config, judge)
+        changes = _changes_since_another(checkpoint.resolve().parents[1], config, rule)
     else:
         return Start(folder)
     return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes))
 
 
-def own_changes(config: Config | SftConfig | GenerationConfig, judge: Judge) -> list[Change]:
-    """What differs from the newest configuration in the run's folder. ValueError: a change that `judge` refuses, a
+def own_changes(config: Config | SftConfig | GenerationConfig, rule: ChangeRule) -> list[Change]:
+    """What differs from the newest configuration in the run's folder. ValueError: a change that `rule` refuses, a
     folder of another command, or no configuration that can be read."""
     folder = config.trainer.folder
-    changes = find_changes(_read(folder, type(config)), config, judge)
+    changes = find_changes(_read(folder, type(config)), config, rule)
     if refused := [change for change in changes if change.verdict == "refused"]:
         raise ValueError(_other_run(folder, refused))
     return changes
@@ -111,11 +111,11 @@ def check_folder(config: EvalConfig) -> None:
         _read(folder, type(config))
 
 
-def _changes_since_another(folder: Path, config: Config | SftConfig, judge: Judge) -> list[Change]:
+def _changes_since_another(folder: Path, config: Config | SftConfig, rule: ChangeRule) -> list[Change]:
     """Since the run in `folder`, whose checkpoint is asked for by its path: it may be any, so nothing is refused."""
     if _saved_files(folder)[0] is None:
         return []
-    changes = find_changes(_read(folder, type(config)), config, judge)
+    changes = find_changes(_read(folder, type(config)), config, rule)
     return [
         replace(change, verdict="applied") if change.verdict == "refused" else change
         for change in changes

@@ -1,1 +1,1 @@
-"""The programs: each main_* reads a configuration and runs; the loop reads top to bottom in loop.py."""
+"""Reinforcement learning: lifecycle.py starts and ends a run, loop.py is its loop. main_*: doors of all commands."""

@@ -13,7 +13,7 @@ from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.training_batch import trainable, usable
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 

@@ -17,10 +17,10 @@ from alphaapollo.algorithms.reward_shaping import kl_in_reward
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.batch_metrics import credit_metrics, length_penalty
-from alphaapollo.trainer.choice import choose_tokens
 from alphaapollo.trainer.shaping import invalid_cost
+from alphaapollo.trainer.token_choice import choose_tokens
 from alphaapollo.trainer.training_batch import Batch, totals
-from alphaapollo.trainer.turns import number_turns
+from alphaapollo.trainer.turn_index import number_turns
 
 
 @dataclass(frozen=True)

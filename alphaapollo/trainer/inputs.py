@@ -12,7 +12,7 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_registered
 from alphaapollo.rollout.vllm.own_arguments import check_engine_kwargs
 from alphaapollo.startup.inputs import check_lengths, check_rewards, make_renderer, read_prompts
-from alphaapollo.startup.trial import try_resets
+from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader

@@ -13,7 +13,7 @@ from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import layout_metrics
 from alphaapollo.trainer.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.training_batch import Batch, build_batch
 from alphaapollo.types import TrajectoryGroup
 

@@ -1,6 +1,7 @@
 """The training loop: one iteration reads top to bottom in `train`.
 
-collect groups -> learn -> publish the weights -> on schedule: validate, reset the reference, write a checkpoint
+collect groups -> engines sleep (their GPU memory is the trainer's) -> learn -> publish the weights (which wakes the
+engines: rollout/vllm/engine.py) -> on schedule: validate, reset the reference, write a checkpoint
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from alphaapollo.schedule import due
 from alphaapollo.trainer.batch_metrics import speed_metrics
 from alphaapollo.trainer.collect import collect
 from alphaapollo.trainer.learn import learn
-from alphaapollo.trainer.reset import reset_is_due
+from alphaapollo.trainer.reference_reset import reset_is_due
 from alphaapollo.trainer.rollout_metrics import rollout_metrics
-from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.validate import Validation, validate
 
 

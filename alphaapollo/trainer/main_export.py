@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, write. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.startup.export import prepare, write
+        from alphaapollo.startup.export_checkpoint import prepare, write
 
         try:
             export = prepare(config)

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
         from alphaapollo.startup.failures import FAILURES  # torch from here on: a wrong key is told before
         from alphaapollo.startup.resume import already_complete
-        from alphaapollo.trainer.setup import prepare, run
+        from alphaapollo.trainer.lifecycle import prepare, run
 
         try:
             prepared = prepare(config, origin)

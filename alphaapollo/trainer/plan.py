@@ -7,7 +7,7 @@ from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.algorithms.trial import try_estimator, try_policy_loss
+from alphaapollo.algorithms.try_functions import try_estimator, try_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout

@@ -1,4 +1,4 @@
-"""From the configuration and the plan to what the crew starts."""
+"""What the crew (all workers of a run) is to start: from the configuration and the plan to a builder for each role."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Publishing weights, with proof that the engines hold what the trainer sent.
 
-    policy.send_weights   into shared memory, or by vLLM's own transfer straight into the engines
+    policy.send_weights   into shared memory, or by vLLM's own transfer into the engines, whose weights wake for it
     engines.receive       out of shared memory, where it went there
-    engines.confirm       digests equal?
+    engines.confirm       awake as a whole; digests equal?
     policy, engines       log-probs of the probe equal?
 
 Two proofs, for each misses what the other sees: a digest cannot tell that a layer computes with a stale packed copy

@@ -22,7 +22,7 @@ from alphaapollo.data.batch import Columns, RankBatch, Rows
 from alphaapollo.models import checkpoint
 from alphaapollo.models.export import export, full_parameters
 from alphaapollo.models.flops import ModelSize, peak_flops
-from alphaapollo.models.head import Hidden
+from alphaapollo.models.lm_head import Hidden
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs

@@ -25,7 +25,7 @@ from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.data.batch import Columns
-from alphaapollo.models.head import TokenStats
+from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.workers.base import LARGEST
 

@@ -12,7 +12,7 @@ from alphaapollo.algorithms import correction, kl, preference
 from alphaapollo.algorithms.log_ratio import cut
 from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode
-from alphaapollo.models.head import Head, Hidden, TokenStats, token_stats
+from alphaapollo.models.lm_head import Head, Hidden, TokenStats, token_stats
 from tests.golden.common import AggKw, Function, Results, aggregated
 
 Kind = Literal[

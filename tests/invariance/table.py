@@ -20,7 +20,7 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss
 from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import take_segments
-from alphaapollo.models.head import TokenStats
+from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.workers.base import LARGEST
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective

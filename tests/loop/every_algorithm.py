@@ -24,9 +24,9 @@ from alphaapollo.config.schema import Actor, Config, RolloutCorrection
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.run_folder import CheckpointFolder
+from alphaapollo.trainer.lifecycle import launch, make_run, prepare
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.setup import launch, make_run, prepare
 
 REWARD = '''
 def compute_score(prompt, completion):

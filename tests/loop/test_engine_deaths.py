@@ -14,7 +14,7 @@ import pytest
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.engines import make_engine
+from alphaapollo.rollout.make_engine import make_engine
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, engine_on, make_model

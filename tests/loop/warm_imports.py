@@ -26,7 +26,7 @@ for module in (
     "alphaapollo.workers.policy",
     "alphaapollo.workers.reward_model",
     "alphaapollo.trainer.main_ppo",
-    "alphaapollo.trainer.setup",
+    "alphaapollo.trainer.lifecycle",
     "alphaapollo.trainer.main_generation",
     "alphaapollo.evaluation.generation",
     "alphaapollo.trainer.main_sft",

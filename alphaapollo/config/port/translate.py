@@ -15,7 +15,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, plain, sections
 from alphaapollo.config.load import checked_value, flat
 from alphaapollo.config.port.expansion import MARK, is_known
-from alphaapollo.config.port.script import Command, read_script
+from alphaapollo.config.port.shell import Command, read_script
 from alphaapollo.config.port.values import CONVERTERS, DTYPES, OF_EVERY_PROGRAM, ROLLOUT, Converted, Values
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import verl_tables, verl_verdict

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Frequency = Annotated[int, Field(ge=-1)]
+Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
 
 

@@ -20,7 +20,7 @@ from alphaapollo.algorithms.kl import AdaptiveKL, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.reward_shaping import kl_in_reward, place_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.models.head import Head, Hidden, token_stats
+from alphaapollo.models.lm_head import Head, Hidden, token_stats
 
 
 def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:

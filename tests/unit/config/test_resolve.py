@@ -1,8 +1,8 @@
 import pytest
 
-from alphaapollo.config.notices import Device
 from alphaapollo.config.resolve import num_engines, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.config.schema.base import Device
 
 
 def test_device():

@@ -1,7 +1,7 @@
 import pytest
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engines import make_engine
+from alphaapollo.rollout.make_engine import make_engine
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.settings import engine_arguments, environment
 

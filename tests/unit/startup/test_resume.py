@@ -12,7 +12,7 @@ import yaml
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.run_folder import write_progress
 from alphaapollo.startup.resume import Start, already_complete, find_start
-from alphaapollo.trainer.identity import IDENTITY, judge_of
+from alphaapollo.trainer.identity import IDENTITY, change_rule_of
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:
@@ -21,7 +21,7 @@ def configured(out: Path, **sections: dict[str, Any]) -> Config:
 
 
 def start_of(config: Config) -> Start:
-    return find_start(config, judge_of(config))
+    return find_start(config, change_rule_of(config))
 
 
 def train(config: Config, step: int) -> Path:
@@ -139,7 +139,7 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"run is the folder of a run of main_ppo\. Set another trainer\.experiment_name"
     ):
-        find_start(sft, judge_of(config))
+        find_start(sft, change_rule_of(config))
 
 
 @pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "holds no configuration")])

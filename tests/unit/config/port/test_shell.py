@@ -3,7 +3,7 @@ import pytest
 from alphaapollo.config.port.expansion import MARK, Scope, expand, unknown
 from alphaapollo.config.port.grammar import parse
 from alphaapollo.config.port.lexer import tokens
-from alphaapollo.config.port.script import read_script
+from alphaapollo.config.port.shell import read_script
 
 
 def words(source: str, **variables: str) -> list[list[str]]:

@@ -1,5 +1,7 @@
 """From hidden states to log-probs, entropy and full KL, in chunks of tokens.
 
+(The critic's value head, one number a token, is in critic.py; FSDP keeps it in float32: sharding.py.)
+
 A chunk's logits [chunk, V] in float32 exist only while the chunk is computed; the backward pass computes them again.
 Gradients are in closed form (z: logits after temperature, p = softmax(z), H: entropy, K: KL to the reference q):
 

@@ -1,4 +1,4 @@
-"""All that one training run holds, made by setup.py and handed from station to station."""
+"""All that one training run holds, made by lifecycle.py and handed from station to station."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics are flat numbers under names `group/name`, e.g. `reward/mean` or `timing/generate`."""
+"""One line of metrics.jsonl: flat numbers under names `group/name`, e.g. `reward/mean`. trackers.py writes it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
-from alphaapollo.startup.trial import try_resets, try_reward
+from alphaapollo.startup.try_environment import try_resets, try_reward
 from alphaapollo.types import Message, Prompt
 
 ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]

@@ -13,7 +13,7 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, ExportConfig, SftConfig
 from alphaapollo.models import sharding
 from alphaapollo.run_folder import write_progress
-from alphaapollo.startup.export import prepare
+from alphaapollo.startup.export_checkpoint import prepare
 from alphaapollo.trainer.main_export import main
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.sft import SftWorker

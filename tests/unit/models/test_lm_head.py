@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alphaapollo.models import head as head_module
-from alphaapollo.models.head import Head, Hidden, token_stats
+from alphaapollo.models import lm_head as head_module
+from alphaapollo.models.lm_head import Head, Hidden, token_stats
 from tests.unit.plain import entropy, kl_full
 
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from alphaapollo.observability.metrics import as_record, finite
+from alphaapollo.observability.records import as_record, finite
 from alphaapollo.observability.timing import Timer
 
 

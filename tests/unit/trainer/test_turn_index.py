@@ -5,7 +5,7 @@ from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.rollout.context import append_context_rows, memory_context_rows
 from alphaapollo.trainer.credit import WorkerColumns, assign_credit
 from alphaapollo.trainer.training_batch import build_batch
-from alphaapollo.trainer.turns import number_turns
+from alphaapollo.trainer.turn_index import number_turns
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 
 

@@ -24,14 +24,14 @@ from alphaapollo.observability.trackers import Tracker, check_trackers, make_tra
 from alphaapollo.run_folder import CheckpointFolder
 from alphaapollo.startup.inputs import find_machine
 from alphaapollo.startup.resume import Start, find_start
-from alphaapollo.trainer.identity import judge_of
+from alphaapollo.trainer.identity import change_rule_of
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.plan import Plan, make_plan
 from alphaapollo.trainer.plan_table import print_plan
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.roles import make_roles
-from alphaapollo.trainer.run import Run
+from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
 from alphaapollo.weights.publish import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher
@@ -57,7 +57,7 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
     """Check everything that can be checked without a worker, and print the plan."""
     plan = make_plan(config, find_machine(config.trainer.controller), origin)
     check_trackers(config.trainer.logger)
-    start = find_start(config, judge_of(config))
+    start = find_start(config, change_rule_of(config))
     inputs = read_inputs(config)
     print_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
     return Prepared(config, plan, inputs, start)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from alphaapollo.config.schema import ReferenceReset
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.reset import reset_is_due
+from alphaapollo.trainer.reference_reset import reset_is_due
 
 
 def test_on_schedule() -> None:
