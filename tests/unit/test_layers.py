@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,6 +125,31 @@ def violations(package: Path) -> list[str]:
         if lazy and not item.inside_function and (item.module, item.line) not in only_types:
             found.append(f"{where}: import it inside the function that needs it")
     return found
+
+
+def circle(package: Path) -> list[str]:
+    """Modules that import each other in a circle; what only the type checker sees does not count."""
+    paths = {".".join(path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
+    modules = {name.removesuffix(".__init__") for name in paths}
+    only_types = type_checking_only(package)
+    imports: dict[str, set[str]] = {module: set() for module in modules}
+    for item in imports_of(package):
+        target = item.target.removeprefix("alphaapollo.")
+        target = target if target in modules else target.rpartition(".")[0]
+        if target in modules and target != item.module and (item.module, item.line) not in only_types:
+            imports.setdefault(item.module, set()).add(target)
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_circle_of_imports(tmp_path: Path) -> None:
+    assert circle(PACKAGE) == []
+    for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / f"{name}.py").write_text(f"def f():\n    from alphaapollo.{other} import g\n")
+    assert set(circle(tmp_path)) == {"a", "b", "c"}
 
 
 def test_imports_run_downward_and_giants_stay_at_home() -> None:
