@@ -72,6 +72,14 @@ def already_complete(folder: Path, total_steps: int) -> str:
     )
 
 
+def interrupted(folder: Path) -> str:
+    """What to say to one who stopped a run."""
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    if not whole:
+        return "interrupted before the first checkpoint: the same command begins anew"
+    return f"interrupted; with trainer.resume_mode=auto, the default, the same command goes on from {whole[-1]}"
+
+
 def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     """By trainer.resume_mode, what there is to go on from.
 

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
         from alphaapollo.startup.failures import FAILURES  # torch from here on: a wrong key is told before
-        from alphaapollo.startup.resume import already_complete
+        from alphaapollo.startup.resume import already_complete, interrupted
         from alphaapollo.trainer.lifecycle import prepare, run
 
         try:
@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(run(prepared))
     except KeyboardInterrupt:
-        folder = prepared.plan.folder
-        print(f"\ninterrupted; the same command goes on from the last checkpoint in {folder}", file=sys.stderr)
+        print(f"\n{interrupted(prepared.plan.folder)}", file=sys.stderr)
         return 130
     except FAILURES as error:
         return failed(error, 1)

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(SftConfig, "sft", sys.argv[1:] if argv is None else argv)
         from alphaapollo.finetuning.sft import prepare, print_plan, train  # torch from here on
-        from alphaapollo.startup.resume import already_complete
+        from alphaapollo.startup.resume import already_complete, interrupted
 
         try:
             run = prepare(config)
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         train(run)
     except KeyboardInterrupt:
-        print(f"\ninterrupted; checkpoints, if any, lie in {run.folder}", file=sys.stderr)
+        print(f"\n{interrupted(run.folder)}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ArithmeticError) as error:
         return failed(error, 1)

@@ -11,7 +11,7 @@ import yaml
 
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.run_folder import write_progress
-from alphaapollo.startup.resume import Start, already_complete, find_start
+from alphaapollo.startup.resume import Start, already_complete, find_start, interrupted
 from alphaapollo.trainer.identity import IDENTITY, change_rule_of
 
 
@@ -130,6 +130,13 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
         "config.yaml"
     ]
+
+
+def test_an_interrupted_run_says_from_where_it_goes_on(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    assert "before the first checkpoint" in interrupted(config.trainer.folder)
+    checkpoint = train(config, 2)
+    assert interrupted(config.trainer.folder).endswith(f"goes on from {checkpoint}")
 
 
 def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
