@@ -135,11 +135,6 @@ def save_config(config: BaseModel, path: Path) -> None:
     part.replace(path)
 
 
-def load_saved(schema: type[SchemaT], path: Path) -> SchemaT:
-    """Read back what save_config wrote."""
-    return convert(schema, yaml.safe_load(path.read_text(encoding="utf-8")))
-
-
 def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-name")

@@ -193,9 +193,6 @@ class EngineGroup:
         """Give the GPU's memory to the trainer (nothing on a CPU)."""
         await self.ranks.call(lambda worker: worker.sleep())
 
-    async def wake(self) -> None:
-        await self.ranks.call(lambda worker: worker.wake())
-
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))
 

@@ -47,10 +47,6 @@ class Engine(Protocol):
         """Free the accelerator's memory (weights and cache); weights must be received before the next generate."""
         ...
 
-    async def wake(self) -> None:
-        """Take the memory back."""
-        ...
-
     def pids(self) -> list[int]:
         """Its processes besides this one."""
         ...

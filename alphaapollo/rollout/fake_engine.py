@@ -66,9 +66,6 @@ class FakeEngine:
     async def sleep(self) -> None:
         pass
 
-    async def wake(self) -> None:
-        pass
-
     def pids(self) -> list[int]:
         return []
 

@@ -149,9 +149,6 @@ class HFEngine:
     async def sleep(self) -> None:
         pass
 
-    async def wake(self) -> None:
-        pass
-
     def pids(self) -> list[int]:
         return []
 

@@ -167,10 +167,6 @@ class RolloutWorker:
         """Give the GPU's memory up until weights are published again (nothing on a CPU)."""
         await self.engine.sleep()
 
-    async def wake(self) -> None:
-        """Take the memory back; publishing weights does it by itself."""
-        await self.engine.wake()
-
     def memory(self) -> dict[str, float]:
         """Peak resident memory in GiB of this process, and of the engine's processes taken together."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -179,7 +179,7 @@ class VllmEngine:
         if not await self._answered(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} received weights while requests were running")
         self._stale = False
-        await self.wake()
+        await self._wake()
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
 
@@ -212,7 +212,7 @@ class VllmEngine:
             await self._answered(self._llm.sleep(level=2))
             self._asleep = self._stale = True
 
-    async def wake(self) -> None:
+    async def _wake(self) -> None:
         if self._asleep:
             await self._answered(self._llm.wake_up())
             self._asleep = False

@@ -12,12 +12,12 @@ from alphaapollo.config.load import (
     Origin,
     convert,
     load_config,
-    load_saved,
     load_with_origin,
     save_config,
     shipped_configs,
 )
 from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.startup.resume import read_saved
 
 SHIPPED = shipped_configs()
 
@@ -205,7 +205,7 @@ def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):
 def test_a_saved_config_loads_again(tmp_path: Path):
     config = load("algorithm=dapo", "actor_rollout_ref.actor.optim.lr=3e-7", "data.train_files=[a,'ü b']")
     save_config(config, tmp_path / "run" / "config.yaml")
-    assert load_saved(Config, tmp_path / "run" / "config.yaml") == config
+    assert convert(Config, read_saved(tmp_path / "run")) == config
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
     again = load("--config-dir", str(tmp_path / "run"), "--config-name", "config")
     assert again == config
