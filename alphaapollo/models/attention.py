@@ -13,8 +13,9 @@ know, so no dense [T, T] mask ever exists; rows are told apart by `packing`, whi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -76,6 +77,15 @@ class _Call:
             )
         return self.packing
 
+    def ungrouped(self) -> _Call:
+        """With a key and a value for every query head, for kernels that do not know grouped heads."""
+        groups = self.query.shape[1] // self.key.shape[1]
+        if groups == 1:
+            return self
+        return replace(
+            self, key=self.key.repeat_interleave(groups, dim=1), value=self.value.repeat_interleave(groups, dim=1)
+        )
+
     def refuse(self, kind: str, **features: object) -> None:
         asked = [name for name, value in features.items() if value is not None]
         if asked:
@@ -109,10 +119,12 @@ def _interface(compute: Callable[[_Call], Tensor]) -> Callable[..., tuple[Tensor
 
 def _padded(call: _Call) -> Tensor:
     """-> [b, T, heads, d], as the others."""
+    call = _for_sdpa(call)
     return _causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
 
 
 def _sdpa(call: _Call) -> Tensor:
+    call = _for_sdpa(call)
     lengths = call.rows.lengths
     rows = zip(call.query.split(lengths, 2), call.key.split(lengths, 2), call.value.split(lengths, 2), strict=True)
     return torch.cat([_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
@@ -122,6 +134,9 @@ def _varlen(call: _Call) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     call.refuse("varlen", softcap=call.softcap, sinks=call.sinks)
+    takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # new in torch 2.12
+    call = call if takes_groups else call.ungrouped()
+    groups: dict[str, Any] = {"enable_gqa": call.is_grouped} if takes_groups else {}
     rows = call.rows
     output = varlen_attn(
         call.query[0].transpose(0, 1),
@@ -133,7 +148,7 @@ def _varlen(call: _Call) -> Tensor:
         rows.max_length,
         scale=call.scaling,
         window_size=(-1 if call.window is None else call.window - 1, 0),
-        enable_gqa=call.is_grouped,
+        **groups,
     )
     assert isinstance(output, Tensor)
     return output[None]
@@ -204,6 +219,19 @@ def _cap_scores(softcap: float) -> Callable[..., Tensor]:
         return softcap * torch.tanh(score / softcap)
 
     return cap
+
+
+def _for_sdpa(call: _Call) -> _Call:
+    """With whole heads where SDPA would otherwise write out the scores [heads, T, T]."""
+    longest = call.query.shape[2] if call.packing is None else call.packing.max_length
+    has_mask = call.window is not None and call.window < longest
+    return call if sdpa_knows_groups(call.query.device.type, call.query.dtype, has_mask) else call.ungrouped()
+
+
+def sdpa_knows_groups(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
+    """On a GPU only its flash kernel knows grouped heads, and that takes neither float32 nor a mask; the memory-
+    efficient kernel takes both."""
+    return device != "cuda" or (dtype != torch.float32 and not has_mask)
 
 
 def _causal(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from alphaapollo.types import Sampling
 from alphaapollo.weights.vllm_transfer import VllmTransferSender
 from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_gap
 
+pytest.importorskip("vllm")
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -47,11 +48,17 @@ class Client:
 
 @contextmanager
 def visible(gpu: int) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    """Put back this variable alone: vLLM's front end reads others, set while it starts, whenever it is called."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    os.environ[name] = str(gpu)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 async def publish_and_prove(folder: Path, colocate: bool) -> None:

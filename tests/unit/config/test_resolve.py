@@ -1,3 +1,5 @@
+import importlib.util
+
 import pytest
 
 from alphaapollo.config.resolve import num_engines, resolve_device, resolve_model, resolve_rollout
@@ -44,3 +46,15 @@ def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
 def test_attention_that_a_cpu_cannot_train_with(asked: str):
     with pytest.raises(ValueError, match=f"model.attention={asked} cannot train on a CPU. Set it to auto"):
         resolve_model(Model(attention=asked), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"), [({"flash_attn"}, "varlen"), ({"flash_attn", "flash_attn_2_cuda"}, "flash")]
+)
+def test_flash_attn_4_is_not_taken_for_2(monkeypatch: pytest.MonkeyPatch, found: set[str], kind: str):
+    """Both install a module `flash_attn`; only version 2 has the function that we call."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
+    assert resolve_model(Model(), "cuda").attention == kind
+    if kind == "varlen":
+        with pytest.raises(ValueError, match=r"pip install flash-attn --no-build-isolation"):
+            resolve_model(Model(attention="flash"), "cuda")
