@@ -15,6 +15,7 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.data.prompts import raise_problems, read_chat
 from alphaapollo.data.rendering import Lengths, Renderer, Truncation, cut_prompt, measure
+from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
 
 
@@ -27,8 +28,11 @@ class Piece:
     rendered: bool = True  # by the chat template; else plain text, which gets the tokenizer's BOS and EOS
 
 
-def load_examples(files: str | Sequence[str], renderer: Renderer, data: SftData) -> tuple[list[Row], Lengths]:
-    """The examples of parquet or jsonl files, in order, cut or dropped as data.truncation says.
+def load_examples(
+    files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
+) -> tuple[list[Row], Lengths]:
+    """The examples of parquet or jsonl files, in order, `max_samples` of them where it is above 0 (stream.choose_rows),
+    cut or dropped as data.truncation says.
 
     A row's action mask is its loss mask and its log-probs are 0: packing treats it as any other row.
 
@@ -47,7 +51,8 @@ def load_examples(files: str | Sequence[str], renderer: Renderer, data: SftData)
             except ValueError as error:
                 problems.append(f"row {index}: {error}")
         raise_problems(path, problems, len(rows))
-    rows_of_tokens = _tokenize(examples, renderer)
+    chosen = choose_rows(len(examples), max_samples, data.seed, data.shuffle)
+    rows_of_tokens = _tokenize([examples[index] for index in chosen], renderer)
     lengths = [len(row.token_ids) for row in rows_of_tokens]
     counts = measure(lengths, range(len(lengths)), "examples", "data.max_length", data.max_length, data.truncation)
     fitted = [_fit(row, data.max_length, data.truncation) for row in rows_of_tokens]

@@ -65,7 +65,8 @@ def change_rule(key: str) -> tuple[Verdict, str]:
     identity = {"model.path": "another model", "data.train_files": "other data"}
     if key in identity:
         return "refused", identity[key]
-    return "applied", "the rest of the epoch comes in another order" if key in ("data.seed", "data.shuffle") else ""
+    reordered = ("data.seed", "data.shuffle", "data.train_max_samples")
+    return "applied", "the rest of the epoch comes in another order" if key in reordered else ""
 
 
 def prepare(config: SftConfig) -> SftRun:
@@ -77,11 +78,12 @@ def prepare(config: SftConfig) -> SftRun:
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     notices += unread_arguments(config.data.apply_chat_template_kwargs, tokenizer)
     renderer = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
-    examples, lengths = load_examples(config.data.train_files, renderer, config.data)
-    val_examples = load_examples(config.data.val_files, renderer, config.data)[0] if config.data.val_files else []
+    data = config.data
+    examples, lengths = load_examples(data.train_files, renderer, data, data.train_max_samples)
+    val_examples = load_examples(data.val_files, renderer, data, data.val_max_samples)[0] if data.val_files else []
     if lengths.too_long:
         notices.append(f"{lengths.too_long} of {lengths.total} examples were over data.max_length.")
-    trainer, size = config.trainer, config.data.train_batch_size
+    trainer, size = config.trainer, data.train_batch_size
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     device = resolve_device(trainer.device, machine.num_gpus)
     return SftRun(
@@ -149,6 +151,8 @@ def train(run: SftRun) -> None:
         worker.export(str(run.folder / "model"))
         if log:
             log.console.notice(f"the model lies in {run.folder / 'model'}")
+    elif log and trainer.save_freq > 0:
+        log.console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={run.folder}")
     worker.close()
     if log:
         log.close()

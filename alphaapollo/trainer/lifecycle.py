@@ -89,6 +89,8 @@ async def run(prepared: Prepared) -> None:
         if config.trainer.export_hf:
             await crew.policy.export(str(plan.folder / "model"))
             console.notice(f"the model lies in {plan.folder / 'model'}")
+        elif config.trainer.save_freq > 0:
+            console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={plan.folder}")
     finally:
         if crew:
             await crew.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Frequency, Scalar, Section
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
@@ -33,7 +33,11 @@ class SftData(Section):
     shuffle: bool = True
     """Shuffle anew each epoch (a function of data.seed and the epoch)."""
     seed: int = 0
-    """Seed of the shuffle."""
+    """Seed of the shuffle, and of the choice that train_max_samples and val_max_samples make."""
+    train_max_samples: int = Field(default=-1, ge=-1)
+    """Training examples at most: so many, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
+    val_max_samples: int = Field(default=-1, ge=-1)
+    """Validation examples at most, chosen as train_max_samples chooses; -1 or 0 = all."""
     apply_chat_template_kwargs: dict[str, Scalar] = {}
     """Arguments of the chat template, given at every rendering, e.g. {enable_thinking: false}."""
 

@@ -6,6 +6,7 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
+from alphaapollo.data.stream import choose_rows
 
 IM_END = 1
 USER = {"role": "user", "content": "2+2=?"}
@@ -65,6 +66,17 @@ def test_of_a_chat_prompt_only_the_response_is_trained(tmp_path, renderer):
 def test_examples_pack_like_any_row(tmp_path, renderer):
     rows, _ = load(tmp_path, renderer, [{"messages": [USER, FOUR]}, {"prompt": "2+2=", "response": "4"}])
     assert Rows.from_rows(rows).response_lengths.tolist() == [2, 2]
+
+
+def test_so_many_examples_are_drawn_by_the_seed(tmp_path, renderer):
+    rows = [{"prompt": f"{number}=", "response": "4"} for number in range(20)]
+    path, data = write(tmp_path, rows), SftData(seed=3)
+    everything, lengths = load_examples(path, renderer, data)
+    some, counts = load_examples(path, renderer, data, max_samples=5)
+    assert (lengths.total, counts.total) == (20, 5)
+    assert some == [everything[index] for index in choose_rows(20, 5, 3, True)]
+    first, _ = load_examples(path, renderer, SftData(shuffle=False), max_samples=5)
+    assert first == everything[:5]
 
 
 def test_a_template_that_forgets_is_refused_where_it_matters(tmp_path, forgetful_renderer):
