@@ -13,6 +13,7 @@ from pathlib import Path
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
 from alphaapollo.config.notices import eval_notices, generation_notices, notices, sft_notices
+from alphaapollo.config.parallelism import check_parallelism
 from alphaapollo.config.resolve import num_engines, resolve_device
 from alphaapollo.config.schema import (
     Actor,
@@ -45,6 +46,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *_check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
         *_check_optimizer("critic.optim", config.critic.optim),
         *_check_machine(config, device, num_gpus, num_cores),
+        *check_parallelism(config),
     ]
     if problems:
         raise ConfigError(problems)

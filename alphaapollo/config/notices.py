@@ -201,6 +201,11 @@ def _trainer_switches(config: Config) -> list[Switch]:
             ["algorithm.reference_reset.min_gain"],
         ),
         (bool(config.data.val_files), "data.val_files is empty", ["trainer.test_freq"]),
+        (
+            trainer.n_gpus_per_node * trainer.nnodes > 1,
+            "there is one training rank",
+            [f"{section}.fsdp_config.sync_each_micro_batch" for section in (ACTOR, "critic")],
+        ),
         (trainer.total_training_steps is None, "trainer.total_training_steps is given", ["trainer.total_epochs"]),
         (
             trainer.resume_mode == "resume_path",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_sft
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.parallelism import check_fsdp_size
 from alphaapollo.config.resolve import resolve_device, resolve_model
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.controller.placement import detect_machine
@@ -73,6 +75,9 @@ def prepare(config: SftConfig) -> SftRun:
     """Check, read and measure everything. Raises ValueError for what cannot work."""
     machine = detect_machine()
     notices = check_sft(config, machine.num_gpus)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    _check_ranks(config, world_size, ranks_per_node)
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule)
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
@@ -84,7 +89,6 @@ def prepare(config: SftConfig) -> SftRun:
     if lengths.too_long:
         notices.append(f"{lengths.too_long} of {lengths.total} examples were over data.max_length.")
     trainer, size = config.trainer, data.train_batch_size
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
     device = resolve_device(trainer.device, machine.num_gpus)
     return SftRun(
         config=config,
@@ -94,8 +98,7 @@ def prepare(config: SftConfig) -> SftRun:
             world_size=world_size,
             init_method="env://" if world_size > 1 else f"tcp://127.0.0.1:{free_port()}",
             device=device,
-            threads=trainer.cpu_threads
-            or max(1, machine.num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", world_size))),
+            threads=trainer.cpu_threads or max(1, machine.num_cores // ranks_per_node),
         ),
         examples=examples,
         val_examples=val_examples,
@@ -104,6 +107,14 @@ def prepare(config: SftConfig) -> SftRun:
         start=start,
         notices=[*notices, *start.lines()],
     )
+
+
+def _check_ranks(config: SftConfig, ranks: int, per_node: int) -> None:
+    """ValueError: sizes that do not fit torchrun's ranks."""
+    where = f"{ranks} ranks that torchrun started"
+    problems = list(check_fsdp_size("fsdp_config.fsdp_size", config.fsdp_config, ranks, per_node, where))
+    if problems:
+        raise ConfigError(problems)
 
 
 def print_plan(run: SftRun) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.sharding import local_tensor
+from alphaapollo.models.sharding import local_tensor, shard_group
 
 
 def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
@@ -59,12 +59,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Scale the gradients so that their norm over all ranks is at most `max_norm`; the norm before (a collective).
 
-    Each rank holds a slice of every gradient, so the squares add up. Gradients that are not finite are left alone: the
+    The slices of one copy of the model add up to every gradient, and so do their squares. Gradients that are not finite are left alone: the
     caller sees it by the norm.
     """
-    gradients = [local_tensor(p.grad) for p in parameters if p.grad is not None]
+    slices = [p.grad for p in parameters if p.grad is not None]
+    gradients = [local_tensor(one) for one in slices]
     square = torch.nn.utils.get_total_norm(gradients).to(torch.float32).square()
-    dist.all_reduce(square)
+    dist.all_reduce(square, group=shard_group(slices[0]))
     norm = math.sqrt(square.item())
     if max_norm < norm < math.inf:
         for gradient in gradients:

@@ -1,5 +1,8 @@
-"""FSDP2 over one dimension of ranks: each rank keeps a slice of every parameter, float32 for the optimiser, and
-gathers one decoder layer at a time in the dtype of the arithmetic. One rank is the same code with whole slices.
+"""FSDP2: each rank keeps a slice of every parameter, float32 for the optimiser, and gathers one decoder layer at a
+time in the dtype of the arithmetic. One rank is the same code with whole slices.
+
+    mesh [shard]             all ranks hold one copy of the model
+    mesh [replicate, shard]  consecutive ranks hold one copy, the others further ones (HSDP)
 """
 
 from __future__ import annotations
@@ -34,8 +37,13 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
     dist.init_process_group(BACKENDS[device], init_method=init_method, rank=rank, world_size=world_size)
 
 
-def make_mesh(device: str) -> DeviceMesh:
-    return init_device_mesh(device, (dist.get_world_size(),))
+def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
+    """`fsdp_size`: ranks that hold one copy of the model, a divisor of all; -1 = all (a collective)."""
+    world_size = dist.get_world_size()
+    if fsdp_size in (-1, world_size):
+        return init_device_mesh(device, (world_size,), mesh_dim_names=("shard",))
+    assert world_size % fsdp_size == 0, "config/parallelism.py sees to it"
+    return init_device_mesh(device, (world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
 
 
 def shard(
@@ -116,6 +124,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
+
+
+def shard_group(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The ranks that together hold one copy of it; None: all."""
+    return tensor.device_mesh.get_group("shard") if isinstance(tensor, DTensor) else None
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

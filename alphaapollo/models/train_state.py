@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from alphaapollo.config.schema import Optimizer
+from alphaapollo.config.schema import Fsdp, Optimizer
 from alphaapollo.models import checkpoint
 from alphaapollo.models.optimizer import (
     apply_settings,
@@ -18,6 +21,8 @@ from alphaapollo.models.optimizer import (
     optimizer_to,
     set_learning_rate,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class TrainState:
         module: sharded; see sharding.shard.
         grad_clip: largest gradient norm.
         optimiser_steps: optimiser steps of the whole run, for the schedule.
-        offload_optimizer: keep the optimiser's state in host memory between steps (GPU only).
+        fsdp: where the optimiser's state rests between steps, and when gradients are reduced.
         name: in messages, e.g. "policy".
     """
 
@@ -45,7 +50,7 @@ class TrainState:
         config: Optimizer,
         grad_clip: float,
         optimiser_steps: int,
-        offload_optimizer: bool,
+        fsdp: Fsdp,
         name: str,
     ):
         self.module = module
@@ -54,9 +59,20 @@ class TrainState:
         self.grad_clip = grad_clip
         self.optimiser_steps = optimiser_steps
         self.device = next(module.parameters()).device.type
-        self.offloads = offload_optimizer and self.device == "cuda"
+        self.offloads = fsdp.optimizer_offload and self.device == "cuda"
+        self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.name = name
         self.num_steps = 0  # made so far
+
+    def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
+        """The micro-batches of one optimiser step, each to be followed by its backward pass. Copies of the model add
+        up their gradients in the last one only, and so do slices unless they do in each."""
+        module = cast(FSDPModule, self.module)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            is_last = number == len(micro_batches)
+            module.set_requires_gradient_sync(is_last or self.syncs_each_micro_batch)
+            module.set_requires_all_reduce(is_last)
+            yield micro_batch
 
     def step(self) -> StepFigures:
         """Clip the accumulated gradients, step, and clear them (a collective of all ranks).

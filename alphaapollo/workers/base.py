@@ -35,15 +35,16 @@ class RankPlacement:
     threads: int  # torch threads, on a CPU
 
 
-def join(placement: RankPlacement) -> DeviceMesh:
-    """Take this process's place among the ranks (a collective of all of them)."""
+def join(placement: RankPlacement, fsdp_size: int = -1) -> DeviceMesh:
+    """Take this process's place among the ranks (a collective of all of them). `fsdp_size`: ranks that hold one copy of
+    the model; -1 = all."""
     if placement.device == "cpu":
         torch.set_num_threads(placement.threads)  # Ray starts its processes with one
     else:
         local = int(os.environ.get("LOCAL_RANK", placement.rank))
         torch.cuda.set_device(local % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
-    return make_mesh(placement.device)
+    return make_mesh(placement.device, fsdp_size)
 
 
 def leave() -> None:

@@ -45,18 +45,16 @@ class CriticWorker:
 
     def __init__(self, model: Model, critic: Critic, placement: RankPlacement, optimiser_steps: int, seed: int):
         self.critic, self.placement = critic, placement
-        mesh = join(placement)
+        fsdp = critic.fsdp_config
+        mesh = join(placement, fsdp.fsdp_size)
         self.device = torch.device(placement.device)
         self.padded = model.attention == "padded"
         loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = CriticModel(loaded, seed)
-        fsdp = critic.fsdp_config
         dtype, head = torch_dtype(model), self.model.value_head
         shard(self.model, layers, mesh, dtype, fsdp.param_offload, exact=[head])
-        self.state = TrainState(
-            self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp.optimizer_offload, "critic"
-        )
+        self.state = TrainState(self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic")
         self.batch: RankBatch | None = None
 
     def load_batch(self, batch: RankBatch) -> None:
@@ -75,7 +73,7 @@ class CriticWorker:
         steps: list[StepFigures] = []
         for _ in range(self.critic.ppo_epochs):
             for mini_batch in self._batch.mini_batches:
-                for positions in mini_batch.micro_batches:
+                for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step())
         self.state.rest_optimizer()

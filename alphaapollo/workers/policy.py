@@ -70,16 +70,14 @@ class PolicyWorker:
         self.config, self.actor = model, actor
         self.placement, self.temperature, self.sender = placement, temperature, sender
         self.correction = correction or RolloutCorrection()
-        self.mesh = join(placement)
+        self.mesh = join(placement, actor.fsdp_config.fsdp_size)
         self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = self._load_model(torch.float32, actor.fsdp_config.param_offload, frozen=False)
         check_logprobs(self.policy, self.padded, self.dtype, self.device)
         reshard(self.policy)
-        self.state = TrainState(
-            self.policy, actor.optim, actor.grad_clip, optimiser_steps, actor.fsdp_config.optimizer_offload, "policy"
-        )
+        self.state = TrainState(self.policy, actor.optim, actor.grad_clip, optimiser_steps, actor.fsdp_config, "policy")
         self.reference = (
             self._load_model(self.dtype, ref.fsdp_config.param_offload, frozen=True) if needs_reference else None
         )
@@ -120,7 +118,7 @@ class PolicyWorker:
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(batch.mini_batches):
                 first = takes_own and epoch == 0 and index == 0
-                for positions in mini_batch.micro_batches:
+                for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, old, first, sums)
                 steps.append(self.state.step())
         self.state.rest_optimizer()

@@ -31,19 +31,17 @@ class SftWorker:
 
     def __init__(self, config: SftConfig, model: Model, placement: RankPlacement, optimiser_steps: int):
         self.config, self.placement = model, placement
-        mesh = join(placement)
+        fsdp = config.fsdp_config
+        mesh = join(placement, fsdp.fsdp_size)
         self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
         self.padded = model.attention == "padded"
         loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
         self.model = PolicyModel(loaded)
-        fsdp = config.fsdp_config
         shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.param_offload, PolicyModel.forward_methods)
         check_logprobs(self.model, self.padded, self.dtype, self.device)
         reshard(self.model)
-        self.state = TrainState(
-            self.model, config.optim, config.grad_clip, optimiser_steps, fsdp.optimizer_offload, "model"
-        )
+        self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, fsdp, "model")
 
     def step(self, batch: RankBatch) -> dict[str, float]:
         """One optimiser step on the mean loss over the trained tokens of all ranks."""
@@ -51,7 +49,7 @@ class SftWorker:
         num_tokens = self._tokens(batch).over_ranks(self.device)["tokens"]
         sums = Sums()
         self.state.fetch_optimizer()
-        for positions in mini_batch.micro_batches:
+        for positions in self.state.accumulate(mini_batch.micro_batches):
             loss = self._loss(build_micro_batch(batch.rows, positions, self.padded, self.device)) / num_tokens
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
             sums.add({"loss": loss})

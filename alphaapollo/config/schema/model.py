@@ -44,6 +44,12 @@ class Optimizer(Section):
 
 
 class Fsdp(Section):
+    fsdp_size: int = Field(default=-1, ge=-1)
+    """Ranks that share one copy of the model, e.g. the GPUs of a node; the others hold further copies and add up
+    gradients with it once an optimiser step (HSDP). Must divide the ranks; -1 = all share one copy."""
+    sync_each_micro_batch: bool = True
+    """Add up gradients over the ranks after every micro-batch; false = once an optimiser step: less traffic, but every
+    rank then holds the whole model's gradient in float32 (4 bytes a parameter)."""
     param_offload: bool = False
     """Keep parameters in host memory between uses (GPU only; void on a CPU)."""
     optimizer_offload: bool = False

@@ -55,6 +55,8 @@ def test_model_and_data_are_required():
         ("algorithm.filter_groups.enable=True", "groups of one"),
         ("actor_rollout_ref.actor.clip_ratio_c=1.0", "clip_ratio_c=1.0: the dual clip must be above 1"),
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "sequence parallelism is not supported yet"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "fsdp_size=2: does not divide the trainer.n_gpus_per_node"),
+        ("critic.fsdp_config.fsdp_size=0", "fsdp_size=0: does not divide the trainer.n_gpus_per_node x trainer.nnodes"),
         ("actor_rollout_ref.rollout.top_p=0", "actor_rollout_ref.rollout.top_p=0: nothing is left to sample"),
         ("actor_rollout_ref.rollout.top_k=0", "actor_rollout_ref.rollout.top_k=0: expected -1"),
         ("actor_rollout_ref.rollout.val_kwargs.top_p=0", "val_kwargs.top_p=0"),
@@ -326,3 +328,18 @@ def test_arguments_of_an_engine_that_is_not_there(needed: list[str]):
         f"{own}={{a:1}} has no effect: actor_rollout_ref.rollout.name is hf."
     ]
     assert outcome([*needed, f"{own}.a=1"]) == []
+
+
+def test_groups_of_ranks_lie_in_a_node_or_cover_whole_ones(needed: list[str]):
+    """2 nodes of 6: groups of 4 would share the second group's ranks between nodes; 6 and 12 are whole nodes."""
+    machine = ["trainer.n_gpus_per_node=6", "trainer.nnodes=2"]
+    key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
+    for size in (1, 2, 3, 6, 12, -1):
+        outcome([*needed, *machine, f"{key}={size}"], num_gpus=6)
+    (text,) = problems([*needed, *machine, f"{key}=4"], num_gpus=6)
+    assert text == (
+        f"{key}=4: with 6 ranks a node its groups would begin and end inside of nodes. Set one of 1, 2, 3, 6, 12, or "
+        "-1 for all of them."
+    )
+    (text,) = problems([*needed, *machine, f"{key}=5"], num_gpus=6)
+    assert "does not divide the trainer.n_gpus_per_node x trainer.nnodes = 12 training ranks. Set one of" in text
