@@ -6,6 +6,8 @@ end_to_end         the rows of a trajectory as one: what looks beyond single tok
 aggregation        loss per token -> one number, with global weights
 kl                 estimators of the KL, and who steers its coefficient
 correction         weights for the gap between rollout engine and trainer
-value_loss, reward_shaping, filtration, group_filter, mismatch, evaluation
+groups, masked, log_ratio: what several of them share
+value_loss, reward_shaping, pf_ppo, dynamic_sampling, mismatch, pass_at_k
+try_user_functions: a user's estimator and loss, called once before a run
 preference         losses on pairs of answers
 """

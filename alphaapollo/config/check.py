@@ -2,7 +2,7 @@
 
 Unknown keys and wrong types are refused before: by the schema (schema/base.py), in words by load.py. What depends on
 registered names is checked where those are at hand: estimators and losses in trainer/combinations.py, environments in
-startup/inputs.py.
+startup/input_checks.py.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""What a key does, or what became of it, in one line."""
+"""`python -m alphaapollo.config explain KEY`: what a key does, or what became of it, in one line."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import BaseModel
-
-from alphaapollo.config.keys import COMMANDS, accepted_keys, map_of, nearest_keys, plain, sections
+from alphaapollo.config.keys import COMMANDS, accepted_keys, map_of, plain, sections
+from alphaapollo.config.unknown_keys import nearest_keys
 from alphaapollo.config.verl import differences, verl_verdict
 
 
@@ -35,14 +32,3 @@ def explain(name: str) -> str:
         return f"{name}: {verdict}"
     near = nearest_keys(name, {key: None for schema in COMMANDS.values() for key in accepted_keys(schema)})
     return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (nothing is like it)"
-
-
-def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:
-    """The error line for a key that the schema does not have."""
-    shown = f"{name} (got {plain(got)})"
-    verdict = verl_verdict(name, schema)
-    if verdict is not None:
-        return f"{shown}: a key of verl's, {verdict}."
-    near = nearest_keys(name, accepted_keys(schema))
-    hint = f"Did you mean {' or '.join(near)}?" if near else "docs/config.md lists every key."
-    return f"{shown}: unknown key. {hint}"

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig, SftConfig
-from alphaapollo.registry import nearest
 
 COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
@@ -112,17 +111,6 @@ def _describe_bounds(metadata: Iterable[Any]) -> str:
         for part in item.metadata if isinstance(item, FieldInfo) else [item]:
             bounds += [f"{sign} {getattr(part, name)}" for name, sign in signs.items() if hasattr(part, name)]
     return f" {' and '.join(bounds)}" if bounds else ""
-
-
-def nearest_keys(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known keys most like `name`: those that end alike first (`lr` finds `actor_rollout_ref.actor.optim.lr`)."""
-    ends = {key: key.rsplit(".", 1)[-1] for key in known}
-    last = name.rsplit(".", 1)[-1]
-    same_end = [key for key, end in ends.items() if end == last]
-    if same_end:
-        return list(dict.fromkeys(nearest(name, same_end, count) + same_end))[:count]
-    like_end = [key for close in nearest(last, set(ends.values()), count) for key, end in ends.items() if end == close]
-    return list(dict.fromkeys(nearest(name, ends, count) + like_end))[:count]
 
 
 def value_of(config: BaseModel, key: str) -> object:

@@ -25,8 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.explain import unknown_key_problem
 from alphaapollo.config.keys import accepted_keys, in_map, plain, sections
+from alphaapollo.config.unknown_keys import unknown_key_problem
 from alphaapollo.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)

@@ -8,7 +8,7 @@ from random import Random
 
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
-from alphaapollo.environments.projection import Action, project
+from alphaapollo.environments.read_tags import Action, project
 from alphaapollo.environments.text_game import Move, TextGame, fill
 from alphaapollo.types import Message
 

@@ -21,7 +21,7 @@ from typing import Any
 from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.projection import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, project
 from alphaapollo.environments.text_game import fill, instance_seed
 from alphaapollo.types import Message, Prompt, Score
 

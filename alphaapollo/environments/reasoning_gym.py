@@ -12,7 +12,7 @@ from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.projection import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, project
 from alphaapollo.environments.text_game import fill, instance_seed
 from alphaapollo.registry import nearest
 from alphaapollo.types import Message, Prompt

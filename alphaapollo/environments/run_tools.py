@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.config.schema import McpServer as McpSettings
 from alphaapollo.environments.base import get_registered
-from alphaapollo.environments.projection import THINK
+from alphaapollo.environments.read_tags import THINK
 from alphaapollo.environments.tag_actions import ANSWER
 from alphaapollo.registry import nearest
 from alphaapollo.tools import python_code as python_code

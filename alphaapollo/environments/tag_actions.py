@@ -7,7 +7,7 @@ import json
 
 from alphaapollo.environments.action_results import broken, called, unreadable
 from alphaapollo.environments.base import Answer, StepResult
-from alphaapollo.environments.projection import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, project
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message

@@ -11,7 +11,7 @@ from random import Random
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.environments.projection import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, project
 from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message, Prompt, Score
 

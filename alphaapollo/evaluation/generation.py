@@ -27,9 +27,9 @@ from alphaapollo.evaluation.figures import Result, result_of
 from alphaapollo.evaluation.report import report
 from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
 from alphaapollo.observability.counter import Counter
-from alphaapollo.rollout.vllm.own_arguments import check_engine_kwargs
+from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import build_engine
-from alphaapollo.startup.inputs import (
+from alphaapollo.startup.input_checks import (
     check_lengths,
     check_rewards,
     environment_notices,

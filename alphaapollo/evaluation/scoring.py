@@ -24,7 +24,7 @@ from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.records import finite
 from alphaapollo.rewards.client import RewardClient
-from alphaapollo.startup.inputs import check_rewards
+from alphaapollo.startup.input_checks import check_rewards
 from alphaapollo.startup.resume import check_folder
 from alphaapollo.types import Prompt, Score
 

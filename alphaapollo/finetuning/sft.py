@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from alphaapollo.checkpoint_folder import CheckpointFolder, read_progress, write_progress
 from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_sft
 from alphaapollo.config.errors import ConfigError
@@ -22,11 +23,10 @@ from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.due import due
 from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
-from alphaapollo.run_folder import CheckpointFolder, read_progress, write_progress
-from alphaapollo.schedule import due
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement

@@ -4,7 +4,7 @@
     <folder>/rank_R.pt    random number generators of rank R
     <folder>/state.json   the number of ranks, and the caller's own figures
 
-run_folder.py: CheckpointFolder makes it atomic: begin gives a temporary folder, finish names it when all is written.
+checkpoint_folder.py makes it atomic: begin gives a temporary folder, finish names it when all is written.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Scale the gradients so that their norm over all ranks is at most `max_norm`; the norm before (a collective).
 
-    The slices of one copy of the model add up to every gradient, and so do their squares. Gradients that are not finite are left alone: the
-    caller sees it by the norm.
+    The slices of one copy of the model add up to every gradient, and so do their squares. Gradients that are not finite
+    are left alone: the caller sees it by the norm.
     """
     slices = [p.grad for p in parameters if p.grad is not None]
     gradients = [local_tensor(one) for one in slices]

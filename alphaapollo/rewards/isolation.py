@@ -4,7 +4,8 @@
 
 A process works through its jobs in order and replies to each, so the first unanswered job is the one at work: when its
 time is up, or the process dies, that job alone fails and the others are queued again. Behind a slow job nothing waits:
-other jobs go to other processes, and more are started for them.
+other jobs go to other processes, and more are started for them. What failed has no reward: client.py makes it a Score
+that says so, and training leaves its trajectory out.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class _Process:
 
 
 class GraderPool:
-    """Sends requests to processes of alphaapollo.rewards.worker. Lives on one event loop.
+    """Sends requests to processes of alphaapollo.rewards.grader_process. Lives on one event loop.
 
     Args:
         grading: what each process computes.

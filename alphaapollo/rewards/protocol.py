@@ -40,7 +40,7 @@ class Grading:
 
 def worker_command(grading: Grading) -> list[str]:
     """The command of a grader's process that dies with this one."""
-    module = [sys.executable, "-P", "-m", "alphaapollo.rewards.worker"]
+    module = [sys.executable, "-P", "-m", "alphaapollo.rewards.grader_process"]
     return [*module, str(os.getpid()), json.dumps(asdict(grading))]
 
 

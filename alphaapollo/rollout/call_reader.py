@@ -1,4 +1,5 @@
-"""Which parser reads a model's own tool calls, and the proof that it reads what the chat template writes."""
+"""env.action_format=chat_template: which parser reads a model's own tool calls, and the proof that it reads what the
+chat template writes. (tags: environments/read_tags.py)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How an episode's past is shown to the model: two ways, both token-exact.
+"""An episode's past as tokens: the environment's reply is appended here, and turns become rows. Two ways, both
+token-exact.
 
     append   one growing sequence: prompt + action + what the environment added + action + ...     -> one Row
     memory   a fresh prompt every turn, from the first observation and a few remembered steps      -> a Row a turn
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from alphaapollo.environments.base import Environment, blaming
 from alphaapollo.environments.memory import MemoryType, Step, select
-from alphaapollo.rollout.replies import check_messages
+from alphaapollo.rollout.check_replies import check_messages
 from alphaapollo.types import Message, Row, Turn
 
 RenderPrompt = Callable[[list[Message] | str], list[int]]
@@ -142,18 +143,3 @@ def _extend(row: Row, turn: Turn) -> None:
     row.action_mask += [0] * len(turn.context_ids) + [1] * len(action.token_ids)
     row.logprobs += [0.0] * len(turn.context_ids) + action.logprobs
     row.turn_ends.append(len(row.token_ids) - 1)
-
-
-def check_rows(rows: Sequence[Row], turns: Sequence[Turn], seen: Sequence[list[int]]) -> None:
-    """Our own invariant, for any context: what stands before an action in its row is what the engine saw, and the mask
-    covers exactly what the model sampled. `seen`: one a turn."""
-    for row in rows:
-        own = turns[row.first_turn : row.first_turn + len(row.turn_ends)]
-        spans = []
-        for turn, before, end in zip(own, seen[row.first_turn :], row.turn_ends, strict=False):
-            start = end + 1 - len(turn.completion.token_ids)
-            assert row.token_ids[:start] == before, "a row's tokens before an action are not what the engine saw"
-            assert row.token_ids[start : end + 1] == turn.completion.token_ids, "a row's action is not the sampled one"
-            spans.append((start, end + 1))
-        assert sum(row.action_mask) == sum(end - start for start, end in spans), "the mask covers more than actions"
-        assert all(all(row.action_mask[start:end]) for start, end in spans), "the mask misses an action"

@@ -20,10 +20,11 @@ from typing import Any
 from alphaapollo.clock import Clock
 from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
 from alphaapollo.environments.memory import Step
-from alphaapollo.rollout.context import Context, append_context_rows, check_rows
+from alphaapollo.rollout.check_replies import check_first, check_step
+from alphaapollo.rollout.check_rows import check_rows
+from alphaapollo.rollout.context import Context, append_context_rows
 from alphaapollo.rollout.engine import Engine
 from alphaapollo.rollout.prompts import PromptTooLong
-from alphaapollo.rollout.replies import check_first, check_step
 from alphaapollo.rollout.sync_calls import SyncCalls
 from alphaapollo.types import (
     EpisodeEnd,

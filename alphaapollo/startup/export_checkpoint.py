@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder
 from alphaapollo.config.check import check_export
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import ExportConfig, Model
-from alphaapollo.run_folder import PROGRESS, CheckpointFolder
 from alphaapollo.startup.resume import read_saved
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, move_aside, read_progress
 from alphaapollo.config.changes import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
-from alphaapollo.run_folder import PROGRESS, CheckpointFolder, move_aside, read_progress
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 WAY_OUT = (

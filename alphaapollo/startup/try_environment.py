@@ -11,7 +11,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.environments.base import Environment, EnvironmentFailure, Services, blaming, get_environment
 from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.rewards.client import RewardClient
-from alphaapollo.rollout.replies import check_first
+from alphaapollo.rollout.check_replies import check_first
 from alphaapollo.rollout.sync_calls import SyncCalls
 from alphaapollo.tools.calls import Call
 from alphaapollo.types import Prompt, Score

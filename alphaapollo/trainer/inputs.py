@@ -10,8 +10,8 @@ from alphaapollo.config.schema import Config, Data
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_registered
-from alphaapollo.rollout.vllm.own_arguments import check_engine_kwargs
-from alphaapollo.startup.inputs import check_lengths, check_rewards, make_renderer, read_prompts
+from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
+from alphaapollo.startup.input_checks import check_lengths, check_rewards, make_renderer, read_prompts
 from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.shaping import check_length_budgets

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
@@ -21,15 +22,14 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
-from alphaapollo.run_folder import CheckpointFolder
-from alphaapollo.startup.inputs import find_machine
+from alphaapollo.startup.input_checks import find_machine
 from alphaapollo.startup.resume import Start, find_start
-from alphaapollo.trainer.identity import change_rule_of
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.plan import Plan, make_plan
 from alphaapollo.trainer.plan_table import print_plan
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.resume_rule import change_rule_of
 from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.trained_reward import TrainedReward

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+from alphaapollo.due import due
 from alphaapollo.observability.timing import Timer
-from alphaapollo.schedule import due
 from alphaapollo.trainer.batch_metrics import speed_metrics
 from alphaapollo.trainer.collect import collect
 from alphaapollo.trainer.learn import learn

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.algorithms.try_functions import try_estimator, try_policy_loss
+from alphaapollo.algorithms.try_user_functions import try_estimator, try_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
-from alphaapollo.startup.inputs import environment_notices, find_environment
+from alphaapollo.startup.input_checks import environment_notices, find_environment
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.user_module import load_user_module

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.kl import KLController
+from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.crew import Crew
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
-from alphaapollo.run_folder import CheckpointFolder
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.trained_reward import TrainedReward

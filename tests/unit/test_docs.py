@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache, reduce
@@ -143,3 +144,25 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
     )
     assert wrong_values(table.format("0.95")) == []
     assert wrong_values(table.format("0.9")) == ["algorithm.lam: 0.9"]
+
+
+def unknown_files(source: str) -> list[str]:
+    """Files that the docstring of a module names and that do not exist."""
+    named = re.findall(r"[\w/]+\.py\b", ast.get_docstring(ast.parse(source)) or "")
+    return [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in python_files())]
+
+
+@cache
+def python_files() -> list[str]:
+    return [
+        str(path)
+        for folder in ("alphaapollo", "examples", "scripts", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+
+
+@pytest.mark.parametrize("room", sorted(path.parent for path in (ROOT / "alphaapollo").glob("**/__init__.py")))
+def test_docstrings_name_files_that_exist(room: Path) -> None:
+    found = {path.name: unknown_files(path.read_text(encoding="utf-8")) for path in room.glob("*.py")}
+    assert not {name: missing for name, missing in found.items() if missing}
+    assert unknown_files('"""See nowhere.py."""') == ["nowhere.py"]

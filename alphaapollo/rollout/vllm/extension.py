@@ -15,7 +15,7 @@ import torch
 from alphaapollo.rollout.vllm.patches import PACKED_DIGEST, apply_patches
 from alphaapollo.rollout.vllm.process import enter_engine_process
 from alphaapollo.rollout.vllm.settings import SHARED_MEMORY
-from alphaapollo.weights.vllm_held import held_digest, tied_layers
+from alphaapollo.weights.vllm_digest import held_digest, tied_layers
 
 
 class WorkerExtension:

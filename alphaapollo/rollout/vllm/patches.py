@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from alphaapollo.weights.digest import tensors_digest
-from alphaapollo.weights.vllm_held import owned_parts
+from alphaapollo.weights.vllm_digest import owned_parts
 
 PACKED_DIGEST = "alphaapollo_packed_digest"
 

@@ -10,8 +10,9 @@ import pytest
 import alphaapollo
 from alphaapollo.config.docs import config_page
 from alphaapollo.config.explain import explain
-from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, nearest_keys, sections
+from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, sections
 from alphaapollo.config.schema import Config
+from alphaapollo.config.unknown_keys import nearest_keys
 from alphaapollo.config.verl import verl_keys
 
 PACKAGE = Path(alphaapollo.__file__).parent

@@ -6,7 +6,8 @@ import pytest
 
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import Step
-from alphaapollo.rollout.context import MemoryContext, append_context_rows, check_rows, memory_context_rows
+from alphaapollo.rollout.check_rows import check_rows
+from alphaapollo.rollout.context import MemoryContext, append_context_rows, memory_context_rows
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Completion, EpisodeEnd, Message, Outcome, Sampling, Score, StopReason, Turn

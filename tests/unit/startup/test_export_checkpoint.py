@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.checkpoint_folder import write_progress
 from alphaapollo.config.load import save_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, ExportConfig, SftConfig
 from alphaapollo.models import sharding
-from alphaapollo.run_folder import write_progress
 from alphaapollo.startup.export_checkpoint import prepare
 from alphaapollo.trainer.main_export import main
 from alphaapollo.workers.base import RankPlacement

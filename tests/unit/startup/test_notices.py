@@ -1,6 +1,6 @@
 from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.environments.base import get_registered
-from alphaapollo.startup.inputs import environment_notices
+from alphaapollo.startup.input_checks import environment_notices
 
 
 def test_tools_whose_results_nobody_sees():

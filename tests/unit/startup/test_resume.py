@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from alphaapollo.checkpoint_folder import write_progress
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.run_folder import write_progress
 from alphaapollo.startup.resume import Start, already_complete, find_start, interrupted
-from alphaapollo.trainer.identity import IDENTITY, change_rule_of
+from alphaapollo.trainer.resume_rule import IDENTITY, change_rule_of
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:

@@ -13,7 +13,7 @@ from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_registered
-from alphaapollo.startup.inputs import environment_notices
+from alphaapollo.startup.input_checks import environment_notices
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.trainer.plan import make_plan
 

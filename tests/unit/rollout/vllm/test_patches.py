@@ -3,7 +3,7 @@
 import torch
 
 from alphaapollo.rollout.vllm.patches import compute_two_rows, untruncated_logits, untruncated_logprobs
-from alphaapollo.weights.vllm_held import tied_layers
+from alphaapollo.weights.vllm_digest import tied_layers
 
 
 def test_a_single_row_is_computed_among_two():

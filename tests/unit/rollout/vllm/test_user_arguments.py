@@ -2,8 +2,8 @@ import pytest
 
 from alphaapollo.config.schema import EngineKwargs, Rollout
 from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.own_arguments import check_engine_kwargs, check_known, check_not_ours, known_arguments
 from alphaapollo.rollout.vllm.settings import SET_BY, engine_arguments
+from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs, check_known, check_not_ours, known_arguments
 
 KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 

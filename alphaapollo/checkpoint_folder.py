@@ -1,4 +1,4 @@
-"""A run's folder on disk: whole checkpoints only, and room for a new run without losing the old one.
+"""A run's folder on disk: a checkpoint is whole or not there, and a new run does not lose the old one.
 
 checkpoints/step_000020/   progress.json  policy/  critic/   (fine-tuning: model/)
 checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole

@@ -1,4 +1,5 @@
-"""What a vLLM worker holds: which part of each parameter this tensor-parallel rank counts, and the digest of it all."""
+"""The digest of what a vLLM worker holds: which part of each parameter this tensor-parallel rank counts. publish.py
+compares it with the trainer's."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from alphaapollo.environments.projection import Action, Unreadable, project
+from alphaapollo.environments.read_tags import Action, Unreadable, project
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.run_folder import CheckpointFolder
+from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.progress import Progress
 
 

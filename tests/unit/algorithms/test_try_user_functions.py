@@ -8,7 +8,12 @@ import pytest
 
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.algorithms.try_functions import toy_advantage_inputs, toy_loss_inputs, try_estimator, try_policy_loss
+from alphaapollo.algorithms.try_user_functions import (
+    toy_advantage_inputs,
+    toy_loss_inputs,
+    try_estimator,
+    try_policy_loss,
+)
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.user_module import load_user_module
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.schema import Config, KLController
 from alphaapollo.startup.resume import Start
-from alphaapollo.trainer.identity import IDENTITY
 from alphaapollo.trainer.lifecycle import find_progress
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.resume_rule import IDENTITY
 
 
 def test_the_keys_of_the_identity_exist() -> None:

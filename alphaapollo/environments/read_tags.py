@@ -1,4 +1,4 @@
-"""From a model's text to its one action.
+"""env.action_format=tags: from a model's text to its one action.
 
     <think>...</think> <answer>42</answer> and more     ->  Action("answer", "42", end)     what follows is cut
 

@@ -1,4 +1,4 @@
-"""The process that graders run in: python -m alphaapollo.rewards.worker PARENT_PID GRADING  (see protocol.py)."""
+"""The process that graders run in: python -m alphaapollo.rewards.grader_process PARENT_PID GRADING (protocol.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run is, and what may change when it goes on: model, algorithm, data and environment are its identity.
+"""What may change when a run goes on, and what a run is: model, algorithm, data and environment are its identity.
 
 startup/resume.py refuses by this rule; fine-tuning and generation have theirs beside their programs.
 """
