@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -15,20 +15,26 @@ Switch = tuple[bool, str, list[str]]  # is it on, what to say if not, the keys t
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
+OFFLOADS = {  # sections with offload_policy -> the keys that it makes void
+    f"{ACTOR}.fsdp_config": ("param_offload", "optimizer_offload"),
+    "actor_rollout_ref.ref.fsdp_config": ("param_offload",),
+    "critic.fsdp_config": ("param_offload", "optimizer_offload"),
+    "reward_model.model.fsdp_config": ("param_offload",),
+}
+SFT_OFFLOADS = {"fsdp_config": ("optimizer_offload",)}
+
+
+def _offload_keys(sections: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for section, names in sections.items() for name in (*names, "offload_policy"))
+
+
 GPU_ONLY = (
-    f"{ACTOR}.fsdp_config.param_offload",
-    f"{ACTOR}.fsdp_config.optimizer_offload",
-    "actor_rollout_ref.ref.fsdp_config.param_offload",
-    "critic.fsdp_config.param_offload",
-    "critic.fsdp_config.optimizer_offload",
-    "reward_model.model.fsdp_config.param_offload",
+    *_offload_keys(OFFLOADS),
     f"{ROLLOUT}.gpu_memory_utilization",
     f"{ROLLOUT}.free_cache_engine",
     f"{ROLLOUT}.colocate",
 )
-CPU_ONLY = (f"{ROLLOUT}.kv_cache_gib", f"{ROLLOUT}.block_size", "trainer.cpu_threads")
-SFT_GPU_ONLY = ("fsdp_config.param_offload", "fsdp_config.optimizer_offload")
-SFT_CPU_ONLY = ("trainer.cpu_threads",)
+CPU_ONLY = (f"{ROLLOUT}.kv_cache_gib", f"{ROLLOUT}.block_size")
 GENERATION_GPU_ONLY = ("rollout.gpu_memory_utilization", "trainer.n_gpus_per_node", "trainer.nnodes")
 GENERATION_CPU_ONLY = ("rollout.kv_cache_gib", "rollout.block_size")
 OF_TRAINING = (  # keys of sections that main_generation shares with main_ppo
@@ -52,7 +58,8 @@ OF_ALL_ENVIRONMENTS = ("env.rollout", "env.tool_limits")  # the other sections o
 def notices(config: Config, device: Device, num_cores: int) -> list[str]:
     """One line for each key that the user set and that changes nothing, and for what will surprise."""
     trainer, validation = config.trainer, config.actor_rollout_ref.rollout.val_kwargs
-    lines = void_lines(config, [*_void_by_switch(config), *_void_by_device(device, GPU_ONLY, CPU_ONLY)])
+    by_device = _void_by_device(device, GPU_ONLY, CPU_ONLY)
+    lines = void_lines(config, [*_void_by_switch(config), *by_device, *_void_by_policy(config, device, OFFLOADS)])
     if device == "cpu" and trainer.n_gpus_per_node > num_cores:
         ranks = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
         lines.append(f"{ranks} on {num_cores} cores: the ranks share them and slow each other down.")
@@ -77,7 +84,11 @@ def _cut_distribution(config: Config) -> Iterator[str]:
 
 def sft_notices(config: SftConfig, device: Device) -> list[str]:
     """As `notices`, for main_sft."""
-    void = [*_void_by_device(device, SFT_GPU_ONLY, SFT_CPU_ONLY), *_void_schedule("optim", config.optim)]
+    void = [
+        *_void_by_device(device, _offload_keys(SFT_OFFLOADS), ()),
+        *_void_by_policy(config, device, SFT_OFFLOADS),
+        *_void_schedule("optim", config.optim),
+    ]
     return void_lines(config, void)
 
 
@@ -120,6 +131,15 @@ def _void_by_device(device: Device, gpu_only: Iterable[str], cpu_only: Iterable[
         yield from ((key, "it needs a GPU") for key in gpu_only)
     else:
         yield from ((key, "it is for machines without GPUs") for key in cpu_only)
+
+
+def _void_by_policy(
+    config: BaseModel, device: Device, sections: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str]]:
+    """Offload between turns has nothing to do where FSDP's own keeps everything in host memory."""
+    for section, names in sections.items():
+        if device == "cuda" and value_of(config, f"{section}.offload_policy"):
+            yield from ((f"{section}.{name}", f"{section}.offload_policy is true") for name in names)
 
 
 def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,6 +70,10 @@ class PolicyGroup:
         """The engines have confirmed: free what carried the last update."""
         await self.ranks.call(lambda worker: worker.release_weights())
 
+    async def rest(self) -> None:
+        """The end of its turn on the GPUs: what is offloaded goes to host memory, and what is cached is given back."""
+        await self.ranks.call(lambda worker: worker.rest())
+
     async def probe(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first, at temperature 1."""
         return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
@@ -106,6 +111,10 @@ class CriticGroup:
         """Values of the loaded rows' response tokens under the present weights."""
         return await self.ranks.call(lambda worker: worker.compute_values())
 
+    async def rest(self) -> None:
+        """As of the policy."""
+        await self.ranks.call(lambda worker: worker.rest())
+
     async def update(self, columns: Sequence[Columns]) -> dict[str, float]:
         return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
 
@@ -133,6 +142,10 @@ class RewardModelGroup:
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
         """Each rank its rows; the score of each row's last token, float32 [R] a rank."""
         return await self.ranks.call_each(lambda worker, batch: worker.compute_scores(batch), batches)
+
+    async def rest(self) -> None:
+        """As of the policy."""
+        await self.ranks.call(lambda worker: worker.rest())
 
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))
@@ -190,8 +203,23 @@ class EngineGroup:
         return await self.ranks.call(lambda worker: worker.confirm_weights(version))
 
     async def sleep(self) -> None:
-        """Give the GPU's memory to the trainer (nothing on a CPU)."""
+        """The GPUs are the trainers' until the next publish (nothing on a CPU)."""
         await self.ranks.call(lambda worker: worker.sleep())
+
+    async def wake_weights(self) -> None:
+        """Memory for the weights that are to come."""
+        await self.ranks.call(lambda worker: worker.wake_weights())
+
+    async def wake_cache(self) -> None:
+        """The GPUs are the engines'."""
+        await self.ranks.call(lambda worker: worker.wake_cache())
+
+    @asynccontextmanager
+    async def cache_released(self) -> AsyncIterator[None]:
+        """A trainer's turn that needs no publish after it: engines keep their weights and lend their caches' memory."""
+        await self.ranks.call(lambda worker: worker.release_cache())
+        yield
+        await self.wake_cache()
 
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))

@@ -47,6 +47,11 @@ class Placement:
             return 0
         return self.num_ranks + (0 if self.colocate else self.num_engines * self.tensor_parallel)
 
+    @property
+    def shares_gpus(self) -> bool:
+        """Engines and trainers hold the same GPUs, in turns."""
+        return self.device == "cuda" and self.colocate
+
     def role_lines(self) -> dict[str, str]:
         """role -> where it runs, for the plan."""
         unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"

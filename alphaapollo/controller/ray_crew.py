@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -122,10 +122,11 @@ class RayCrew:
         self.critic = CriticGroup(self._critic) if self._critic else None
         self.reward_model = RewardModelGroup(self._reward_model) if self._reward_model else None
         self.engines = EngineGroup(self._engines, roles.samples_in_flight)
-        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._starting: dict[str, asyncio.Task[Any]] = {}
 
     async def start(self) -> None:
-        """All roles side by side: importing torch and vLLM is most of a start."""
+        """All roles side by side: importing torch and vLLM is most of a start. On shared GPUs vLLM takes its share of
+        what it finds free, so there the trainers are built, and rest, before an engine does more than import."""
         from alphaapollo.workers.base import RankPlacement
 
         placement, roles, cleanup = self.placement, self.roles, self.roles.cleanup
@@ -139,11 +140,11 @@ class RayCrew:
             ]
             for address in addresses
         )
+        factory = prepared_engine if placement.shares_gpus else engine_factory
+        engines = [factory(roles.engine, index) for index in range(placement.num_engines)]
         starts = {
             "policy": self._policy.start([partial(roles.policy, one, client) for one in policy_at], cleanup),
-            "rollout": self._engines.start(
-                [engine_factory(roles.engine, index) for index in range(placement.num_engines)], cleanup, engine_env
-            ),
+            "rollout": self._engines.start(engines, cleanup, engine_env),
         }
         if self._critic and roles.critic:
             starts["critic"] = self._critic.start(
@@ -153,6 +154,11 @@ class RayCrew:
             starts["reward model"] = self._reward_model.start(
                 [partial(roles.reward_model, one) for one in reward_model_at], cleanup, policy_env
             )
+        await self._side_by_side(starts)
+        if placement.shares_gpus:
+            await self._side_by_side({"rollout": self._engines.call(lambda worker: worker.start())})
+
+    async def _side_by_side(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         self._starting = {role: asyncio.ensure_future(start) for role, start in starts.items()}
         try:
             await asyncio.gather(*self._starting.values())
@@ -204,5 +210,16 @@ def engine_factory(build: Callable[[int], RolloutWorker], index: int) -> Callabl
 
     async def make() -> RolloutWorker:
         return await started(build(index))
+
+    return make
+
+
+def prepared_engine(build: Callable[[int], RolloutWorker], index: int) -> Callable[[], Any]:
+    """Builds the rollout worker in its own process and imports what its start needs."""
+
+    async def make() -> RolloutWorker:
+        worker = build(index)
+        await worker.prepare()
+        return worker
 
     return make

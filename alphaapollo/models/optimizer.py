@@ -1,4 +1,4 @@
-"""AdamW, its learning rate as a function of the step, gradient clipping over slices, and its state in host memory."""
+"""AdamW, its learning rate as a function of the step, and gradient clipping over slices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from alphaapollo.config.schema import Optimizer
 from alphaapollo.models.sharding import local_tensor, shard_group
@@ -71,11 +71,3 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
         for gradient in gradients:
             gradient.mul_(max_norm / norm)
     return norm
-
-
-def optimizer_to(optimizer: torch.optim.Optimizer, device: str) -> None:
-    """Move the state to `device`: between updates it may rest in host memory."""
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.ndim > 0:
-                state[name] = value.to(device)

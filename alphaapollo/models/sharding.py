@@ -51,7 +51,7 @@ def shard(
     layers: Iterable[nn.Module],
     mesh: DeviceMesh,
     dtype: torch.dtype,
-    offload: bool,
+    offload_policy: bool,
     forward_methods: Iterable[str] = (),
     exact: Iterable[nn.Module] = (),
 ) -> None:
@@ -61,14 +61,14 @@ def shard(
 
     Args:
         dtype: of forward and backward; gradients are reduced in float32.
-        offload: keep slices in host memory between uses (GPU only).
+        offload_policy: FSDP2's own: slices, gradients and the optimiser's step stay in host memory (GPU only).
         forward_methods: of `model`, besides forward, that use parameters.
         exact: modules of `model` that compute in float32 whatever `dtype` is, called as modules.
     """
     tensors = dict(model.named_parameters()) | dict(model.named_buffers()) if dist.get_rank() == 0 else {}
     device = torch.device(mesh.device_type)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    policy = CPUOffloadPolicy() if offload and device.type == "cuda" else OffloadPolicy()
+    policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
     for layer in layers:
         if sum(parameter.numel() for parameter in layer.parameters()) < MIN_UNIT:
             continue

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.config.schema import Fsdp, Optimizer
 from alphaapollo.models import checkpoint
+from alphaapollo.models.offload import Offload, parameter_offload
 from alphaapollo.models.optimizer import (
     apply_settings,
     clip_gradients,
     learning_rate,
     make_optimizer,
-    optimizer_to,
     set_learning_rate,
 )
+from alphaapollo.models.sharding import reshard
 
 T = TypeVar("T")
 
@@ -36,12 +36,16 @@ class StepFigures:
 class TrainState:
     """Gradients in, one optimiser step out.
 
+    Between `rest` and `fetch` the parameters, and until the next step the optimiser's state, may be in host memory.
+
     Args:
         module: sharded; see sharding.shard.
         grad_clip: largest gradient norm.
         optimiser_steps: optimiser steps of the whole run, for the schedule.
-        fsdp: where the optimiser's state rests between steps, and when gradients are reduced.
+        fsdp: where the optimiser's state rests between turns, and in one until its first step; when gradients are
+            reduced.
         name: in messages, e.g. "policy".
+        param_offload: keep the parameters in host memory between turns (GPU only).
     """
 
     def __init__(
@@ -52,14 +56,15 @@ class TrainState:
         optimiser_steps: int,
         fsdp: Fsdp,
         name: str,
+        param_offload: bool = False,
     ):
         self.module = module
         self.optimizer = make_optimizer(module, config)
         self.config = config
         self.grad_clip = grad_clip
         self.optimiser_steps = optimiser_steps
-        self.device = next(module.parameters()).device.type
-        self.offloads = fsdp.optimizer_offload and self.device == "cuda"
+        self.parameters = parameter_offload(module, param_offload)
+        self.moments = Offload(self._moments, fsdp.optimizer_offload and next(module.parameters()).is_cuda)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.name = name
         self.num_steps = 0  # made so far
@@ -91,6 +96,7 @@ class TrainState:
             )
         lr = learning_rate(self.num_steps, self.config, self.optimiser_steps)
         set_learning_rate(self.optimizer, lr)
+        self.moments.fetch()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
@@ -98,26 +104,35 @@ class TrainState:
 
     def reset_optimizer(self) -> None:
         """Forget the moments: the state of an optimiser that has made no step."""
+        self.moments.fetch()
         for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()
 
-    def fetch_optimizer(self) -> None:
-        """Bring the optimiser's state to the device, before an update."""
-        if self.offloads:
-            optimizer_to(self.optimizer, self.device)
+    def fetch(self) -> None:
+        """The parameters are wanted. A second call does nothing."""
+        self.parameters.fetch()
 
-    def rest_optimizer(self) -> None:
-        """Put the optimiser's state into host memory, after an update."""
-        if self.offloads:
-            optimizer_to(self.optimizer, "cpu")
-            torch.cuda.empty_cache()
+    def rest(self) -> None:
+        """The end of a turn: nothing stays gathered, and what is offloaded goes to host memory."""
+        reshard(self.module)
+        self.parameters.rest()
+        self.moments.rest()
 
     def save(self, folder: str) -> None:
+        self._fetch_all()
         checkpoint.save(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
         """Moments and steps made are the checkpoint's, settings the configuration's."""
+        self._fetch_all()
         self.num_steps = checkpoint.load(folder, self.module, self.optimizer)["num_steps"]
         apply_settings(self.optimizer, self.config)
-        self.rest_optimizer()
+
+    def _fetch_all(self) -> None:
+        self.parameters.fetch()
+        self.moments.fetch()
+
+    def _moments(self) -> Iterator[Tensor]:
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if value.ndim > 0)

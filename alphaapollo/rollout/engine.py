@@ -21,6 +21,10 @@ class Engine(Protocol):
     holds_weights: bool
     """False for the fake engine: it has no model, so there is nothing to prove after a publish."""
 
+    async def prepare(self) -> None:
+        """What of a start touches no GPU (imports); `start` does it where it has not been done."""
+        ...
+
     async def start(self) -> None:
         """Load the model. Raises ValueError for a model that cannot be served, EngineError for a failed start."""
         ...
@@ -34,17 +38,30 @@ class Engine(Protocol):
         """Log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
         ...
 
+    async def sleep(self) -> None:
+        """Give up the GPU's memory, weights and cache. Then, in this order: wake_weights, receive_weights,
+        confirm_weights, wake_cache. On a CPU, and on GPUs of its own, the engine stays as it is."""
+        ...
+
+    async def wake_weights(self) -> None:
+        """Take the memory of the weights again; they have to come anew. Nothing where it did not sleep."""
+        ...
+
     async def receive_weights(self, folder: str) -> None:
         """Take what the trainer wrote into shared memory. (vLLM's own transfers bring the weights themselves.)"""
         ...
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
-        """Everything has come: forget what is cached under older weights, wake up whole, and say what is held: the
-        digest is computed from what the engine computes with. No request may be running."""
+        """Everything has come: forget what is cached under older weights, and say what is held: the digest is computed
+        from what the engine computes with. No request may be running."""
         ...
 
-    async def sleep(self) -> None:
-        """Free the accelerator's memory (weights and cache); weights must be received before the next generate."""
+    async def release_cache(self) -> None:
+        """Give up the memory of the cache alone, until wake_cache. No request may be running."""
+        ...
+
+    async def wake_cache(self) -> None:
+        """Take the memory of the cache again: ready to generate. Nothing where it was not given up."""
         ...
 
     def pids(self) -> list[int]:

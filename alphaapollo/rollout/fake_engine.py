@@ -37,6 +37,9 @@ class FakeEngine:
         self._seconds = seconds
         self._version = 0
 
+    async def prepare(self) -> None:
+        pass
+
     async def start(self) -> None:
         pass
 
@@ -64,6 +67,15 @@ class FakeEngine:
         return WeightReceipt(version, digest="")
 
     async def sleep(self) -> None:
+        pass
+
+    async def wake_weights(self) -> None:
+        pass
+
+    async def release_cache(self) -> None:
+        pass
+
+    async def wake_cache(self) -> None:
         pass
 
     def pids(self) -> list[int]:

@@ -6,6 +6,7 @@ Requests that wait together are sampled together, left-padded, one token a step 
 from __future__ import annotations
 
 import asyncio
+import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ class HFEngine:
         self._model: Any = None
         self._waiting: list[_Request] = []
         self._serving: asyncio.Task[None] | None = None
+
+    async def prepare(self) -> None:
+        await asyncio.to_thread(importlib.import_module, "transformers")
 
     async def start(self) -> None:
         self._model = await asyncio.to_thread(self._load)
@@ -147,6 +151,17 @@ class HFEngine:
         self._model = model.to(self.spec.device).eval()
 
     async def sleep(self) -> None:
+        if self.spec.shares_gpu:
+            self._model = self._model.to("meta")  # its shape is all that receiving needs
+            torch.cuda.empty_cache()
+
+    async def wake_weights(self) -> None:
+        pass  # they come as a model of their own
+
+    async def release_cache(self) -> None:
+        pass  # the cache lives for the length of a batch
+
+    async def wake_cache(self) -> None:
         pass
 
     def pids(self) -> list[int]:

@@ -28,6 +28,11 @@ class EngineSpec:
     def name(self) -> str:
         return f"rollout engine {self.index}"
 
+    @property
+    def shares_gpu(self) -> bool:
+        """With the trainer, in turns: the engine gives its memory up between its own."""
+        return self.device == "cuda" and self.rollout.colocate and self.rollout.free_cache_engine
+
     def check_fits(self, num_tokens: int, max_tokens: int) -> None:
         """ValueError for a request that is longer than the engine's sequences."""
         if num_tokens + max_tokens > self.max_model_len:

@@ -102,6 +102,11 @@ class RolloutWorker:
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None
 
+    async def prepare(self) -> None:
+        """The imports of a start, which may go on while others hold the GPU."""
+        await asyncio.to_thread(importlib.import_module, "transformers")
+        await self.engine.prepare()
+
     async def start(self) -> None:
         """The tools, which may be refused; then engine, graders and tokenizer, side by side."""
         env, path = self._env, self._model.tokenizer_path or self._model.path
@@ -164,8 +169,17 @@ class RolloutWorker:
         return await self.engine.confirm_weights(version)
 
     async def sleep(self) -> None:
-        """Give the GPU's memory up until weights are published again (nothing on a CPU)."""
+        """This and the next three hand the GPU's memory over (rollout/engine.py); nothing happens on a CPU."""
         await self.engine.sleep()
+
+    async def wake_weights(self) -> None:
+        await self.engine.wake_weights()
+
+    async def release_cache(self) -> None:
+        await self.engine.release_cache()
+
+    async def wake_cache(self) -> None:
+        await self.engine.wake_cache()
 
     def memory(self) -> dict[str, float]:
         """Peak resident memory in GiB of this process, and of the engine's processes taken together."""

@@ -15,6 +15,7 @@ from alphaapollo.config.schema import (
     CustomRewardFunction,
     Data,
     Env,
+    FrozenFsdp,
     GenerationData,
     Model,
     Reward,
@@ -71,10 +72,10 @@ def build_critic(
     return CriticWorker(trunk, critic, placement, optimiser_steps, seed)
 
 
-def build_reward_model(model: Model, offload: bool, placement: RankPlacement) -> RewardModelWorker:
+def build_reward_model(model: Model, fsdp: FrozenFsdp, placement: RankPlacement) -> RewardModelWorker:
     from alphaapollo.workers.reward_model import RewardModelWorker
 
-    return RewardModelWorker(model, offload, placement)
+    return RewardModelWorker(model, fsdp, placement)
 
 
 def build_engine(

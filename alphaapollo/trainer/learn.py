@@ -1,6 +1,8 @@
 """One iteration's learning: from groups to the gradient.
 
 groups -> build_batch -> columns from the workers -> assign_credit -> critic and policy update
+
+Turns on the GPUs: the policy's columns; the critic's values and update; the policy's update, which goes on to publish.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
         run.console.phase("update", 0, 1)
         if crew.critic:
             metrics |= await crew.critic.update(credit.columns)
+            await crew.critic.rest()
         if step > config.trainer.critic_warmup:
             metrics |= await crew.policy.update(credit.columns)
             metrics |= await measure_mismatch(run, batch)
@@ -75,6 +78,8 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
     else:
         old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
     ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
+    if critic:
+        await policy.rest()
     values = await critic.compute_values() if critic else None
     return WorkerColumns(
         old_logprobs=None if old is None else layout.to_matrix(old),

@@ -87,6 +87,7 @@ async def run(prepared: Prepared) -> None:
         if progress.step < inputs.total_steps:
             console.notice(f"trainer.total_epochs={config.trainer.total_epochs} ended after {progress.step} iterations")
         if config.trainer.export_hf:
+            await crew.engines.sleep()
             await crew.policy.export(str(plan.folder / "model"))
             console.notice(f"the model lies in {plan.folder / 'model'}")
         elif config.trainer.save_freq > 0:
@@ -148,6 +149,7 @@ def make_trained_reward(prepared: Prepared, crew: Crew) -> TrainedReward | None:
     assert inputs.reader is not None
     return TrainedReward(
         group=crew.reward_model,
+        engines=crew.engines,
         reader=inputs.reader,
         num_ranks=plan.placement.num_ranks,
         max_tokens=config.reward_model.forward_max_token_len_per_gpu,
@@ -159,11 +161,14 @@ def make_trained_reward(prepared: Prepared, crew: Crew) -> TrainedReward | None:
 
 
 async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
-    """Bring everybody to the state of the checkpoint (or of the model's folder), and prove it by a first publish."""
+    """Bring everybody to the state of the checkpoint (or of the model's folder), and prove it by a first publish. The
+    GPUs change hands as in every iteration (loop.py)."""
+    await run.crew.engines.sleep()
     if checkpoint:
-        await run.crew.policy.load(str(checkpoint / "policy"))
         if run.crew.critic:
             await run.crew.critic.load(str(checkpoint / "critic"))
+            await run.crew.critic.rest()
+        await run.crew.policy.load(str(checkpoint / "policy"))
         run.console.notice(f"resumed from {checkpoint}")
     run.console.phase("publish", 0, 1)
     metrics = await run.weights.publish(run.progress.step)

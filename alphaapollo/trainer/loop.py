@@ -1,7 +1,12 @@
 """The training loop: one iteration reads top to bottom in `train`.
 
-collect groups -> engines sleep (their GPU memory is the trainer's) -> learn -> publish the weights (which wakes the
-engines: rollout/vllm/engine.py) -> on schedule: validate, reset the reference, write a checkpoint
+collect groups -> learn -> publish the weights -> on schedule: validate, reset the reference, write a checkpoint
+
+Who holds the GPUs, where engines and trainers share them:
+
+    engines.sleep             from here the trainers: policy, critic, reference each in its turn, which ends with `rest`
+    weights.publish           the policy's last turn; from here the engines (weights/publish.py)
+    engines.cache_released    a trainer's turn in the engines' time: their weights stay, their caches give way
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ async def train(run: Run) -> None:
         collected = await collect(run, step, timer)
         is_last = run.goal.reached(progress, step)
         with timer("generate"):
-            await crew.engines.sleep()  # the trainer's turn on shared GPUs; only a publish wakes the engines
+            await crew.engines.sleep()
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
         learned = await learn(run, step, collected.groups, timer)
@@ -44,7 +49,9 @@ async def train(run: Run) -> None:
             accuracy = validation.accuracy
             metrics |= validation.metrics
         if reset_is_due(config.algorithm.reference_reset, progress, step, accuracy):
-            await crew.policy.hard_reset()
+            async with crew.engines.cache_released():
+                await crew.policy.hard_reset()
+                await crew.policy.rest()
             run.console.notice(f"step {step}: the policy is the new reference, and the optimiser starts anew")
         progress.step = step
         metrics |= await run_metrics(run, timer, learned.tokens)
@@ -96,8 +103,11 @@ async def run_metrics(run: Run, timer: Timer, tokens: int) -> dict[str, float]:
 async def save(run: Run) -> None:
     """Write a checkpoint of everything that the whole iterations so far made."""
     folder = run.checkpoints.begin(run.progress.step)
-    await run.crew.policy.save(str(folder / "policy"))
-    if run.crew.critic:
-        await run.crew.critic.save(str(folder / "critic"))
+    async with run.crew.engines.cache_released():
+        await run.crew.policy.save(str(folder / "policy"))
+        await run.crew.policy.rest()
+        if run.crew.critic:
+            await run.crew.critic.save(str(folder / "critic"))
+            await run.crew.critic.rest()
     run.progress.write(folder)
     await asyncio.to_thread(run.checkpoints.finish, folder)

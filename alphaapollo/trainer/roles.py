@@ -41,9 +41,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
     return Roles(
         policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps),
         critic=partial(build_critic, role.model, config.critic, seed, critic_steps) if placement.critic else None,
-        reward_model=partial(build_reward_model, scorer, own.fsdp_config.param_offload)
-        if placement.reward_model
-        else None,
+        reward_model=partial(build_reward_model, scorer, own.fsdp_config) if placement.reward_model else None,
         engine=partial(
             build_engine,
             role.model,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from alphaapollo.config.schema import Config, Model, RewardModel
-from alphaapollo.controller.handles import RewardModelGroup
+from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
@@ -81,6 +81,7 @@ class TrainedReward:
     """Completes the scores of trajectories as they arrive from the engines."""
 
     group: RewardModelGroup
+    engines: EngineGroup  # which have the GPUs when it is its turn
     reader: Reader
     num_ranks: int
     max_tokens: int  # of a micro-batch
@@ -119,7 +120,9 @@ class TrainedReward:
         if not texts:
             return []
         layout = deal(texts, self.num_ranks, self.max_tokens, self.padded)
-        columns = await self.group.compute_scores(layout.rank_batches)
+        async with self.engines.cache_released():
+            columns = await self.group.compute_scores(layout.rank_batches)
+            await self.group.rest()
         return [float(value) for value in layout.to_matrix(columns)[:, 0]]
 
 

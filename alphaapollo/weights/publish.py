@@ -1,9 +1,13 @@
 """Publishing weights, with proof that the engines hold what the trainer sent.
 
-    policy.send_weights   into shared memory, or by vLLM's own transfer into the engines, whose weights wake for it
+    policy.probe          log-probs of a few tokens
+    engines.wake_weights  memory for the weights alone: the policy still holds the GPU
+    policy.send_weights   into shared memory, or by vLLM's own transfer into the engines
     engines.receive       out of shared memory, where it went there
-    engines.confirm       awake as a whole; digests equal?
-    policy, engines       log-probs of the probe equal?
+    engines.confirm       digests equal?
+    policy.rest           it lets go of the GPU
+    engines.wake_cache    which takes all that they may
+    engines.log_probs     equal to the policy's?
 
 Two proofs, for each misses what the other sees: a digest cannot tell that a layer computes with a stale packed copy
 (tied embeddings on vLLM's CPU engine), a probe of a few tokens cannot see every parameter.
@@ -35,15 +39,21 @@ class Trainer(Protocol):
 
     async def probe(self, token_ids: list[int]) -> list[float]: ...
 
+    async def rest(self) -> None: ...
+
 
 class Engines(Protocol):
     """The side that receives: controller.handles.EngineGroup."""
 
     async def hold_weights(self) -> bool: ...
 
+    async def wake_weights(self) -> None: ...
+
     async def receive_weights(self, folder: str) -> None: ...
 
     async def confirm_weights(self, version: int) -> list[WeightReceipt]: ...
+
+    async def wake_cache(self) -> None: ...
 
     async def log_probs(self, token_ids: list[int]) -> list[list[float]]: ...
 
@@ -58,10 +68,13 @@ class WeightPublisher:
     tolerance: float
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Publish, prove, and return the measured gap. Raises WeightSyncError on any difference. A fake engine has no
-        weights, so there is nothing to do."""
+        """Publish, prove, and return the measured gap; the policy's turn on the GPUs ends, that of the engines begins.
+        Raises WeightSyncError on any difference. A fake engine has no weights, so there is nothing to do."""
         if not await self.engines.hold_weights():
+            await self.policy.rest()
             return {}
+        expected = np.array(await self.policy.probe(self.probe))
+        await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
         if update.path:
             await self.engines.receive_weights(update.path)
@@ -72,11 +85,11 @@ class WeightPublisher:
                     f"version {update.version} with digest {update.digest}: its parameters are not the trainer's."
                 )
         await self.policy.release_weights()
-        gap = await self._probe_gap()
-        return {"sync/probe_gap": gap}
+        await self.policy.rest()
+        await self.engines.wake_cache()
+        return {"sync/probe_gap": await self._probe_gap(expected)}
 
-    async def _probe_gap(self) -> float:
-        expected = np.array(await self.policy.probe(self.probe))
+    async def _probe_gap(self, expected: np.ndarray) -> float:
         gaps = [float(np.abs(np.array(held) - expected).mean()) for held in await self.engines.log_probs(self.probe)]
         worst = max(gaps)
         if not worst <= self.tolerance:  # also catches nan

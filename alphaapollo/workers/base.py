@@ -32,15 +32,14 @@ class RankPlacement:
     world_size: int
     init_method: str  # where the ranks meet: tcp://host:port, or env:// under torchrun
     device: str  # "cpu" or "cuda"
-    threads: int  # torch threads, on a CPU
+    threads: int  # torch threads
 
 
 def join(placement: RankPlacement, fsdp_size: int = -1) -> DeviceMesh:
     """Take this process's place among the ranks (a collective of all of them). `fsdp_size`: ranks that hold one copy of
     the model; -1 = all."""
-    if placement.device == "cpu":
-        torch.set_num_threads(placement.threads)  # Ray starts its processes with one
-    else:
+    torch.set_num_threads(placement.threads)  # Ray starts its processes with one
+    if placement.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", placement.rank))
         torch.cuda.set_device(local % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
@@ -56,6 +55,12 @@ def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()
+
+
+def free_cache(device: torch.device) -> None:
+    """What torch keeps of a GPU without using it goes back: the next one there is another process."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def torch_dtype(model: Model) -> torch.dtype:

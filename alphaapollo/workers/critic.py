@@ -1,8 +1,9 @@
 """The critic on one training rank.
 
-    load_batch -> compute_values -> update(columns)
+    load_batch -> compute_values -> update(columns) -> rest
 
-Methods that compute are collectives: every rank calls them, in the same order.
+Methods that compute are collectives: every rank calls them, in the same order. They fetch what rests; `rest` ends the
+critic's turn on the GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
     compute_column,
+    free_cache,
     join,
     leave,
     process_memory,
@@ -53,9 +55,12 @@ class CriticWorker:
         layers = decoder_layers(loaded)
         self.model = CriticModel(loaded, seed)
         dtype, head = torch_dtype(model), self.model.value_head
-        shard(self.model, layers, mesh, dtype, fsdp.param_offload, exact=[head])
-        self.state = TrainState(self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic")
+        shard(self.model, layers, mesh, dtype, fsdp.offload_policy, exact=[head])
+        self.state = TrainState(
+            self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic", fsdp.param_offload
+        )
         self.batch: RankBatch | None = None
+        self.rest()
 
     def load_batch(self, batch: RankBatch) -> None:
         """The rows of this iteration."""
@@ -63,21 +68,26 @@ class CriticWorker:
 
     def compute_values(self) -> np.ndarray:
         """The value before each response token. float32 [sum responses]"""
+        self.state.fetch()
         return compute_column(self.model, self._batch, self.padded, self.device)
 
     def update(self, columns: Columns) -> dict[str, float]:
         """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens (where samples are
         filtered, weighted by `columns.value_weights`); figures are over all ranks."""
         sums = Sums()
-        self.state.fetch_optimizer()
+        self.state.fetch()
         steps: list[StepFigures] = []
         for _ in range(self.critic.ppo_epochs):
             for mini_batch in self._batch.mini_batches:
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step())
-        self.state.rest_optimizer()
         return self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
+
+    def rest(self) -> None:
+        """The end of the critic's turn: its GPU memory, as far as it can be spared, is free for others."""
+        self.state.rest()
+        free_cache(self.device)
 
     def save(self, folder: str) -> None:
         """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""

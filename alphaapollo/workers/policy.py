@@ -1,8 +1,9 @@
 """The policy on one training rank: the model that is trained and, where the algorithm asks, its frozen reference.
 
-    load_batch -> [compute_log_probs, compute_ref_log_probs] -> update(columns) -> send_weights
+    load_batch -> [compute_log_probs, compute_ref_log_probs] -> update(columns) -> probe, send_weights -> rest
 
-Methods that compute are collectives: every rank calls them, in the same order.
+Methods that compute are collectives: every rank calls them, in the same order. They fetch what rests; `rest` ends the
+policy's turn on the GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from alphaapollo.models.flops import ModelSize, peak_flops
 from alphaapollo.models.lm_head import Hidden
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.models.offload import parameter_offload
 from alphaapollo.models.policy import PolicyModel, check_logprobs
 from alphaapollo.models.sharding import local_tensor, reshard, shard
 from alphaapollo.models.train_state import StepFigures, TrainState
@@ -34,6 +36,7 @@ from alphaapollo.weights.transport import WeightSender
 from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
+    free_cache,
     join,
     leave,
     process_memory,
@@ -74,18 +77,24 @@ class PolicyWorker:
         self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-        self.policy = self._load_model(torch.float32, actor.fsdp_config.param_offload, frozen=False)
+        fsdp = actor.fsdp_config
+        self.policy = self._load_model(torch.float32, fsdp.offload_policy, frozen=False)
         check_logprobs(self.policy, self.padded, self.dtype, self.device)
         reshard(self.policy)
-        self.state = TrainState(self.policy, actor.optim, actor.grad_clip, optimiser_steps, actor.fsdp_config, "policy")
-        self.reference = (
-            self._load_model(self.dtype, ref.fsdp_config.param_offload, frozen=True) if needs_reference else None
+        self.state = TrainState(
+            self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, "policy", fsdp.param_offload
         )
+        self.reference: PolicyModel | None = None
+        if needs_reference:
+            self.state.rest()  # while the reference is loaded
+            self.reference = self._load_model(self.dtype, ref.fsdp_config.offload_policy, frozen=True)
+        self.frozen = parameter_offload(self.reference, ref.fsdp_config.param_offload)
         self.size = ModelSize.of(self.policy.model)
         self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
         self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
+        self.rest()
 
     @property
     def padded(self) -> bool:
@@ -97,11 +106,15 @@ class PolicyWorker:
 
     def compute_log_probs(self) -> np.ndarray:
         """Of the response tokens, at the rollouts' temperature. float32 [sum responses]"""
+        self.state.fetch()
         return self._log_probs(self.policy, self._batch.rows, self._positions(first_mini_batch=0))
 
     def compute_ref_log_probs(self) -> np.ndarray:
         """The same by the reference."""
-        return self._log_probs(self._reference, self._batch.rows, self._positions(first_mini_batch=0))
+        self.frozen.fetch()
+        column = self._log_probs(self._reference, self._batch.rows, self._positions(first_mini_batch=0))
+        self.frozen.rest()
+        return column
 
     def update(self, columns: Columns) -> dict[str, float]:
         """The optimiser steps of one iteration; figures are over all ranks.
@@ -110,10 +123,12 @@ class PolicyWorker:
         takes them from its own forward pass.
         """
         batch, sums = self._batch, Sums()
+        self.state.fetch()
+        if self._needs_full_kl:
+            self.frozen.fetch()
         takes_own = columns.old_logprobs is None
         old = self._old_log_probs(columns)
         started = time.perf_counter()
-        self.state.fetch_optimizer()
         steps: list[StepFigures] = []
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(batch.mini_batches):
@@ -121,9 +136,6 @@ class PolicyWorker:
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, old, first, sums)
                 steps.append(self.state.step())
-        self.state.rest_optimizer()
-        if self.reference is not None:
-            reshard(self.reference)
         self.last_old_logprobs = old
         totals = sums.over_ranks(self.device)
         figures = normalise(totals, len(steps)) | step_figures(steps, self.actor.grad_clip)
@@ -141,6 +153,7 @@ class PolicyWorker:
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Publish the weights; the update on the rank that sends, None on the others."""
         assert self.sender is not None, "this worker was built without a sender"
+        self.state.fetch()
         return self.sender.send(full_parameters(self.policy.model, self.dtype), version)
 
     def release_weights(self) -> None:
@@ -148,9 +161,18 @@ class PolicyWorker:
         if self.sender is not None:
             self.sender.release()
 
+    def rest(self) -> None:
+        """The end of the policy's turn: its GPU memory, as far as it can be spared, is free for others."""
+        self.state.rest()
+        if self.reference is not None:
+            reshard(self.reference)
+            self.frozen.rest()
+        free_cache(self.device)
+
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first, at temperature 1."""
+        self.state.fetch()
         num_scored = len(token_ids) - 1
         rows = Rows(
             token_ids=np.array(token_ids),
@@ -167,6 +189,8 @@ class PolicyWorker:
     def hard_reset(self) -> None:
         """Make the present policy the reference and let the optimiser start anew (arXiv 2505.24864, section 2.3.1);
         the learning rate's schedule goes on."""
+        self.state.fetch()
+        self.frozen.fetch()
         pairs = zip(self._reference.parameters(), self.policy.parameters(), strict=True)
         for frozen, trained in pairs:
             local_tensor(frozen).copy_(local_tensor(trained))
@@ -177,6 +201,7 @@ class PolicyWorker:
         """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""
         self.state.save(folder)
         if self.reference is not None and self.reference_was_reset:
+            self.frozen.fetch()
             checkpoint.save(f"{folder}/reference", self.reference, None, {})
 
     def load(self, folder: str) -> None:
@@ -184,10 +209,12 @@ class PolicyWorker:
         self.state.load(folder)
         self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
         if self.reference_was_reset:
+            self.frozen.fetch()
             checkpoint.load(f"{folder}/reference", self._reference, None)
 
     def export(self, folder: str) -> None:
         """Write a Hugging Face folder in the dtype of the arithmetic."""
+        self.state.fetch()
         export(folder, self.policy.model, self.config, self.dtype)
 
     def memory(self) -> dict[str, float]:
@@ -196,10 +223,10 @@ class PolicyWorker:
     def close(self) -> None:
         leave()
 
-    def _load_model(self, dtype: torch.dtype, offload: bool, frozen: bool) -> PolicyModel:
+    def _load_model(self, dtype: torch.dtype, offload_policy: bool, frozen: bool) -> PolicyModel:
         loaded = load_causal_lm(self.config, chosen_attention(self.config), dtype, materialise=self.placement.rank == 0)
         policy = PolicyModel(loaded).requires_grad_(not frozen)
-        shard(policy, decoder_layers(loaded), self.mesh, self.dtype, offload, PolicyModel.forward_methods)
+        shard(policy, decoder_layers(loaded), self.mesh, self.dtype, offload_policy, PolicyModel.forward_methods)
         return policy
 
     @property
@@ -211,6 +238,10 @@ class PolicyWorker:
     def _reference(self) -> PolicyModel:
         assert self.reference is not None, "this worker was built without a reference"
         return self.reference
+
+    @property
+    def _needs_full_kl(self) -> bool:
+        return self.actor.use_kl_loss and self.actor.kl_loss_type == "full"
 
     def _positions(self, first_mini_batch: int) -> Iterator[list[int]]:
         """The micro-batches from a mini-batch on."""
@@ -237,8 +268,7 @@ class PolicyWorker:
         """Forward and backward of one micro-batch. first: take the old log-probs from this forward, and note them."""
         rows = self._batch.rows
         micro = build_micro_batch(rows, positions, self.padded, self.device)
-        needs_full_kl = self.actor.use_kl_loss and self.actor.kl_loss_type == "full"
-        reference = self._reference_hidden(micro) if needs_full_kl else None
+        reference = self._reference_hidden(micro) if self._needs_full_kl else None
         stats = self.policy(micro, self.temperature, need_entropy=True, reference=reference)
         if first:
             put_segments(old, rows, positions, micro.values(stats.logprobs.detach()))

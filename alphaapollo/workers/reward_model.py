@@ -1,6 +1,6 @@
 """A trained reward model on one training rank: frozen, forward only.
 
-compute_scores is a collective: every rank calls it.
+compute_scores is a collective: every rank calls it. `rest` ends the reward model's turn on the GPU.
 """
 
 from __future__ import annotations
@@ -9,13 +9,22 @@ import numpy as np
 import torch
 
 from alphaapollo.config.resolve import chosen_attention
-from alphaapollo.config.schema import Model
+from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.load import load_scorer
+from alphaapollo.models.offload import parameter_offload
 from alphaapollo.models.reward_model import RewardModel
-from alphaapollo.models.sharding import shard
+from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import RankPlacement, compute_column, join, leave, process_memory, torch_dtype
+from alphaapollo.workers.base import (
+    RankPlacement,
+    compute_column,
+    free_cache,
+    join,
+    leave,
+    process_memory,
+    torch_dtype,
+)
 
 
 class RewardModelWorker:
@@ -23,10 +32,10 @@ class RewardModelWorker:
 
     Args:
         model: with the path of the reward model.
-        offload: keep its slices in host memory between uses (GPU only).
+        fsdp: where its parameters are between turns, and in one.
     """
 
-    def __init__(self, model: Model, offload: bool, placement: RankPlacement):
+    def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
         mesh = join(placement)
         self.device = torch.device(placement.device)
         self.padded = model.attention == "padded"
@@ -34,14 +43,23 @@ class RewardModelWorker:
         loaded = load_scorer(model, chosen_attention(model), dtype, materialise=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = RewardModel(loaded).requires_grad_(False)
-        shard(self.model, layers, mesh, dtype, offload, exact=[self.model.score])
+        shard(self.model, layers, mesh, dtype, fsdp.offload_policy, exact=[self.model.score])
+        self.parameters = parameter_offload(self.model, fsdp.param_offload)
+        self.rest()
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
         """The score of each row, at its last token. float32 [R]
 
         `batch`: its rows have a response of one token, the last (see trainer/trained_reward.py).
         """
+        self.parameters.fetch()
         return compute_column(self.model, batch, self.padded, self.device)
+
+    def rest(self) -> None:
+        """The end of its turn: its GPU memory, as far as it can be spared, is free for others."""
+        reshard(self.model)
+        self.parameters.rest()
+        free_cache(self.device)
 
     def memory(self) -> dict[str, float]:
         return process_memory()

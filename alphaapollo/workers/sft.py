@@ -38,7 +38,7 @@ class SftWorker:
         self.padded = model.attention == "padded"
         loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
         self.model = PolicyModel(loaded)
-        shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.param_offload, PolicyModel.forward_methods)
+        shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.offload_policy, PolicyModel.forward_methods)
         check_logprobs(self.model, self.padded, self.dtype, self.device)
         reshard(self.model)
         self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, fsdp, "model")
@@ -48,13 +48,12 @@ class SftWorker:
         (mini_batch,) = batch.mini_batches
         num_tokens = self._tokens(batch).over_ranks(self.device)["tokens"]
         sums = Sums()
-        self.state.fetch_optimizer()
         for positions in self.state.accumulate(mini_batch.micro_batches):
             loss = self._loss(build_micro_batch(batch.rows, positions, self.padded, self.device)) / num_tokens
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
             sums.add({"loss": loss})
         figures = self.state.step()
-        self.state.rest_optimizer()
+        self.state.rest()
         mean = sums.over_ranks(self.device)["loss"]
         return {
             "train/loss": mean,
@@ -91,6 +90,7 @@ class SftWorker:
     def load(self, folder: str) -> None:
         """Go on from a checkpoint, written by any number of ranks."""
         self.state.load(folder)
+        self.state.rest()
 
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""

@@ -96,12 +96,21 @@ async def publish_and_prove(folder: Path, colocate: bool) -> None:
                 assert torch.cuda.mem_get_info()[0] > free + 2**30, "sleep gives memory back"
                 with pytest.raises(EngineError, match="publish weights first"):
                     await engine.generate(PROBE, Sampling(2), "too-early")
+            await engine.wake_weights()
             update = await asyncio.to_thread(sender.send, on_gpu.items(), version)
             receipt = await engine.confirm_weights(version)
+            sender.release()
+            await engine.wake_cache()
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
             gap = mean_gap(await engine.log_probs(PROBE), logprobs_of(new, PROBE))
             assert gap < 0.1 < mean_gap(logprobs_of(old, PROBE), logprobs_of(new, PROBE))
             assert (await engine.generate(PROBE, Sampling(4), f"r{version}")).weight_version == version
+            if colocate:
+                free = torch.cuda.mem_get_info()[0]
+                await engine.release_cache()
+                assert torch.cuda.mem_get_info()[0] > free + 2**30, "the cache's memory is lent"
+                await engine.wake_cache()
+                assert mean_gap(await engine.log_probs(PROBE), logprobs_of(new, PROBE)) < 0.1
     finally:
         await engine.close()
 

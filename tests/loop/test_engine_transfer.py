@@ -3,6 +3,7 @@ and a whole send makes the calls that an inference engine expects. The real tran
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 from collections.abc import Iterator
@@ -117,15 +118,72 @@ def test_what_we_call_is_there() -> None:
     assert {"client", "source"} <= set(inspect.signature(WeightTransferTrainerFactory.trainer_init).parameters)
     assert {"level"} <= set(inspect.signature(AsyncLLM.sleep).parameters)
     assert {"tags"} <= set(inspect.signature(AsyncLLM.wake_up).parameters)
+    for method in ("pause_generation", "release_kv_cache_memory"):
+        own = inspect.signature(getattr(AsyncLLM, method)).parameters.values()
+        assert all(one.default is not one.empty for one in own if one.name != "self")
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for device in ("cpu", "cuda"):
         spec = EngineSpec(0, "m", False, Rollout(), device, "float32", 64, "log")
         assert engine_arguments(spec).keys() <= known
 
 
-def test_engines_take_their_places_in_the_group_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
+class Llm:
+    """AsyncLLM's part in the hand-over of a GPU's memory, noted."""
 
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    async def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(f"wake {' '.join(tags)}")
+
+    async def pause_generation(self) -> None:
+        self.calls.append("pause")
+
+    async def release_kv_cache_memory(self) -> None:
+        self.calls.append("release kv_cache")
+
+    async def reset_prefix_cache(self) -> bool:
+        self.calls.append("forget")
+        return True
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[int]:
+        self.calls.append(method)
+        return [0]
+
+    def get_num_unfinished_requests(self) -> int:
+        return 0
+
+
+async def hand_over(device: str, **rollout: Any) -> tuple[list[str], VllmEngine]:
+    """A publish with sleep, then a trainer's turn in between; what vLLM is asked to do."""
+    engine = VllmEngine(EngineSpec(0, "m", False, Rollout(**rollout), device, "bfloat16", 64, "log"))  # type: ignore[arg-type]
+    llm: Any = Llm()
+    engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()
+    for _ in range(2):
+        await engine.sleep()  # a second one does nothing
+    await engine.wake_weights()
+    await engine.receive_weights("folder")
+    await engine.confirm_weights(1)
+    await engine.wake_cache()
+    await engine.release_cache()
+    await engine.wake_cache()
+    engine._engine = None
+    return llm.calls, engine
+
+
+def test_weights_wake_before_they_are_written_and_the_cache_wakes_last() -> None:
+    update = ["start_weight_update", "update_weights", "finish_weight_update", "alphaapollo_confirm", "forget"]
+    lent = ["pause", "release kv_cache", "wake kv_cache"]
+    calls, engine = asyncio.run(hand_over("cuda"))
+    assert calls == ["sleep 2", "wake weights", *update, "wake kv_cache", *lent] and not engine._stale
+    for device, rollout in (("cpu", {}), ("cuda", {"colocate": False}), ("cuda", {"free_cache_engine": False})):
+        assert asyncio.run(hand_over(device, **rollout))[0] == update
+
+
+def test_engines_take_their_places_in_the_group_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(tensor_model_parallel_size=2, colocate=False)
     engine = VllmEngine(EngineSpec(3, "m", False, rollout, "cuda", "bfloat16", 64, "log"))
     asked = []

@@ -34,14 +34,13 @@ from alphaapollo.config.schema.env import (
 from alphaapollo.config.schema.eval import EvalConfig, EvalData, EvalTrainer
 from alphaapollo.config.schema.export import ExportConfig
 from alphaapollo.config.schema.generation import GenerationConfig, GenerationData, GenerationRollout, GenerationTrainer
-from alphaapollo.config.schema.model import Fsdp, Model, Optimizer, RefFsdp
+from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, Model, Optimizer, RoleFsdp
 from alphaapollo.config.schema.ppo import ActorRolloutRef, Config
 from alphaapollo.config.schema.reward import (
     CustomRewardFunction,
     Judge,
     Reward,
     RewardModel,
-    RewardModelFsdp,
     RewardModelPath,
 )
 from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
@@ -68,6 +67,7 @@ __all__ = [
     "FilterGroups",
     "Filtration",
     "Frequency",
+    "FrozenFsdp",
     "Fsdp",
     "GenerationConfig",
     "GenerationData",
@@ -88,13 +88,12 @@ __all__ = [
     "PolicyLoss",
     "Ratio",
     "ReasoningGym",
-    "RefFsdp",
     "Reference",
     "ReferenceReset",
     "Reward",
     "RewardModel",
-    "RewardModelFsdp",
     "RewardModelPath",
+    "RoleFsdp",
     "Rollout",
     "RolloutCorrection",
     "RunFolder",

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Ratio, Section
-from alphaapollo.config.schema.model import Fsdp, Optimizer, RefFsdp
+from alphaapollo.config.schema.model import FrozenFsdp, Optimizer, RoleFsdp
 
 KLKind = Literal[
     "kl",
@@ -104,8 +104,8 @@ class Actor(Section):
     ulysses_sequence_parallel_size: PositiveInt = 1
     """Ranks that share one sequence; only 1 is supported yet."""
     optim: Optimizer = Optimizer()
-    fsdp_config: Fsdp = Fsdp()
+    fsdp_config: RoleFsdp = RoleFsdp()
 
 
 class Reference(Section):
-    fsdp_config: RefFsdp = RefFsdp()
+    fsdp_config: FrozenFsdp = FrozenFsdp()

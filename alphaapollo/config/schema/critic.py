@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Section
-from alphaapollo.config.schema.model import Fsdp, Optimizer
+from alphaapollo.config.schema.model import Optimizer, RoleFsdp
 
 
 class CriticModel(Section):
@@ -22,4 +22,4 @@ class Critic(Section):
     """Largest gradient norm of the critic."""
     cliprange_value: PositiveFloat | None = 0.5
     """Value clipping around the old values; null = off."""
-    fsdp_config: Fsdp = Fsdp()
+    fsdp_config: RoleFsdp = RoleFsdp()

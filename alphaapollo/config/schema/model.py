@@ -50,12 +50,21 @@ class Fsdp(Section):
     sync_each_micro_batch: bool = True
     """Add up gradients over the ranks after every micro-batch; false = once an optimiser step: less traffic, but every
     rank then holds the whole model's gradient in float32 (4 bytes a parameter)."""
-    param_offload: bool = False
-    """Keep parameters in host memory between uses (GPU only; void on a CPU)."""
     optimizer_offload: bool = False
-    """Keep the optimiser's state in host memory between updates (GPU only; void on a CPU)."""
+    """Between updates (with main_sft but for its own step) the optimiser's state lies in host memory (GPU only; void on
+    a CPU)."""
+    offload_policy: bool = False
+    """FSDP2's CPU offload, for what does not fit: parameters, gradients and the optimiser's step stay in host memory
+    and on the CPU; slow (GPU only; void on a CPU)."""
 
 
-class RefFsdp(Section):
+class RoleFsdp(Fsdp):
     param_offload: bool = False
-    """Keep the reference model in host memory between uses (GPU only; void on a CPU)."""
+    """Between this role's turns its parameters lie in host memory (GPU only; void on a CPU)."""
+
+
+class FrozenFsdp(Section):
+    param_offload: bool = False
+    """Between this model's turns its parameters lie in host memory (GPU only; void on a CPU)."""
+    offload_policy: bool = False
+    """FSDP2's CPU offload: parameters stay in host memory and come layer by layer; slow (GPU only; void on a CPU)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.model import FrozenFsdp
 
 
 class CustomRewardFunction(Section):
@@ -54,17 +55,12 @@ class Reward(Section):
     """A language model that grades."""
 
 
-class RewardModelFsdp(Section):
-    param_offload: bool = False
-    """Keep the reward model in host memory between uses (GPU only; void on a CPU)."""
-
-
 class RewardModelPath(Section):
     path: str = ""
     """A trained reward model, as transformers saves a sequence classifier with num_labels=1 (required if enabled)."""
     trust_remote_code: bool = False
     """Run the Python code that its folder brings along."""
-    fsdp_config: RewardModelFsdp = RewardModelFsdp()
+    fsdp_config: FrozenFsdp = FrozenFsdp()
 
 
 class RewardModel(Section):

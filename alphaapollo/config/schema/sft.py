@@ -68,7 +68,7 @@ class SftTrainer(RunFolder):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     cpu_threads: PositiveInt | None = None
-    """Torch threads of a rank on a CPU; null = cores / ranks."""
+    """Torch threads of a rank; null = cores / ranks of a node."""
     seed: int = 0
     """Seed of everything that is drawn."""
     dry_run: bool = False

@@ -57,7 +57,7 @@ class Trainer(RunFolder):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto = cuda if there is a GPU."""
     cpu_threads: PositiveInt | None = None
-    """Torch threads of a training rank on a CPU; null = cores / ranks."""
+    """Torch threads of a training rank; null = cores / ranks of a node."""
     seed: int = 0
     """Seed of everything that is drawn: rollouts, mini-batches, fresh heads."""
     controller: Literal["ray", "local"] = "ray"

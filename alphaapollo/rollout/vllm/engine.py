@@ -6,6 +6,7 @@ generate  token ids -> [core] -> token ids, log-probs        receive_weights  fo
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 from collections.abc import Coroutine
 from multiprocessing.process import BaseProcess
@@ -35,32 +36,43 @@ class VllmEngine:
         self.version = 0
         self._engine: AsyncLLM | None = None
         self._core_death: asyncio.Future[None] | None = None
-        self._asleep = False
+        self._context: EngineContext | None = None  # how the core is started, on a CPU
+        self._prepared = False
+        self._asleep: set[str] = set()  # what gave up its memory: weights, kv_cache
         self._stale = False  # the weights were given up and not received again
 
     # start and end
 
-    async def start(self) -> None:
-        """Raises ValueError for a model that vLLM cannot serve, EngineError when the core does not start."""
+    async def prepare(self) -> None:
+        """Settings, log and imports: what needs no GPU."""
+        if self._prepared:
+            return
+        self._prepared = True
         Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
         if self.spec.cleanup:
             Path(sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
         os.environ.update(environment(self.spec) | process_environment(self.spec.log_path, self.spec.cleanup))
         log_to_file("vllm", self.spec.log_path)
-        context = start_fork_server() if self.spec.device == "cpu" else None
-        await asyncio.to_thread(self._build, context)
+        if self.spec.device == "cpu":
+            self._context = start_fork_server()
+        await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
+
+    async def start(self) -> None:
+        """Raises ValueError for a model that vLLM cannot serve, EngineError when the core does not start."""
+        await self.prepare()
+        await asyncio.to_thread(self._build)
         self._watch_core()
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._on_workers("alphaapollo_unlink_shared_memory")
 
-    def _build(self, context: EngineContext | None) -> None:
+    def _build(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.model_executor.models import registry
         from vllm.v1.engine import utils
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        if context is not None:  # on a CPU
-            utils.get_mp_context = lambda: context
+        if self._context is not None:  # on a CPU
+            utils.get_mp_context = lambda: self._context
             registry._run_in_subprocess = lambda inspect: inspect()  # no CUDA to protect: import the model here
         try:
             config = AsyncEngineArgs(**engine_arguments(self.spec)).create_engine_config()
@@ -179,7 +191,6 @@ class VllmEngine:
         if not await self._answered(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} received weights while requests were running")
         self._stale = False
-        await self._wake()
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
 
@@ -194,8 +205,7 @@ class VllmEngine:
     async def start_weight_update(self) -> None:
         if self._llm.get_num_unfinished_requests():  # they would compute with half of each
             raise EngineError(f"{self.spec.name} was to receive weights while requests were running")
-        if self._asleep:
-            await self._answered(self._llm.wake_up(["weights"]))
+        assert "weights" not in self._asleep, "wake_weights comes first: they are written to memory that is there"
         await self._on_workers("start_weight_update")
 
     async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -207,19 +217,29 @@ class VllmEngine:
     # GPU memory, handed over between engine and trainer
 
     async def sleep(self) -> None:
-        """Weights and cache are given up (they are published anew before they are needed); on a CPU nothing happens."""
-        if self._can_sleep and not self._asleep:
+        if self.spec.shares_gpu and "weights" not in self._asleep:
             await self._answered(self._llm.sleep(level=2))
-            self._asleep = self._stale = True
+            self._asleep, self._stale = {"weights", "kv_cache"}, True
 
-    async def _wake(self) -> None:
-        if self._asleep:
-            await self._answered(self._llm.wake_up())
-            self._asleep = False
+    async def wake_weights(self) -> None:
+        await self._wake("weights")
 
-    @property
-    def _can_sleep(self) -> bool:
-        return self.spec.device == "cuda" and self.spec.rollout.colocate and self.spec.rollout.free_cache_engine
+    async def release_cache(self) -> None:
+        if self.spec.shares_gpu and not self._asleep:
+            if self._llm.get_num_unfinished_requests():
+                raise EngineError(f"{self.spec.name} was to give up its cache while requests were running")
+            await self._answered(self._llm.pause_generation())
+            await self._answered(self._llm.release_kv_cache_memory())
+            self._asleep = {"kv_cache"}
+
+    async def wake_cache(self) -> None:
+        assert "weights" not in self._asleep, "wake_weights comes first"
+        await self._wake("kv_cache")
+
+    async def _wake(self, part: str) -> None:
+        if part in self._asleep:
+            await self._answered(self._llm.wake_up([part]))
+            self._asleep.remove(part)
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:

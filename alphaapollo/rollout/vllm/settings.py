@@ -131,6 +131,6 @@ def _gpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     rollout = spec.rollout
     return {
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
-        "enable_sleep_mode": rollout.colocate and rollout.free_cache_engine,
+        "enable_sleep_mode": spec.shares_gpu,
         "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
     }

@@ -158,8 +158,12 @@ def test_keys_without_effect_are_noticed(needed: list[str]):
     key = offload.split("=")[0]
     assert outcome([*needed, offload]) == [f"{key}=true has no effect: it needs a GPU."]
     assert outcome([*needed, offload], num_gpus=1) == []
-    assert outcome([*needed, "trainer.cpu_threads=2"], num_gpus=1) == [
-        "trainer.cpu_threads=2 has no effect: it is for machines without GPUs."
+    policy = "actor_rollout_ref.actor.fsdp_config.offload_policy"
+    assert outcome([*needed, f"{policy}=True"]) == [f"{policy}=true has no effect: it needs a GPU."]
+    assert outcome([*needed, f"{policy}=True"], num_gpus=1) == []
+    assert outcome([*needed, offload, f"{policy}=True"], num_gpus=1) == [f"{key}=true has no effect: {policy} is true."]
+    assert outcome([*needed, "actor_rollout_ref.rollout.kv_cache_gib=2"], num_gpus=1) == [
+        "actor_rollout_ref.rollout.kv_cache_gib=2.0 has no effect: it is for machines without GPUs."
     ]
     assert outcome([*needed, "critic.optim.min_lr_ratio=0.1"]) == [
         "critic.optim.min_lr_ratio=0.1 has no effect: critic.optim.warmup_style is constant."
@@ -290,8 +294,15 @@ def test_sft_checks(needed: list[str]):
     with pytest.raises(ConfigError) as caught:
         check_sft(load_config(SftConfig, "sft", []), num_gpus=0)
     assert len(caught.value.problems) == 2
-    fine = load_config(SftConfig, "sft", ["model.path=a/b", needed[1], "fsdp_config.param_offload=True"])
-    assert check_sft(fine, num_gpus=0) == ["fsdp_config.param_offload=true has no effect: it needs a GPU."]
+    asked = ["model.path=a/b", needed[1], "fsdp_config.optimizer_offload=True"]
+    fine = load_config(SftConfig, "sft", asked)
+    assert check_sft(fine, num_gpus=0) == ["fsdp_config.optimizer_offload=true has no effect: it needs a GPU."]
+    both = load_config(SftConfig, "sft", [*asked, "fsdp_config.offload_policy=True"])
+    assert check_sft(both, num_gpus=1) == [
+        "fsdp_config.optimizer_offload=true has no effect: fsdp_config.offload_policy is true."
+    ]
+    with pytest.raises(ConfigError, match=r"the ranks share their GPUs with nobody.*instead: fsdp_config.offload_pol"):
+        load_config(SftConfig, "sft", ["fsdp_config.param_offload=True"])
 
 
 def test_a_map_on_the_command_line():

@@ -28,6 +28,12 @@ class Engine:
         self.playing -= request.num_samples
         return TrajectoryGroup(request.prompt, [])
 
+    async def wake_weights(self) -> None:
+        pass
+
+    async def wake_cache(self) -> None:
+        pass
+
     async def confirm_weights(self, version: int) -> WeightReceipt:
         return self.receipt
 
@@ -41,6 +47,9 @@ class Policy:
         return WeightUpdate(version, "abc")
 
     def release_weights(self) -> None:
+        pass
+
+    def rest(self) -> None:
         pass
 
     def probe(self, token_ids: list[int]) -> list[float]:

@@ -27,6 +27,9 @@ class Crew:
     async def load_batch(self, batches: Any) -> None:
         self.batches = batches
 
+    async def rest(self) -> None:
+        pass
+
     async def compute_log_probs(self) -> list[np.ndarray]:
         return [np.full_like(rank.rows.rollout_logprobs, -1.0) for rank in self.batches]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ class SumOfTokens:
         self.replace = replace or {}
         self.calls: list[int] = []
 
+    async def rest(self) -> None:
+        pass
+
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
         self.calls.append(len(batches))
         columns = []
@@ -93,10 +97,18 @@ class SumOfTokens:
         return columns
 
 
+class Engines:
+    """They lend the memory of their caches to the reward model."""
+
+    @asynccontextmanager
+    async def cache_released(self) -> AsyncIterator[None]:
+        yield
+
+
 def add_to(groups: list[TrajectoryGroup], own: Reader, **settings: Any) -> tuple[TrainedReward, SumOfTokens]:
     model = settings.pop("model", SumOfTokens())
     values = {"num_ranks": 2, "max_tokens": 6, "padded": True, "weight": 0.5, "required": (), "alone": False}
-    reward = TrainedReward(model, own, **(values | settings))
+    reward = TrainedReward(model, Engines(), own, **(values | settings))
     asyncio.run(reward.add_to(groups))
     return reward, model
 

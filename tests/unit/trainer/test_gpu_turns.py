@@ -1,0 +1,274 @@
+"""Who holds the GPU, and when it changes hands: the real loop, publisher and handles over workers that only note their
+calls, and a GPU that refuses what would run out of memory on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
+from alphaapollo.controller.ranks import LocalRanks
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
+from alphaapollo.run_folder import CheckpointFolder
+from alphaapollo.trainer.lifecycle import begin
+from alphaapollo.trainer.loop import train
+from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.trained_reward import TrainedReward
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.weights.publish import WeightPublisher
+from tests.unit.trainer.samples import group, trajectory
+
+
+class Gpu:
+    """What is on it: "weights" and "cache" of the engine, and the trainers that work or have not let go."""
+
+    def __init__(self) -> None:
+        self.engine = {"weights", "cache"}  # as it starts
+        self.trainers: set[str] = set()
+        self.calls: list[str] = []
+
+    def work(self, role: str, name: str) -> None:
+        self.calls.append(f"{role}.{name}")
+        assert "cache" not in self.engine, f"{role}.{name} beside an engine that holds all it may"
+        assert self.trainers <= {role}, f"{role}.{name} beside {self.trainers}"
+        self.trainers.add(role)
+
+    def note(self, name: str, *needs: str) -> None:
+        self.calls.append(f"engine.{name}")
+        assert self.engine >= set(needs), f"engine.{name} with {self.engine}"
+
+
+class Trainer:
+    """A worker of one role."""
+
+    def __init__(self, role: str, gpu: Gpu):
+        self.role, self.gpu = role, gpu
+
+    def load_batch(self, batch: Any) -> None:
+        self.batch = batch  # in host memory
+
+    def rest(self) -> None:
+        self.gpu.calls.append(f"{self.role}.rest")
+        self.gpu.trainers.discard(self.role)
+
+    def old_log_probs(self) -> np.ndarray:
+        return self._zeros()  # in host memory
+
+    def compute_log_probs(self) -> np.ndarray:
+        self.gpu.work(self.role, "log_probs")
+        return self._zeros()
+
+    def compute_ref_log_probs(self) -> np.ndarray:
+        self.gpu.work(self.role, "ref_log_probs")
+        return self._zeros()
+
+    def compute_values(self) -> np.ndarray:
+        self.gpu.work(self.role, "values")
+        return self._zeros()
+
+    def compute_scores(self, batch: Any) -> np.ndarray:
+        self.gpu.work(self.role, "scores")
+        return np.ones(len(batch.rows), dtype=np.float32)
+
+    def update(self, columns: Any) -> dict[str, float]:
+        self.gpu.work(self.role, "update")
+        return {}
+
+    def probe(self, token_ids: list[int]) -> list[float]:
+        self.gpu.work(self.role, "probe")
+        return [-1.0]
+
+    def send_weights(self, version: int) -> WeightUpdate:
+        self.gpu.work(self.role, "send")
+        return WeightUpdate(version, "digest", "folder")
+
+    def release_weights(self) -> None:
+        self.gpu.calls.append(f"{self.role}.release")
+
+    def hard_reset(self) -> None:
+        self.gpu.work(self.role, "hard_reset")
+
+    def save(self, folder: str) -> None:
+        self.gpu.work(self.role, "save")
+
+    def load(self, folder: str) -> None:
+        self.gpu.work(self.role, "load")
+
+    def memory(self) -> dict[str, float]:
+        return {}
+
+    def _zeros(self) -> np.ndarray:
+        return np.zeros_like(self.batch.rows.rollout_logprobs)
+
+
+class Engine:
+    """A rollout worker whose engine sleeps and wakes."""
+
+    holds_weights = True
+
+    def __init__(self, gpu: Gpu):
+        self.gpu = gpu
+
+    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+        self.gpu.note("generate", "weights", "cache")
+        return group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
+
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
+        self.gpu.note("log_probs", "weights", "cache")
+        return [-1.0]
+
+    async def sleep(self) -> None:
+        self.gpu.note("sleep")
+        self.gpu.engine.clear()
+
+    async def wake_weights(self) -> None:
+        self.gpu.note("wake_weights")
+        self.gpu.engine.add("weights")
+
+    async def receive_weights(self, folder: str) -> None:
+        self.gpu.note("receive", "weights")
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        self.gpu.note("confirm", "weights")
+        return WeightReceipt(version, "digest")
+
+    async def release_cache(self) -> None:
+        self.gpu.note("release_cache", "weights", "cache")
+        self.gpu.engine.remove("cache")
+
+    async def wake_cache(self) -> None:
+        self.gpu.note("wake_cache", "weights")
+        assert not self.gpu.trainers, f"the cache wakes into memory that {self.gpu.trainers} hold"
+        self.gpu.engine.add("cache")
+
+    def memory(self) -> dict[str, float]:
+        return {}
+
+
+class Reader:
+    """Of the reward model: every text is the same three tokens."""
+
+    def read_all(self, trajectories: Any) -> list[list[int]]:
+        return [[1, 2, 3] for _ in trajectories]
+
+    def problem(self, token_ids: list[int]) -> None:
+        return None
+
+    def cut(self, token_ids: list[int]) -> list[int]:
+        return token_ids
+
+
+class Log:
+    def log(self, step: int, metrics: Any) -> None: ...
+
+    def write(self, step: int, groups: Any) -> None: ...
+
+    def write_validation(self, *arguments: Any) -> None: ...
+
+
+def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = False, **config: Any) -> Any:
+    """One iteration over one prompt, with a validation, a checkpoint and where asked for a reset at its end."""
+    whole = Config.model_validate(
+        {
+            "data": {"train_batch_size": 1, "val_files": "given"},
+            "env": {"rollout": {"n": 2}},
+            "algorithm": {"use_kl_in_reward": True, **config},
+            "trainer": {"test_freq": 1, "save_freq": 1},
+        }
+    )
+    crew = SimpleNamespace(
+        policy=PolicyGroup(LocalRanks(Trainer("policy", gpu))),  # type: ignore[arg-type]
+        critic=CriticGroup(LocalRanks(Trainer("critic", gpu))) if critic else None,  # type: ignore[arg-type]
+        reward_model=RewardModelGroup(LocalRanks(Trainer("scorer", gpu))) if reward_model else None,  # type: ignore[arg-type]
+        engines=EngineGroup(LocalRanks(Engine(gpu)), 4),  # type: ignore[arg-type]
+    )
+    reward = None
+    if crew.reward_model:
+        reward = TrainedReward(crew.reward_model, crew.engines, Reader(), 1, 100, True, 1.0, (), False)  # type: ignore[arg-type]
+    return SimpleNamespace(
+        config=whole,
+        crew=crew,
+        plan=SimpleNamespace(
+            placement=SimpleNamespace(num_ranks=1, num_gpus=1),
+            padded=False,
+            needs_old_logprobs=True,
+            needs_ref_columns=True,
+            sampling=Sampling(8),
+            greedy_baseline=False,
+        ),
+        weights=WeightPublisher(crew.policy, crew.engines, [1, 2], 0.1),
+        prompts=[Prompt(0, "test", "text")],
+        val_prompts=[Prompt(0, "test", "text")],
+        goal=Goal(1),
+        stream=PromptStream(1, seed=0, shuffle=False),
+        estimator=get_estimator("gae" if critic else "grpo"),
+        kl_controller=make_kl_controller(whole.algorithm.kl_ctrl),
+        progress=Progress(),
+        checkpoints=CheckpointFolder(folder, 1),
+        tracker=Log(),
+        rollout_log=Log(),
+        console=Console(),
+        trained_reward=reward,
+        mismatch_told=True,
+    )
+
+
+PUBLISH = [
+    *("policy.probe", "engine.wake_weights", "policy.send", "engine.receive", "engine.confirm"),
+    *("policy.release", "policy.rest", "engine.wake_cache", "engine.log_probs"),
+]
+SAVE = ["engine.release_cache", "policy.save", "policy.rest", "engine.wake_cache"]
+
+
+def test_an_iteration(tmp_path: Path) -> None:
+    gpu = Gpu()
+    asyncio.run(train(make_run(gpu, tmp_path)))
+    assert gpu.calls == [
+        "engine.generate",
+        "engine.sleep",
+        *("policy.log_probs", "policy.ref_log_probs", "policy.update"),
+        *PUBLISH,
+        "engine.generate",
+        *SAVE,
+    ]
+
+
+def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None:
+    """Each trainer has its own turn, and lets go before the next."""
+    gpu = Gpu()
+    run = make_run(gpu, tmp_path, critic=True, reward_model=True, reference_reset={"every": 1})
+    asyncio.run(train(run))
+    score = ["engine.generate", "engine.release_cache", "scorer.scores", "scorer.rest", "engine.wake_cache"]
+    assert gpu.calls == [
+        *score,
+        "engine.sleep",
+        *("policy.log_probs", "policy.ref_log_probs", "policy.rest"),
+        *("critic.values", "critic.update", "critic.rest"),
+        "policy.update",
+        *PUBLISH,
+        *score,
+        *("engine.release_cache", "policy.hard_reset", "policy.rest", "engine.wake_cache"),
+        *SAVE[:-1],
+        *("critic.save", "critic.rest", "engine.wake_cache"),
+    ]
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_a_start_and_a_resume(tmp_path: Path, critic: bool) -> None:
+    """The checkpoint is read while the engine sleeps, the optimiser's state with it."""
+    fresh, resumed = Gpu(), Gpu()
+    asyncio.run(begin(make_run(fresh, tmp_path, critic), None, Timer()))
+    assert fresh.calls == ["engine.sleep", *PUBLISH, "engine.generate"]  # and the first validation
+    asyncio.run(begin(make_run(resumed, tmp_path, critic), tmp_path, Timer()))
+    load = ["critic.load", "critic.rest"] if critic else []
+    assert resumed.calls == ["engine.sleep", *load, "policy.load", *PUBLISH]

@@ -1,0 +1,90 @@
+"""A worker whose tensors rest between its turns computes what one does that keeps everything. Offload needs a GPU; the
+tests put it on by hand, for memory that rests is given up on a CPU alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.models.sharding import local_tensor
+from alphaapollo.types import WeightUpdate
+from alphaapollo.workers.policy import PolicyWorker
+from tests.unit.tiny import run_ranks
+from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
+
+
+class Sender:
+    """Keeps what it was sent."""
+
+    def send(self, tensors: Any, version: int) -> WeightUpdate:
+        self.sent = {name: tensor.clone() for name, tensor in tensors}
+        return WeightUpdate(version, "", "")
+
+    def release(self) -> None:
+        pass
+
+
+def held(worker: PolicyWorker) -> int:
+    """Bytes of parameters, reference and moments on the device."""
+    models = [model for model in (worker.policy, worker.reference) if model is not None]
+    tensors = [parameter for model in models for parameter in model.parameters()]
+    tensors += list(worker.state._moments())
+    return sum(local_tensor(tensor.detach()).untyped_storage().nbytes() for tensor in tensors)
+
+
+def turns(rank: int, num_ranks: int, address: str, case: Case, offload: bool, folder: str) -> dict[str, Any]:
+    """Two iterations with every call of the protocol, a turn each; what came out."""
+    sender = Sender()
+    worker = make_worker(case, rank, num_ranks, address, sender=sender)
+    for one in (worker.state.parameters, worker.state.moments, worker.frozen):
+        one.enabled = offload
+    batch = make_batch(case, num_ranks)
+    worker.rest()
+    resting = [held(worker)]
+    worker.load_batch(batch.rank_batches[rank])
+    found: dict[str, Any] = {}
+    for step in (1, 2):
+        found[f"old {step}"] = worker.compute_log_probs()
+        found[f"ref {step}"] = worker.compute_ref_log_probs()
+        worker.rest()
+        found[f"figures {step}"] = worker.update(make_columns(case, batch, rank, old=step == 2, ref=True))
+        worker.rest()
+        found[f"probe {step}"] = worker.probe([3, 4, 5, 6])
+        worker.send_weights(step)
+        worker.release_weights()
+        worker.rest()
+        resting.append(held(worker))
+    worker.hard_reset()
+    worker.rest()
+    worker.save(folder)
+    worker.rest()
+    worker.load(folder)
+    worker.rest()
+    resting.append(held(worker))
+    found["after"] = worker.compute_ref_log_probs()
+    found["resting"] = resting
+    found["sent"] = {name: tensor.numpy() for name, tensor in sender.sent.items()}
+    worker.rest()
+    worker.close()
+    return found
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_turns_change_nothing(model_folder: Any, tmp_path: Path, num_ranks: int) -> None:
+    case = Case(str(model_folder("qwen3")), needs_reference=True, actor={"use_kl_loss": True, "kl_loss_type": "full"})
+    ours = run_ranks(turns, num_ranks, case, True, str(tmp_path / "ours"))
+    kept = run_ranks(turns, num_ranks, case, False, str(tmp_path / "kept"))
+    for own, other in zip(ours, kept, strict=True):
+        assert own.pop("resting") == [0] * 4
+        assert min(other.pop("resting")) > 0
+        sent, others = own.pop("sent"), other.pop("sent")
+        assert sent.keys() == others.keys() and all(np.array_equal(sent[name], others[name]) for name in sent)
+        for name in own:
+            if name.startswith("figures"):
+                assert own[name] == other[name]
+            else:
+                assert np.array_equal(own[name], other[name]), name
