@@ -1,8 +1,10 @@
-"""Addresses and ports of this machine."""
+"""Addresses, ports and interfaces of this machine."""
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
 
 
 def free_port() -> int:
@@ -10,3 +12,24 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def interface_to(host: str) -> str | None:
+    """The network interface, e.g. eth0, by which this machine reaches `host`; None where that has no IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing: it asks for the route
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+        return next((name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), None)
+
+
+def _address_of(interface: str, probe: socket.socket) -> str | None:
+    """The first IPv4 address of an interface; None: it has none."""
+    siocgifaddr = 0x8915
+    try:
+        answer = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", interface.encode()[:15]))
+    except OSError:
+        return None
+    return socket.inet_ntoa(answer[20:24])

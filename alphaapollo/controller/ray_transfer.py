@@ -6,6 +6,8 @@ from typing import Any
 
 import ray
 
+from alphaapollo.rollout.engine import EngineError
+
 
 class RayWeightSyncClient:
     """vLLM's `VLLMWeightSyncClient` over Ray: each method runs on every engine and waits for all of them."""
@@ -26,4 +28,11 @@ class RayWeightSyncClient:
         self._call(lambda worker: worker.finish_weight_update(weight_version))
 
     def _call(self, function: Any) -> None:
-        ray.get([engine.call.remote(function) for engine in self.engines])
+        pending = [engine.call.remote(function) for engine in self.engines]
+        try:
+            ray.get(pending)
+        except ray.exceptions.RayTaskError as error:
+            raise EngineError(f"a transfer of weights failed: {error.cause}") from None
+        except ray.exceptions.RayActorError as error:
+            why = str(error).strip().splitlines()[-1]
+            raise EngineError(f"a rollout worker died during a transfer of weights: {why}") from None

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter gathered from all ranks, in `dtype`, layer by layer (a collective: every rank must exhaust it).
+    """Each parameter gathered from all ranks, cast to `dtype` before it travels, layer by layer (a collective: every
+    rank must exhaust it).
 
     Names are those of a checkpoint, where they differ from the model's own (transformers fuses a layer's experts into
     one tensor; checkpoints have one an expert). Tied parameters come once.
@@ -32,7 +33,7 @@ def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tupl
 
     for names in _names_by_layer(model):
         parameters = dict(model.named_parameters())
-        whole = {name: full_tensor(parameters[name].detach()).to(dtype) for name in names}
+        whole = {name: full_tensor(parameters[name].detach().to(dtype)) for name in names}
         for name, tensor in revert_weight_conversion(model, whole).items():
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
             yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors refuses views

@@ -7,8 +7,11 @@ time in the dtype of the arithmetic. One rank is the same code with whole slices
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import cast
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -24,17 +27,39 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from alphaapollo.network import interface_to
+
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737): the default route leads there
+PATIENCE = timedelta(hours=2)  # of a rank that waits for another which loads or writes a large model
 
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
     """Meet the other ranks at `init_method` (tcp://host:port, or env:// under torchrun). A second model in one process
-    shares the group."""
+    shares the group.
+
+    Gloo is told the network that leads to the meeting point: by itself it takes the address of the host's name, which
+    on many machines is loopback. The group is bound to no `device_id`: ranks wait for each other over gloo, and NCCL
+    takes the device of the tensors, which `workers.base.join` has set.
+    """
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
         return
-    dist.init_process_group(BACKENDS[device], init_method=init_method, rank=rank, world_size=world_size)
+    host = urlsplit(init_method).hostname or os.environ.get("MASTER_ADDR", "")
+    if interface := gloo_interface(host, world_size):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group(
+        BACKENDS[device], init_method=init_method, rank=rank, world_size=world_size, timeout=PATIENCE
+    )
+
+
+def gloo_interface(host: str, world_size: int) -> str | None:
+    """The network by which rank 0's `host` is reached. On that host itself its name may stand for loopback: then, with
+    ranks on other nodes (torchrun says so), the network that leads out."""
+    interface = interface_to(host)
+    several_nodes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size
+    return interface_to(ELSEWHERE) if interface == "lo" and several_nodes else interface
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
@@ -65,7 +90,10 @@ def shard(
         forward_methods: of `model`, besides forward, that use parameters.
         exact: modules of `model` that compute in float32 whatever `dtype` is, called as modules.
     """
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers()) if dist.get_rank() == 0 else {}
+    # Not the parameters themselves: FSDP moves those to the GPU in place, where whatever is held on to stays whole.
+    sends = mesh.size() > 1 and dist.get_rank() == 0
+    named = (*model.named_parameters(), *model.named_buffers()) if sends else ()
+    tensors = {name: tensor.detach() for name, tensor in named}
     device = torch.device(mesh.device_type)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
@@ -81,6 +109,7 @@ def shard(
     for method in forward_methods:
         register_fsdp_forward_method(model, method)
     if mesh.size() > 1:
+        dist.barrier()  # over gloo, with patience: NCCL's own would end while rank 0 still reads the weights
         _scatter(model, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
 
 

@@ -1,4 +1,5 @@
-"""Whole tensors in parts, so that never more than one part of a model lies around twice."""
+"""Whole tensors in parts, so that never more than two parts of a model lie around twice: one that is sent, and the
+next, which is gathered meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-BATCH_BYTES = 1 << 30
+BATCH_BYTES = 1 << 29
 
 Batch = dict[str, torch.Tensor]
 
@@ -26,6 +27,27 @@ def batches(
             batch = {}
     if batch:
         yield batch
+
+
+def ahead(parts: Iterator[Batch]) -> Iterator[Batch]:
+    """Parts on the GPU, each when it is whole, while the next one is being gathered on a stream of its own.
+
+    Every rank queues the gathering of a part before it sends the one before, so their collectives keep one order.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which computes the weights
+
+    def begin() -> tuple[Batch | None, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            part = next(parts, None)
+            return part, stream.record_event()
+
+    part, gathered = begin()
+    while part is not None:
+        following = begin()
+        gathered.synchronize()
+        yield part
+        part, gathered = following
 
 
 def num_bytes(batch: Batch) -> int:

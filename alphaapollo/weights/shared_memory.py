@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -43,9 +44,12 @@ class SharedMemorySender:
         partial = self._folder / f".v{version}"
         partial.mkdir(parents=True)
         digest = 0
-        for number, batch in enumerate(batches(tensors, self._dtype, torch.device("cpu"))):
-            digest += tensors_digest(batch.values())
-            self._write(batch, partial / f"{number:05d}.safetensors")
+        with ThreadPoolExecutor(1) as writer:  # while the next part is gathered
+            writing: Future[int] | None = None
+            for number, batch in enumerate(batches(tensors, self._dtype, torch.device("cpu"))):
+                digest += writing.result() if writing else 0
+                writing = writer.submit(self._write, batch, partial / f"{number:05d}.safetensors")
+            digest += writing.result() if writing else 0
         partial.rename(target)
         return WeightUpdate(version, format_digest(digest % MODULUS), str(target))
 
@@ -54,7 +58,8 @@ class SharedMemorySender:
         if self._is_writer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self, batch: Batch, path: Path) -> None:
+    def _write(self, batch: Batch, path: Path) -> int:
+        """Write one part; its digest."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -67,3 +72,4 @@ class SharedMemorySender:
                 f"publishing weights through {self._folder} failed ({error}): the next file needs {needed:.2f} GiB, "
                 f"{free:.2f} GiB are free. Give the machine more shared memory (docker run --shm-size=...)."
             ) from error
+        return tensors_digest(batch.values())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
+from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.engine import VllmEngine
 from alphaapollo.rollout.vllm.settings import engine_arguments
-from alphaapollo.weights import buckets
+from alphaapollo.weights import buckets, vllm_transfer
 from alphaapollo.weights.digest import format_digest, tensors_digest
 from alphaapollo.weights.vllm_transfer import VllmTransferSender, WeightSyncClient, WithinUpdate
 
@@ -54,6 +56,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-0"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setattr(vllm_transfer, "ahead", lambda parts: parts)
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
     assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
@@ -125,6 +128,39 @@ def test_what_we_call_is_there() -> None:
     for device in ("cpu", "cuda"):
         spec = EngineSpec(0, "m", False, Rollout(), device, "float32", 64, "log")
         assert engine_arguments(spec).keys() <= known
+
+
+class Broadcasting:
+    """vLLM's NCCL engine on the trainer: the engines are told in a thread of its own, and the broadcast ends when all
+    of them have joined."""
+
+    def __init__(self, client: Any, joined: threading.Event):
+        self.client, self.joined, self.source = client, joined, None
+
+    def send_weights(self) -> None:
+        threading.Thread(target=self.client.update_weights, args=({},), daemon=True).start()
+        self.joined.wait()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_fails_in_a_broadcast_does_not_keep_rank_0(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    class Failing(Client):
+        def update_weights(self, update_info: Any) -> None:
+            if fails:
+                raise EngineError("rollout engine 3: its core process died")
+
+    monkeypatch.setattr(vllm_transfer, "ahead", lambda parts: parts)
+    monkeypatch.setattr(vllm_transfer, "TRANSFER_SECONDS", 30.0 if fails else 0.2)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    sender, joined = VllmTransferSender(Failing(), torch.float32, rank=0, transport="nccl"), threading.Event()
+    sender._engine = Broadcasting(sender._within, joined)  # type: ignore[assignment]
+    says = "engine 3: its core process died" if fails else r"did not take part .* within 0 s\. Its log"
+    with pytest.raises(EngineError if fails else TimeoutError, match=says):
+        sender.send(TENSORS.items(), 1)
+    joined.set()
 
 
 class Llm:

@@ -1,0 +1,61 @@
+"""What a rank holds while a model is sharded."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from alphaapollo.models import sharding
+from alphaapollo.models.export import full_parameters
+from alphaapollo.models.sharding import join_process_group, make_mesh, shard
+from tests.unit.tiny import build_model, run_ranks
+
+
+def kept_for_others(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
+    join_process_group("cpu", rank, num_ranks, address)
+    kept: dict[str, torch.Tensor] = {}
+
+    def scatter(model: nn.Module, tensors: dict[str, torch.Tensor], *others: Any) -> None:
+        kept.update(tensors)
+
+    sharding._scatter = scatter  # type: ignore[assignment]
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    parameters = {id(one) for one in (*model.parameters(), *model.buffers())}
+    shard(model, [], make_mesh("cpu"), torch.float32, offload_policy=False)
+    group: Any = dist.group.WORLD
+    return {
+        "names": sorted(kept),
+        "parameters": [name for name, tensor in kept.items() if id(tensor) in parameters],
+        "timeout": group._get_backend(torch.device("cpu")).options._timeout.total_seconds(),
+        "interface": os.environ["GLOO_SOCKET_IFNAME"],
+    }
+
+
+@pytest.mark.timeout(120)
+def test_rank_0_holds_no_parameters_of_the_whole_model() -> None:
+    """FSDP moves those to the GPU in place, so one that is held on to stays there whole: copies lie on the host, and
+    only where there are others to send them to."""
+    first, second = run_ranks(kept_for_others, 2)
+    assert first["parameters"] == second["parameters"] == second["names"] == []
+    assert len(first["names"]) == 7
+    assert first["timeout"] == 7200 and first["interface"] == "lo"
+    (alone,) = run_ranks(kept_for_others, 1)
+    assert alone["names"] == []
+
+
+def test_weights_are_cast_before_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[torch.dtype] = []
+
+    def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        gathered.append(tensor.dtype)
+        return tensor
+
+    monkeypatch.setattr("alphaapollo.models.export.full_tensor", full_tensor)
+    model: Any = build_model("qwen3")
+    named = dict(full_parameters(model, torch.bfloat16))
+    assert set(gathered) == {torch.bfloat16} and len(gathered) == len(named)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from alphaapollo.models import sharding
+from alphaapollo.models.sharding import gloo_interface
+from alphaapollo.network import interface_to
+
+
+def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
+    assert interface_to("127.0.0.1") == "lo"
+    assert interface_to("no.such.host.invalid") is None
+    assert interface_to("192.0.2.1") in {None, *(name for _, name in socket.if_nameindex() if name != "lo")}
+
+
+@pytest.mark.parametrize(
+    ("host", "local_ranks", "interface"),
+    [
+        ("10.0.0.1", "4", "eth0"),  # another node
+        ("node0", "4", "eth0"),  # this one, whose name stands for 127.0.1.1, while half of the ranks are elsewhere
+        ("node0", "8", "lo"),  # all are here
+    ],
+)
+def test_gloo_does_not_meet_other_nodes_on_loopback(
+    monkeypatch: pytest.MonkeyPatch, host: str, local_ranks: str, interface: str
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local_ranks)
+    monkeypatch.setattr(sharding, "interface_to", lambda host: "lo" if host == "node0" else "eth0")
+    assert gloo_interface(host, world_size=8) == interface
