@@ -13,13 +13,13 @@ import pytest
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
-from alphaapollo.run_folder import CheckpointFolder
 from alphaapollo.trainer.lifecycle import begin
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Goal, Progress
