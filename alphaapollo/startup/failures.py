@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.rollout.engine import EngineError
-from alphaapollo.weights.publish import WeightSyncError
+from alphaapollo.weights.proof import WeightSyncError
 
 FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerDied, WorkerFailed)
 """Each says what happened and to whom."""

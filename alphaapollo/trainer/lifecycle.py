@@ -34,7 +34,8 @@ from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
-from alphaapollo.weights.publish import GAP_BFLOAT16, GAP_FLOAT32, WeightPublisher
+from alphaapollo.weights.proof import GAP_BFLOAT16, GAP_FLOAT32
+from alphaapollo.weights.publish import WeightPublisher
 
 
 @dataclass(frozen=True)

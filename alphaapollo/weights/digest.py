@@ -5,7 +5,7 @@ tensor-parallel ranks, permuted by a kernel's packing, padded with zeros. So the
 the sum over all elements of a hash of their value, modulo 2**64. The digests of parts add up to that of the whole, and
 zeros count nothing.
 
-It cannot see two elements that swapped places; the probe of log-probs beside it can (weights/publish.py).
+It cannot see two elements that swapped places; the probe of log-probs beside it can (weights/proof.py).
 """
 
 from __future__ import annotations

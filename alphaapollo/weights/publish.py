@@ -1,16 +1,13 @@
-"""Publishing weights, with proof that the engines hold what the trainer sent.
+"""Publishing weights, with proof that the engines hold what the trainer sent (proof.py).
 
-    policy.probe          log-probs of a few tokens
-    engines.wake_weights  memory for the weights alone: the policy still holds the GPU
-    policy.send_weights   into shared memory, or by vLLM's own transfer into the engines
-    engines.receive       out of shared memory, where it went there
-    engines.confirm       digests equal?
-    policy.rest           it lets go of the GPU
-    engines.wake_cache    which takes all that they may
-    engines.log_probs     equal to the policy's?
-
-Two proofs, for each misses what the other sees: a digest cannot tell that a layer computes with a stale packed copy
-(tied embeddings on vLLM's CPU engine), a probe of a few tokens cannot see every parameter.
+policy.probe          log-probs of a few tokens
+engines.wake_weights  memory for the weights alone: the policy still holds the GPU
+policy.send_weights   into shared memory, or by vLLM's own transfer into the engines
+engines.receive       out of shared memory, where it went there
+engines.confirm       proof: digests equal?
+policy.rest           it lets go of the GPU
+engines.wake_cache    which takes all that they may
+engines.log_probs     proof: equal to the policy's?
 """
 
 from __future__ import annotations
@@ -18,16 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from alphaapollo.types import WeightReceipt, WeightUpdate
-
-GAP_FLOAT32 = 5e-5  # mean |difference| in nats: up to 1e-7 when right, 7e-4 to 9e-3 with one stale layer
-GAP_BFLOAT16 = 0.1  # bfloat16 itself makes 0.02
-
-
-class WeightSyncError(RuntimeError):
-    """An engine does not hold the weights that the trainer sent."""
+from alphaapollo.weights.proof import check_probe, check_receipts
 
 
 class Trainer(Protocol):
@@ -73,29 +62,13 @@ class WeightPublisher:
         if not await self.engines.hold_weights():
             await self.policy.rest()
             return {}
-        expected = np.array(await self.policy.probe(self.probe))
+        expected = await self.policy.probe(self.probe)
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
         if update.path:
             await self.engines.receive_weights(update.path)
-        for engine, receipt in enumerate(await self.engines.confirm_weights(version)):
-            if (receipt.version, receipt.digest) != (update.version, update.digest):
-                raise WeightSyncError(
-                    f"engine {engine} holds version {receipt.version} with digest {receipt.digest} after publishing "
-                    f"version {update.version} with digest {update.digest}: its parameters are not the trainer's."
-                )
+        check_receipts(update, await self.engines.confirm_weights(version))
         await self.policy.release_weights()
         await self.policy.rest()
         await self.engines.wake_cache()
-        return {"sync/probe_gap": await self._probe_gap(expected)}
-
-    async def _probe_gap(self, expected: np.ndarray) -> float:
-        gaps = [float(np.abs(np.array(held) - expected).mean()) for held in await self.engines.log_probs(self.probe)]
-        worst = max(gaps)
-        if not worst <= self.tolerance:  # also catches nan
-            raise WeightSyncError(
-                f"after publishing, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
-                f"{worst:.2e} nats on average over {len(self.probe) - 1} probe tokens (allowed: {self.tolerance:.0e}): "
-                "it holds the weights but does not compute with them."
-            )
-        return worst
+        return {"sync/probe_gap": check_probe(expected, await self.engines.log_probs(self.probe), self.tolerance)}

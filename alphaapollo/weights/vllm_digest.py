@@ -1,4 +1,4 @@
-"""The digest of what a vLLM worker holds: which part of each parameter this tensor-parallel rank counts. publish.py
+"""The digest of what a vLLM worker holds: which part of each parameter this tensor-parallel rank counts. proof.py
 compares it with the trainer's."""
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import pytest
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.weights.publish import WeightPublisher, WeightSyncError
+from alphaapollo.weights.proof import WeightSyncError
+from alphaapollo.weights.publish import WeightPublisher
 
 
 @dataclass
