@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
-from examples.quickstart.task import pairs, question, scratchpad
+from examples.quickstart.task import KNOWS, balanced, lesson, pairs, question
 
 WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>", "</answer>"]
 WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
@@ -67,24 +67,28 @@ def make_model(folder: Path, seed: int) -> None:
     Qwen3ForCausalLM(config).save_pretrained(folder)
 
 
-def make_data(folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int) -> None:
-    """sft.parquet (carries at random), train.parquet and val.parquet (questions with the true sum)."""
+def make_data(
+    folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int, knows: float = KNOWS, as_they_come: bool = False
+) -> None:
+    """sft.parquet (what a teacher who `knows` writes), train.parquet and val.parquet (questions with the true sum).
+    as_they_come: the training questions are not balanced by what there is to carry."""
     rng = random.Random(seed)
     taught = itertools.islice(pairs(rng, want_held_out=False), num_sft)
     sft = [
         {
             "messages": [
                 {"role": "user", "content": question(a, b)},
-                {"role": "assistant", "content": scratchpad(a, b, lambda _: rng.random() < 0.5)},
+                {"role": "assistant", "content": lesson(a, b, rng, knows)},
             ]
         }
         for a, b in taught
     ]
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(sft).to_parquet(folder / "sft.parquet")
-    for name, held_out, count, source in (
-        ("train", False, num_rl, rng),
-        ("val", True, num_val, random.Random("held out")),  # the same prompts for every seed
+    train = pairs(rng, want_held_out=False)
+    for name, count, source in (
+        ("train", num_rl, train if as_they_come else balanced(train)),
+        ("val", num_val, pairs(random.Random("held out"), want_held_out=True)),  # the same prompts for every seed
     ):
         rows = [
             {
@@ -94,7 +98,7 @@ def make_data(folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int) 
                 "reward_model": {"style": "rule", "ground_truth": str(a + b)},
                 "extra_info": {"split": name, "index": index},
             }
-            for index, (a, b) in enumerate(itertools.islice(pairs(source, held_out), count))
+            for index, (a, b) in enumerate(itertools.islice(source, count))
         ]
         pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
 
@@ -106,10 +110,13 @@ def main() -> None:
     parser.add_argument("--num_sft", type=int, default=28800)
     parser.add_argument("--num_rl", type=int, default=4096)
     parser.add_argument("--num_val", type=int, default=256)
+    parser.add_argument("--knows", type=float, default=KNOWS, help="share of the teacher's carries that are right")
+    parser.add_argument("--as_they_come", action="store_true", help="do not balance the training questions")
     args = parser.parse_args()
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
-    make_data(args.out / "data", args.seed, args.num_sft, args.num_rl, args.num_val)
+    counts = (args.num_sft, args.num_rl, args.num_val)
+    make_data(args.out / "data", args.seed, *counts, args.knows, args.as_they_come)
     print(f"tokenizer and model in {args.out / 'model'}, {args.num_sft} warm-up examples, {args.num_rl} training and "
           f"{args.num_val} held-out prompts in {args.out / 'data'}")  # fmt: skip
 
