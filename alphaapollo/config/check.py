@@ -251,11 +251,6 @@ def _check_algorithm(config: Config) -> Iterator[str]:
             f"algorithm.filtration.method={algorithm.filtration.method}: groups of one have nothing to choose from. "
             "Set env.rollout.n=8."
         )
-    if actor.ulysses_sequence_parallel_size > 1:
-        yield (
-            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: sequence "
-            "parallelism is not supported yet. Set 1; long rows fit with gradient checkpointing."
-        )
 
 
 def _zero_kl(coefficient: str, switch: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -28,32 +28,38 @@ if TYPE_CHECKING:  # the driver never imports the workers: they bring torch mode
     from alphaapollo.workers.policy import PolicyWorker
     from alphaapollo.workers.reward_model import RewardModelWorker
 
+T = TypeVar("T")
+
 
 class PolicyGroup:
-    """The policy and, where asked for, its reference. A column is one flat float32 array [sum responses] a rank."""
+    """The policy and, where asked for, its reference. Batches, and columns (flat float32 arrays [sum responses]), are
+    one for each group of `sequence_parallel` consecutive ranks, which share rows."""
 
-    def __init__(self, ranks: Ranks[PolicyWorker]):
+    def __init__(self, ranks: Ranks[PolicyWorker], sequence_parallel: int = 1):
         self.ranks = ranks
+        self.sequence_parallel = sequence_parallel
 
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
         """Send each rank its rows, once an iteration."""
-        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), batches)
+        own = for_each_rank(batches, self.sequence_parallel)
+        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), own)
 
     async def compute_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the present weights."""
-        return await self.ranks.call(lambda worker: worker.compute_log_probs())
+        return (await self.ranks.call(lambda worker: worker.compute_log_probs()))[:: self.sequence_parallel]
 
     async def compute_ref_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the reference."""
-        return await self.ranks.call(lambda worker: worker.compute_ref_log_probs())
+        return (await self.ranks.call(lambda worker: worker.compute_ref_log_probs()))[:: self.sequence_parallel]
 
-    async def update(self, columns: Sequence[Columns]) -> dict[str, float]:
+    async def update(self, columns: Sequence[Columns[np.ndarray]]) -> dict[str, float]:
         """The optimiser steps of one iteration; metrics over all ranks."""
-        return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
+        each = for_each_rank(columns, self.sequence_parallel)
+        return (await self.ranks.call_each(lambda worker, own: worker.update(own), each))[0]
 
     async def old_log_probs(self) -> list[np.ndarray]:
         """The log-probs that the last update took as the sampling policy's, of the loaded rows."""
-        return await self.ranks.call(lambda worker: worker.old_log_probs())
+        return (await self.ranks.call(lambda worker: worker.old_log_probs()))[:: self.sequence_parallel]
 
     async def hard_reset(self) -> None:
         """The policy becomes the reference, and the optimiser forgets."""
@@ -99,24 +105,27 @@ class PolicyGroup:
 
 
 class CriticGroup:
-    """The critic; columns as in PolicyGroup."""
+    """The critic; batches and columns as in PolicyGroup."""
 
-    def __init__(self, ranks: Ranks[CriticWorker]):
+    def __init__(self, ranks: Ranks[CriticWorker], sequence_parallel: int = 1):
         self.ranks = ranks
+        self.sequence_parallel = sequence_parallel
 
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
-        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), batches)
+        own = for_each_rank(batches, self.sequence_parallel)
+        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), own)
 
     async def compute_values(self) -> list[np.ndarray]:
         """Values of the loaded rows' response tokens under the present weights."""
-        return await self.ranks.call(lambda worker: worker.compute_values())
+        return (await self.ranks.call(lambda worker: worker.compute_values()))[:: self.sequence_parallel]
 
     async def rest(self) -> None:
         """As of the policy."""
         await self.ranks.call(lambda worker: worker.rest())
 
-    async def update(self, columns: Sequence[Columns]) -> dict[str, float]:
-        return (await self.ranks.call_each(lambda worker, own: worker.update(own), columns))[0]
+    async def update(self, columns: Sequence[Columns[np.ndarray]]) -> dict[str, float]:
+        each = for_each_rank(columns, self.sequence_parallel)
+        return (await self.ranks.call_each(lambda worker, own: worker.update(own), each))[0]
 
     async def save(self, folder: str) -> None:
         """Write weights, optimiser and schedule: a checkpoint, each rank its part."""
@@ -134,14 +143,17 @@ class CriticGroup:
 
 
 class RewardModelGroup:
-    """The trained reward model. It has no state but its weights, which never change."""
+    """The trained reward model. It has no state but its weights, which never change. Batches as in PolicyGroup."""
 
-    def __init__(self, ranks: Ranks[RewardModelWorker]):
+    def __init__(self, ranks: Ranks[RewardModelWorker], sequence_parallel: int = 1):
         self.ranks = ranks
+        self.sequence_parallel = sequence_parallel
 
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
-        """Each rank its rows; the score of each row's last token, float32 [R] a rank."""
-        return await self.ranks.call_each(lambda worker, batch: worker.compute_scores(batch), batches)
+        """The score of each row's last token, float32 [R] a batch."""
+        own = for_each_rank(batches, self.sequence_parallel)
+        scores = await self.ranks.call_each(lambda worker, batch: worker.compute_scores(batch), own)
+        return scores[:: self.sequence_parallel]
 
     async def rest(self) -> None:
         """As of the policy."""
@@ -228,6 +240,11 @@ class EngineGroup:
         """Shut the engines down first: an engine's core is a process of its own."""
         await self.ranks.call(lambda worker: worker.close())
         await self.ranks.close()
+
+
+def for_each_rank(items: Sequence[T], sequence_parallel: int) -> list[T]:
+    """Ranks that share rows get the same item."""
+    return [item for item in items for _ in range(sequence_parallel)]
 
 
 def largest(figures: Sequence[dict[str, float]]) -> dict[str, float]:

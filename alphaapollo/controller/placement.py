@@ -34,11 +34,16 @@ class Placement:
     threads: int  # torch threads of a training rank on a CPU
     critic: bool
     reward_model: bool
+    sequence_parallel: int = 1  # training ranks that share every sequence: consecutive ones
 
     @property
     def num_ranks(self) -> int:
-        """The data-parallel degree."""
         return self.num_nodes * self.ranks_per_node
+
+    @property
+    def data_parallel(self) -> int:
+        """Groups of ranks with rows of their own."""
+        return self.num_ranks // self.sequence_parallel
 
     @property
     def num_gpus(self) -> int:
@@ -55,7 +60,8 @@ class Placement:
     def role_lines(self) -> dict[str, str]:
         """role -> where it runs, for the plan."""
         unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
-        where = f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2"
+        sequences = f", sequence parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else ""
+        where = f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2{sequences}"
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
         shared = " on the training GPUs" if self.device == "cuda" and self.colocate else ""
         roles = {"actor and reference": where}
@@ -75,7 +81,13 @@ def detect_machine() -> Machine:
 
 
 def make_placement(
-    trainer: Trainer, rollout: Rollout, device: Device, machine: Machine, critic: bool, reward_model: bool
+    trainer: Trainer,
+    rollout: Rollout,
+    device: Device,
+    machine: Machine,
+    sequence_parallel: int,
+    critic: bool,
+    reward_model: bool,
 ) -> Placement:
     """Of a checked configuration; `rollout` is resolved (config/resolve.py)."""
     assert rollout.num_engines is not None
@@ -87,6 +99,7 @@ def make_placement(
         tensor_parallel=rollout.tensor_model_parallel_size,
         colocate=rollout.colocate,
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
+        sequence_parallel=sequence_parallel,
         critic=critic,
         reward_model=reward_model,
     )

@@ -118,9 +118,10 @@ class RayCrew:
             ]
             seats = [Seat(nodes, node_of[rank], CPU_SHARE) for rank in first_ranks]
         self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutHost, seats)
-        self.policy = PolicyGroup(self._policy)
-        self.critic = CriticGroup(self._critic) if self._critic else None
-        self.reward_model = RewardModelGroup(self._reward_model) if self._reward_model else None
+        sharing = placement.sequence_parallel
+        self.policy = PolicyGroup(self._policy, sharing)
+        self.critic = CriticGroup(self._critic, sharing) if self._critic else None
+        self.reward_model = RewardModelGroup(self._reward_model, sharing) if self._reward_model else None
         self.engines = EngineGroup(self._engines, roles.samples_in_flight)
         self._starting: dict[str, asyncio.Task[Any]] = {}
 
@@ -135,7 +136,14 @@ class RayCrew:
         client = RayWeightSyncClient(self._engines.actors) if placement.device == "cuda" else None
         policy_at, critic_at, reward_model_at = (
             [
-                RankPlacement(rank, placement.num_ranks, address, placement.device, placement.threads)
+                RankPlacement(
+                    rank,
+                    placement.num_ranks,
+                    address,
+                    placement.device,
+                    placement.threads,
+                    placement.sequence_parallel,
+                )
                 for rank in range(placement.num_ranks)
             ]
             for address in addresses

@@ -148,8 +148,9 @@ class RayRanks(Ranks[W]):
         return await self._all([actor.call.remote(function) for actor in self.actors])
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
+        sent = {id(item): ray.put(item) for item in items}  # ranks that share rows: one object
         return await self._all(
-            [actor.call_with.remote(function, item) for actor, item in zip(self.actors, items, strict=True)]
+            [actor.call_with.remote(function, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)]
         )
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:

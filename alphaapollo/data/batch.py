@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from alphaapollo.types import Row
+
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -78,21 +81,22 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What the ranks learn about their rows after the layout is frozen; None where the algorithm does not ask."""
+class Columns(Generic[A]):
+    """What the ranks learn about their rows after the layout is frozen; None where the algorithm does not ask. Arrays,
+    and in a micro-batch tensors on its device."""
 
-    advantages: np.ndarray | None = None  # float32 [sum responses], like the four below
-    returns: np.ndarray | None = None
-    old_logprobs: np.ndarray | None = None
-    ref_logprobs: np.ndarray | None = None
-    values: np.ndarray | None = None
-    loss_weights: np.ndarray | None = None  # float32 [R], the weight of each row's token sum in the loss
-    sequence_weights: np.ndarray | None = None  # float32 [R], the weight of its trajectory in a sequence-level loss
-    value_weights: np.ndarray | None = None  # float32 [R], the weight of each row's token sum in the critic's loss
-    trajectory_ids: np.ndarray | None = None  # int64 [R], equal on the rows of one trajectory
-    chosen: np.ndarray | None = None  # uint8 [sum responses], the tokens that a loss which chooses some treats apart
+    advantages: A | None = None  # float32 [sum responses], like the four below
+    returns: A | None = None
+    old_logprobs: A | None = None
+    ref_logprobs: A | None = None
+    values: A | None = None
+    loss_weights: A | None = None  # float32 [R], the weight of each row's token sum in the loss
+    sequence_weights: A | None = None  # float32 [R], the weight of its trajectory in a sequence-level loss
+    value_weights: A | None = None  # float32 [R], the weight of each row's token sum in the critic's loss
+    trajectory_ids: A | None = None  # int64 [R], equal on the rows of one trajectory
+    chosen: A | None = None  # uint8 [sum responses], the tokens that a loss which chooses some treats apart
 
-    def select(self, rows: Rows, positions: Sequence[int]) -> Columns:
+    def select(self: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[np.ndarray]:
         """The columns of the rows at `positions`; `rows` is what the columns stand beside."""
 
         def flat(column: np.ndarray | None) -> np.ndarray | None:

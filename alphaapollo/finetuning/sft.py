@@ -14,7 +14,7 @@ from alphaapollo.checkpoint_folder import CheckpointFolder, read_progress, write
 from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_sft
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.parallelism import check_fsdp_size
+from alphaapollo.config.parallelism import check_fsdp_size, check_group
 from alphaapollo.config.resolve import resolve_device, resolve_model
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.controller.placement import detect_machine
@@ -27,6 +27,7 @@ from alphaapollo.due import due
 from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
+from alphaapollo.startup.input_checks import check_sequence_parallel
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
@@ -99,6 +100,7 @@ def prepare(config: SftConfig) -> SftRun:
             init_method="env://" if world_size > 1 else f"tcp://127.0.0.1:{free_port()}",
             device=device,
             threads=trainer.cpu_threads or max(1, machine.num_cores // ranks_per_node),
+            sequence_parallel=config.ulysses_sequence_parallel_size,
         ),
         examples=examples,
         val_examples=val_examples,
@@ -110,11 +112,16 @@ def prepare(config: SftConfig) -> SftRun:
 
 
 def _check_ranks(config: SftConfig, ranks: int, per_node: int) -> None:
-    """ValueError: sizes that do not fit torchrun's ranks."""
+    """ValueError: sizes that do not fit torchrun's ranks, or the model."""
     where = f"{ranks} ranks that torchrun started"
-    problems = list(check_fsdp_size("fsdp_config.fsdp_size", config.fsdp_config, ranks, per_node, where))
+    size = config.ulysses_sequence_parallel_size
+    problems = [
+        *check_fsdp_size("fsdp_config.fsdp_size", config.fsdp_config, ranks, per_node, where),
+        *check_group("ulysses_sequence_parallel_size", size, ranks, per_node, where),
+    ]
     if problems:
         raise ConfigError(problems)
+    check_sequence_parallel(size, {"model.path": config.model})
 
 
 def print_plan(run: SftRun) -> None:
@@ -178,17 +185,19 @@ def next_batch(run: SftRun, stream: PromptStream, progress: Progress, padded: bo
 
 
 def deal(run: SftRun, rows: list[Row], padded: bool) -> RankBatch:
+    """Ranks that share sequences get the same rows, of their token budgets together."""
+    shared = run.placement.sequence_parallel
     layout = build_train_batch(
         rows,
         range(len(rows)),
-        num_ranks=run.placement.world_size,
+        num_ranks=run.placement.world_size // shared,
         mini_batch_size=len(rows),
-        max_tokens=run.config.data.max_token_len_per_gpu,
+        max_tokens=run.config.data.max_token_len_per_gpu * shared,
         padded=padded,
         seed=0,
         shuffle=False,
     )
-    return layout.rank_batches[run.placement.rank]
+    return layout.rank_batches[run.placement.rank // shared]
 
 
 def save(run: SftRun, worker: SftWorker, checkpoints: CheckpointFolder, progress: Progress) -> None:

@@ -7,6 +7,8 @@
     flex     packed  GPU: FlexAttention with a block mask (on a CPU it has no backward)
     flash    packed  GPU: flash-attn, where it is installed
 
+Where ranks share sequences (ulysses.py) each computes its part of the heads, of whole rows.
+
 Each is registered with transformers under a name of its own. Transformers builds no mask for names that it does not
 know, so no dense [T, T] mask ever exists; rows are told apart by `packing`, which the model hands down as a keyword.
 """
@@ -24,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.micro_batch import Packing
+from alphaapollo.models.micro_batch import MicroBatch, Packing
+from alphaapollo.models.ulysses import SequenceGroup, heads_of_all_tokens, tokens_of_all_heads
 
 
 def register(kind: Attention) -> str:
@@ -36,12 +39,13 @@ def register(kind: Attention) -> str:
     return name
 
 
-def trunk_arguments(packing: Packing | None) -> dict[str, Any]:
+def trunk_arguments(micro: MicroBatch) -> dict[str, Any]:
     """Keywords that the trunk hands down to each layer. The cu_seq_lens ones are also transformers' own names, which
     layers without attention (convolutions, recurrences) read."""
+    packing, shared = micro.packing, {"sequence": micro.sequence} if micro.sequence else {}
     if packing is None:
-        return {}
-    return {
+        return shared
+    return shared | {
         "packing": packing,
         "cu_seq_lens_q": packing.cu_seqlens,
         "cu_seq_lens_k": packing.cu_seqlens,
@@ -77,6 +81,16 @@ class _Call:
             )
         return self.packing
 
+    def by_heads(self, sequence: SequenceGroup) -> _Call:
+        """This rank's heads of whole rows, from its part of the rows."""
+        return replace(
+            self,
+            query=heads_of_all_tokens(self.query, sequence),
+            key=heads_of_all_tokens(self.key, sequence),
+            value=heads_of_all_tokens(self.value, sequence),
+            sinks=None if self.sinks is None else self.sinks.chunk(sequence.size)[sequence.rank],
+        )
+
     def ungrouped(self) -> _Call:
         """With a key and a value for every query head, for kernels that do not know grouped heads."""
         groups = self.query.shape[1] // self.key.shape[1]
@@ -109,10 +123,14 @@ def _interface(compute: Callable[[_Call], Tensor]) -> Callable[..., tuple[Tensor
         softcap: float | None = None,
         s_aux: Tensor | None = None,
         packing: Packing | None = None,
+        sequence: SequenceGroup | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         layer = type(module).__name__
-        return compute(_Call(layer, query, key, value, scaling, sliding_window, softcap, s_aux, packing)), None
+        call = _Call(layer, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
+        if sequence is None:
+            return compute(call), None
+        return tokens_of_all_heads(compute(call.by_heads(sequence)), sequence), None
 
     return forward
 
@@ -195,7 +213,7 @@ def _block_mask(rows: Packing, window: int | None) -> Any:
 
     device = rows.cu_seqlens.device
     width = sum(rows.lengths)
-    row = torch.repeat_interleave(torch.tensor(rows.lengths, device=device), output_size=width)
+    row = torch.repeat_interleave(rows.cu_seqlens.diff(), output_size=width)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         near = (row[query] == row[key]) & (query >= key)

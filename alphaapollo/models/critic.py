@@ -39,4 +39,4 @@ class CriticModel(nn.Module):
     def forward(self, micro: MicroBatch) -> Tensor:
         """The value of the state before each response token, float32 [n]."""
         values: Tensor = self.value_head(response_states(self.model, micro).float())
-        return values[:, 0].clone()  # no view: FSDP hooks the output
+        return micro.gather(values.t(), micro.states)[0].clone()  # no view: FSDP hooks the output

@@ -166,6 +166,7 @@ class _TokenStats(torch.autograd.Function):
             grad_hidden[chunk] = product(grad, weight.t())
             part = outer(grad, hidden[chunk])
             grad_weight = part.to(normaliser.dtype) if grad_weight is None else grad_weight.add_(part)
-        assert grad_weight is not None
+        if grad_weight is None:  # no token on this rank
+            grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype)
         bias = None if grad_bias is None else grad_bias.to(weight.dtype)
         return grad_hidden, grad_weight.to(weight.dtype), bias, None, None

@@ -2,19 +2,23 @@
 
 padded  [b, T]: each row starts at 0, zeros to its right. Causal attention never looks right, so no mask is needed.
 packed  [1, sum T]: rows end to end; `cu_seqlens` says where each begins.
+
+Where ranks share sequences (models/ulysses.py) each has its part of T, which is then padded to a multiple of them;
+columns, mask and matrices are whole on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import Rows
+from alphaapollo.data.batch import Columns, Rows
+from alphaapollo.models.ulysses import Positions, SequenceGroup, gather, local_positions
+from alphaapollo.models.upload import upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,80 +41,150 @@ class MicroBatch:
     the collectives of forward and backward. The dummy's mask and weights are zero.
     """
 
-    token_ids: Tensor  # int64 [b, T] or [1, sum T]
-    position_ids: Tensor  # int64 [1, T] or [1, sum T]
-    packing: Packing | None  # None: padded
-    states: Tensor  # int64 [n]: the flat position whose hidden state predicts each response token
-    targets: Tensor  # int64 [n]: the response tokens
+    token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T
+    position_ids: Tensor  # int64 [1, T] or [1, sum T], likewise
+    packing: Packing | None  # of whole rows; None: padded
+    states: Positions  # n: whose hidden state predicts each response token
+    ends: Positions  # b: each row's last token, which is its response's last
+    targets: Tensor  # int64 [m]: the response tokens that this rank's states predict
+    cells: Tensor  # int64 [n]: each response token's cell in the flattened response-aligned matrix [b, L]
+    mask: Tensor  # float32 [n]: 1 on action tokens
+    rollout_logprobs: Tensor  # float32 [n]: the engine's
+    columns: Columns[Tensor]  # those given, of its rows, on the device; trajectory_ids only where rows share one
     rows: Rows  # what it was built from
     is_dummy: bool
-
-    @cached_property
-    def cells(self) -> Tensor:
-        """int64 [n]: each response token's cell in the flattened response-aligned matrix [b, L]."""
-        lengths = self.rows.response_lengths
-        first = np.arange(len(lengths)) * lengths.max()
-        return torch.from_numpy(np.repeat(first, lengths) + _counting(lengths)).to(self.targets.device)
-
-    @cached_property
-    def ends(self) -> Tensor:
-        """int64 [b]: the flat position of each row's last token, which is its response's last."""
-        last = np.cumsum(self.rows.response_lengths) - 1
-        return self.states[torch.from_numpy(last).to(self.states.device)] + 1
+    sequence: SequenceGroup | None
 
     def to_matrix(self, flat: Tensor) -> Tensor:
         """A flat column [n] -> the response-aligned matrix [b, L], zero beyond each response; differentiable."""
         shape = len(self.rows), int(self.rows.response_lengths.max())
         return flat.new_zeros(shape[0] * shape[1]).index_copy(0, self.cells, flat).view(shape)
 
-    def tensor(self, column: np.ndarray) -> Tensor:
-        """The rows' part of a column, [n] or [b], as float32 on the device; a zero for the dummy."""
-        column = np.zeros(1) if self.is_dummy else column
-        return torch.from_numpy(column.astype(np.float32)).to(self.targets.device)
+    def gather(self, local: Tensor, positions: Positions) -> Tensor:
+        """What this rank computed of `positions` (states or ends), with that of those who share its sequences.
+        [k, m] -> [k, p]"""
+        return gather(local, positions, self.sequence)
 
-    def matrix(self, column: np.ndarray) -> Tensor:
-        """The rows' part of a flat column [n] -> [b, L]."""
-        return self.to_matrix(self.tensor(column))
-
-    def values(self, flat: Tensor) -> np.ndarray:
-        """A computed flat column [n] as it travels to the driver; without the dummy."""
-        return (flat[:0] if self.is_dummy else flat).float().cpu().numpy()
+    def values(self, flat: Tensor) -> Tensor:
+        """A computed flat column [n] without the dummy."""
+        return flat.detach()[: 0 if self.is_dummy else None]
 
 
-def build_micro_batch(rows: Rows, positions: Sequence[int], padded: bool, device: torch.device) -> MicroBatch:
-    """The rows at `positions` as one micro-batch on `device`; the dummy if there are none."""
+def build_micro_batch(
+    rows: Rows,
+    positions: Sequence[int],
+    padded: bool,
+    device: torch.device,
+    columns: Columns[np.ndarray] | None = None,
+    sequence: SequenceGroup | None = None,
+) -> MicroBatch:
+    """The rows at `positions` as one micro-batch on `device`; the dummy if there are none. One copy takes it there,
+    which waits for nothing.
+
+    Args:
+        columns: beside `rows`, what is needed of them.
+        sequence: the ranks that share it.
+    """
     is_dummy = not len(positions)
     chosen = _DUMMY if is_dummy else rows.select(positions)
-    lengths, responses = chosen.lengths, chosen.response_lengths
-    starts = chosen.token_offsets[:-1]
-    response_tokens = np.repeat(starts + chosen.response_starts, responses) + _counting(responses)
-    if padded:
-        width = int(lengths.max())
-        token_ids = np.zeros((len(lengths), width), dtype=np.int64)
-        token_ids[np.arange(width) < lengths[:, None]] = chosen.token_ids
-        states = response_tokens - 1 + np.repeat(np.arange(len(lengths)) * width - starts, responses)
-        position_ids, packing = np.arange(width), None
-    else:
-        token_ids = chosen.token_ids[None]
-        states = response_tokens - 1
-        position_ids = _counting(lengths)
-        cu_seqlens = torch.from_numpy(chosen.token_offsets.astype(np.int32)).to(device)
-        packing = Packing(cu_seqlens, lengths.tolist())
+    given = _of_dummy(columns) if columns and is_dummy else columns.select(rows, positions) if columns else Columns()
+    layout = _lay_out(chosen, padded, sequence)
+    responses = chosen.response_lengths
+    token_index = np.repeat(chosen.token_offsets[:-1] + chosen.response_starts, responses) + _counting(responses)
+    states, own_states = layout.places(token_index - 1)
+    ends, own_ends = layout.places(chosen.token_offsets[1:] - 1)
+    targets = chosen.token_ids[token_index]
+    sent = {
+        "token_ids": layout.token_ids[:, layout.part],
+        "position_ids": layout.position_ids[None, layout.part],
+        "cu_seqlens": _offsets(layout.lengths).astype(np.int32),
+        "states": states,
+        "own_states": own_states,
+        "ends": ends,
+        "own_ends": own_ends,
+        "targets": targets[own_states],
+        "cells": np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _counting(responses),
+        "mask": chosen.action_mask.astype(np.float32),
+        "rollout_logprobs": chosen.rollout_logprobs.astype(np.float32),
+    }
+    there = upload(sent | _columns_to_send(given), device)
     return MicroBatch(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        position_ids=torch.from_numpy(position_ids[None]).to(device),
-        packing=packing,
-        states=torch.from_numpy(states).to(device),
-        targets=torch.from_numpy(chosen.token_ids[response_tokens]).to(device),
+        token_ids=there["token_ids"],
+        position_ids=there["position_ids"],
+        packing=None if padded else Packing(there["cu_seqlens"], layout.lengths.tolist()),
+        states=Positions(there["states"], there["own_states"] if sequence else None, len(targets)),
+        ends=Positions(there["ends"], there["own_ends"] if sequence else None, len(chosen)),
+        targets=there["targets"],
+        cells=there["cells"],
+        mask=there["mask"],
+        rollout_logprobs=there["rollout_logprobs"],
+        columns=Columns(**{name: tensor for name, tensor in there.items() if name not in sent}),
         rows=chosen,
         is_dummy=is_dummy,
+        sequence=sequence,
     )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Rows laid out in tokens, and a rank's part of them."""
+
+    token_ids: np.ndarray  # int64 [b, T] or [1, T], whole
+    position_ids: np.ndarray  # int64 [T]
+    lengths: np.ndarray  # int64 [b]; packed: one more where T was padded
+    starts: np.ndarray  # int64 [b]: the flat position of each row's first token
+    offsets: np.ndarray  # int64 [b + 1], of the rows' tokens
+    part: slice  # of T
+    sequence: SequenceGroup | None
+
+    def places(self, token_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of tokens by their index in the rows: the flat positions of a rank's own, and which of them those are."""
+        row = np.searchsorted(self.offsets, token_index, side="right") - 1
+        flat = token_index + (self.starts - self.offsets[:-1])[row]
+        if self.sequence is None:
+            return flat, np.arange(len(flat))
+        return local_positions(flat, self.token_ids.shape[1], self.sequence.rank, self.sequence.size)
+
+
+def _lay_out(rows: Rows, padded: bool, sequence: SequenceGroup | None) -> _Layout:
+    lengths, size = rows.lengths, sequence.size if sequence else 1
+    needed = int(lengths.max() if padded else lengths.sum())
+    width = -(-needed // size) * size
+    if padded:
+        token_ids = np.zeros((len(lengths), width), dtype=np.int64)
+        token_ids[np.arange(width) < lengths[:, None]] = rows.token_ids
+        position_ids, starts = np.arange(width), np.arange(len(lengths)) * width
+    else:
+        lengths = np.append(lengths, width - needed) if width > needed else lengths
+        token_ids = np.zeros((1, width), dtype=np.int64)
+        token_ids[0, :needed] = rows.token_ids
+        position_ids, starts = _counting(lengths), rows.token_offsets[:-1]
+    part = sequence.part(width) if sequence else slice(0, width)
+    return _Layout(token_ids, position_ids, lengths, starts, rows.token_offsets, part, sequence)
+
+
+def _columns_to_send(given: Columns[np.ndarray]) -> dict[str, np.ndarray]:
+    """As float32, but for ids, which only matter where rows share one."""
+    columns = {one.name: getattr(given, one.name) for one in fields(given) if getattr(given, one.name) is not None}
+    ids = columns.pop("trajectory_ids", np.zeros(0))
+    sent = {name: column.astype(np.float32) for name, column in columns.items()}
+    return sent | ({"trajectory_ids": ids} if len(np.unique(ids)) < len(ids) else {})
+
+
+def _of_dummy(columns: Columns[np.ndarray]) -> Columns[np.ndarray]:
+    """A zero in each column that there is."""
+    there = [one.name for one in fields(columns) if getattr(columns, one.name) is not None]
+    return Columns(**{name: np.zeros(1) for name in there})
 
 
 def _counting(lengths: np.ndarray) -> np.ndarray:
     """0, 1, .. n_i - 1 for each length n_i, end to end."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
 _DUMMY = Rows(

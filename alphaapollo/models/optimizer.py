@@ -59,7 +59,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Scale the gradients so that their norm over all ranks is at most `max_norm`; the norm before (a collective).
 
-    The slices of one copy of the model add up to every gradient, and so do their squares. Gradients that are not finite
+    The slices of one copy of the model make up every gradient, so their squares add up. Gradients that are not finite
     are left alone: the caller sees it by the norm.
     """
     slices = [p.grad for p in parameters if p.grad is not None]

@@ -15,6 +15,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.models.lm_head import Head, Hidden, TokenStats, token_stats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.trunk import response_states
+from alphaapollo.models.ulysses import SequenceGroup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -37,10 +38,15 @@ class PolicyModel(nn.Module):
     ) -> TokenStats:
         """Statistics [n] of the response tokens at `temperature`; `reference` adds the full KL to it."""
         hidden = self._hidden(micro)
-        return token_stats(hidden.states, micro.targets, hidden.head, temperature, need_entropy, reference)
+        own = token_stats(hidden.states, micro.targets, hidden.head, temperature, need_entropy, reference)
+        if micro.sequence is None:
+            return own
+        there = {name: column for name, column in own._asdict().items() if column is not None}
+        whole = micro.gather(torch.stack(list(there.values())), micro.states)
+        return own._replace(**{name: row.clone() for name, row in zip(there, whole, strict=True)})  # no views, for FSDP
 
     def hidden(self, micro: MicroBatch) -> Hidden:
-        """The states before each response token, and the head that reads them."""
+        """The states before each of this rank's response tokens, and the head that reads them."""
         return self._hidden(micro)
 
     def _hidden(self, micro: MicroBatch) -> Hidden:
@@ -68,11 +74,17 @@ def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
 
 
 @torch.no_grad()
-def check_logprobs(policy: PolicyModel, padded: bool, dtype: torch.dtype, device: torch.device) -> float:
+def check_logprobs(
+    policy: PolicyModel,
+    padded: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    sequence: SequenceGroup | None = None,
+) -> float:
     """Compare log-probs of two short rows with the model's own; the mean difference in nats. A collective of all ranks.
 
-    Finds a head that does more to its logits than we know of, an attention that we do not compute, and packed rows
-    that see each other. Raises ValueError.
+    Finds a head that does more to its logits than we know of, an attention that we do not compute, packed rows that see
+    each other, and layers that ranks cannot share. Raises ValueError.
     """
     vocabulary = policy.model.config.get_text_config().vocab_size
     texts = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
@@ -83,7 +95,7 @@ def check_logprobs(policy: PolicyModel, padded: bool, dtype: torch.dtype, device
         action_mask=np.ones(13, dtype=np.uint8),
         rollout_logprobs=np.zeros(13, dtype=np.float32),
     )
-    ours = policy(build_micro_batch(rows, [0, 1], padded, device), 1.0).logprobs
+    ours = policy(build_micro_batch(rows, [0, 1], padded, device, sequence=sequence), 1.0).logprobs
     own = torch.cat([policy.own_logprobs(torch.from_numpy(text)[None].to(device)) for text in texts])
     gap = float((ours - own).abs().mean())
     if not gap <= TOLERANCE[dtype]:

@@ -8,26 +8,27 @@ from torch import Tensor, nn
 
 from alphaapollo.models.attention import trunk_arguments
 from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.ulysses import Positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def response_states(trunk: nn.Module, micro: MicroBatch) -> Tensor:
-    """The hidden states from which each response token is predicted. -> [n, H]"""
+    """The hidden states from which each response token is predicted, those of this rank. -> [m, H]"""
     return states_at(trunk, micro, micro.states)
 
 
-def states_at(trunk: nn.Module, micro: MicroBatch, positions: Tensor) -> Tensor:
-    """The hidden states of the tokens at p flat positions. -> [p, H]"""
+def states_at(trunk: nn.Module, micro: MicroBatch, positions: Positions) -> Tensor:
+    """The hidden states of this rank's tokens of `positions`. -> [m, H]"""
     output: Any = trunk(
         input_ids=micro.token_ids,
         position_ids=micro.position_ids,
         use_cache=False,
-        **trunk_arguments(micro.packing),
+        **trunk_arguments(micro),
     )
     states: Tensor = output[0]
-    return states.flatten(0, 1).index_select(0, positions)
+    return states.flatten(0, 1).index_select(0, positions.local)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -27,6 +27,7 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import Registered
 from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.models.load import load_config
+from alphaapollo.models.ulysses import check_splits
 from alphaapollo.rewards.base import check_gradable, check_judge, is_judged
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
@@ -126,6 +127,13 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
             f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
             f"{wanted} tokens: {model.path} has {positions} positions. Lower either."
         )
+
+
+def check_sequence_parallel(size: int, models: Mapping[str, Model]) -> None:
+    """ValueError: one of the models, by their keys, cannot be computed by `size` ranks together."""
+    for key, model in models.items():
+        if size > 1 and model.path:
+            check_splits(load_config(model), f"{key}={model.path}", size)
 
 
 def read_prompts(

@@ -36,7 +36,7 @@ class WorkerColumns:
 class Credit:
     """What the estimator made of a batch."""
 
-    columns: list[Columns]  # a rank
+    columns: list[Columns[np.ndarray]]  # a rank
     kl_per_sequence: float | None  # nats, the mean over trajectories; None without a KL in the reward
     metrics: dict[str, float]
 
@@ -99,7 +99,7 @@ def _chosen(batch: Batch, computed: WorkerColumns, advantages: torch.Tensor, act
     return chosen.numpy().astype(np.uint8)
 
 
-def _columns(batch: Batch, matrices: dict[str, np.ndarray]) -> list[Columns]:
+def _columns(batch: Batch, matrices: dict[str, np.ndarray]) -> list[Columns[np.ndarray]]:
     """One set a rank; `matrices` [B, L] by the name of their column."""
     layout = batch.layout
     of_rows = {

@@ -6,16 +6,23 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from alphaapollo.config.schema import Config, Data
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.config.schema import Config, Data, Model
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_registered
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.startup.input_checks import check_lengths, check_rewards, make_renderer, read_prompts
+from alphaapollo.startup.input_checks import (
+    check_lengths,
+    check_rewards,
+    check_sequence_parallel,
+    make_renderer,
+    read_prompts,
+)
 from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.shaping import check_length_budgets
-from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader
+from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader, scorer_model
 from alphaapollo.types import Prompt
 
 
@@ -42,6 +49,7 @@ def read_inputs(config: Config) -> Inputs:
     data, model = config.data, config.actor_rollout_ref.model
     check_engine_kwargs(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
     check_lengths(model, config.actor_rollout_ref.rollout, data)
+    check_sequence_parallel(config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, _trained_models(config))
     renderer = make_renderer(config.env, model, data.apply_chat_template_kwargs)
     prompts, notices = read_prompts(
         data.train_files, "data.train_files", renderer, data, partial(_chosen, data, data.train_max_samples)
@@ -76,6 +84,17 @@ def read_inputs(config: Config) -> Inputs:
         has_function=has_function,
         notices=notices,
     )
+
+
+def _trained_models(config: Config) -> dict[str, Model]:
+    """By the keys of their paths: those that the training ranks compute."""
+    policy = config.actor_rollout_ref.model
+    models = {"actor_rollout_ref.model.path": policy}
+    if "values" in get_estimator(config.algorithm.adv_estimator).needs:
+        models["critic.model.path"] = policy.model_copy(update={"path": config.critic.model.path})
+    if config.reward_model.enable:
+        models["reward_model.model.path"] = scorer_model(config.reward_model, policy)
+    return models
 
 
 def _chosen(data: Data, count: int, prompts: list[Prompt]) -> list[Prompt]:

@@ -40,10 +40,11 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
             config.actor_rollout_ref.actor,
             config.algorithm,
             max_length=config.data.max_response_length,
-            num_ranks=plan.placement.num_ranks,
+            num_ranks=plan.placement.data_parallel,
             padded=plan.padded,
             run_seed=config.trainer.seed,
             step=step,
+            sequence_parallel=plan.placement.sequence_parallel,
         )
     with timer("columns"):
         computed = await compute_columns(run, batch)

@@ -61,7 +61,15 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
     rollout = resolve_rollout(rollout, model, device, trainer.n_gpus_per_node * trainer.nnodes)
     kl_on_columns = actor.use_kl_loss and actor.kl_loss_type != "full"
     return Plan(
-        placement=make_placement(trainer, rollout, device, machine, critic, config.reward_model.enable),
+        placement=make_placement(
+            trainer,
+            rollout,
+            device,
+            machine,
+            actor.ulysses_sequence_parallel_size,
+            critic,
+            config.reward_model.enable,
+        ),
         model=model,
         rollout=rollout,
         estimator=estimator,

@@ -62,7 +62,7 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "validation": _every(trainer.test_freq) if inputs.val_prompts else "none",
         "checkpoints": _every(trainer.save_freq),
-        "data-parallel degree": f"{plan.placement.num_ranks // actor.ulysses_sequence_parallel_size}",
+        "data-parallel degree": f"{plan.placement.data_parallel}",
     }
 
 

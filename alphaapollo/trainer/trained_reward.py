@@ -83,7 +83,7 @@ class TrainedReward:
     group: RewardModelGroup
     engines: EngineGroup  # which have the GPUs when it is its turn
     reader: Reader
-    num_ranks: int
+    num_ranks: int  # with texts of their own
     max_tokens: int  # of a micro-batch
     padded: bool
     weight: float

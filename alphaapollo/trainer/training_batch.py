@@ -85,12 +85,14 @@ def build_batch(
     padded: bool,
     run_seed: int,
     step: int,
+    sequence_parallel: int = 1,
 ) -> Batch:
     """Flatten the groups into rows, deal them to ranks and micro-batches, and fix every reward and every denominator.
 
     Args:
         max_length: of a response in tokens.
         padded: micro-batches are padded to their longest row, so the token budget counts that.
+        sequence_parallel: ranks that share the rows of each, and whose token budgets add up.
     """
     assert all(usable(group) for group in groups), "collect leaves the others out"
     members = [(group.prompt, one) for group in groups for one in group.trajectories if trainable(one)]
@@ -103,7 +105,7 @@ def build_batch(
         owners.tolist(),
         num_ranks=num_ranks,
         mini_batch_size=actor.ppo_mini_batch_size,
-        max_tokens=actor.ppo_max_token_len_per_gpu,
+        max_tokens=actor.ppo_max_token_len_per_gpu * sequence_parallel,
         padded=padded,
         seed=derive_seed(run_seed, "mini_batches", step),
         shuffle=actor.shuffle,
@@ -112,14 +114,12 @@ def build_batch(
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     whole = EndToEnd.of(mask, owners)
-    penalty = invalid_cost(actor)
-    rewards = _turn_rewards(members, mask, penalty)
+    rewards = _turn_rewards(members, mask, invalid_cost(actor))
     rewards += whole.split(place_outcome_reward(outcome_rewards(members, algorithm, max_length), whole.mask))
     weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
     if algorithm.filtration.method:
         weights *= filtration_weights(totals(whole.join(rewards)), Groups.of(group_of), algorithm.filtration.method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy().astype(np.float32)
-    greedy = _greedy_rewards(groups, algorithm, max_length, penalty)
     return Batch(
         rows=rows,
         layout=layout,
@@ -129,7 +129,7 @@ def build_batch(
         group_ids=group_of[owners],
         trajectory_ids=owners,
         components=_components(members, owners),
-        greedy_rewards=None if greedy is None else greedy[group_of[owners]],
+        greedy_rewards=_greedy_rewards(groups, algorithm, max_length, invalid_cost(actor), group_of[owners]),
         trajectories=[trajectory for _, trajectory in members],
         loss_weights=loss_weights,
         sequence_weights=sequence,
@@ -159,14 +159,15 @@ def _turn_rewards(members: Sequence[Member], mask: torch.Tensor, penalty: float)
 
 
 def _greedy_rewards(
-    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, max_length: int, penalty: float
+    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, max_length: int, penalty: float, group_ids: torch.Tensor
 ) -> torch.Tensor | None:
-    """What each group's greedy rollout was worth, by the same rules as the others. [G]"""
+    """What the greedy rollout of each row's group was worth, by the same rules as the others. [B]"""
     played = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
     if not played:
         return None
     steps = [sum(turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in played]
-    return outcome_rewards(played, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
+    worth = outcome_rewards(played, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
+    return worth[group_ids]
 
 
 def _components(members: Sequence[Member], owners: torch.Tensor) -> dict[str, torch.Tensor]:

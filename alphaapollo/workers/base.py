@@ -20,6 +20,7 @@ from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import join_process_group, make_mesh, reshard
 from alphaapollo.models.train_state import StepFigures
+from alphaapollo.models.ulysses import SequenceGroup, sequence_groups
 
 LARGEST = "_max"
 
@@ -33,9 +34,19 @@ class RankPlacement:
     init_method: str  # where the ranks meet: tcp://host:port, or env:// under torchrun
     device: str  # "cpu" or "cuda"
     threads: int  # torch threads
+    sequence_parallel: int = 1  # ranks that share every sequence: consecutive ones, a divisor of all
 
 
-def join(placement: RankPlacement, fsdp_size: int = -1) -> DeviceMesh:
+@dataclass(frozen=True)
+class RankGroups:
+    """Whom this rank works with."""
+
+    shards: DeviceMesh  # who holds the copies and slices of the model
+    sequence: SequenceGroup | None  # who computes the same rows; None: nobody
+    data: dist.ProcessGroup | None  # ranks that together have every row once; None: all
+
+
+def join(placement: RankPlacement, fsdp_size: int = -1) -> RankGroups:
     """Take this process's place among the ranks (a collective of all of them). `fsdp_size`: ranks that hold one copy of
     the model; -1 = all."""
     torch.set_num_threads(placement.threads)  # Ray starts its processes with one
@@ -43,7 +54,9 @@ def join(placement: RankPlacement, fsdp_size: int = -1) -> DeviceMesh:
         local = int(os.environ.get("LOCAL_RANK", placement.rank))
         torch.cuda.set_device(local % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
-    return make_mesh(placement.device, fsdp_size)
+    return RankGroups(
+        make_mesh(placement.device, fsdp_size), *sequence_groups(placement.device, placement.sequence_parallel)
+    )
 
 
 def leave() -> None:
@@ -73,9 +86,10 @@ class Sums:
     """Named sums, added up over micro-batches without waiting for the device, then over ranks; of names that end in
     _max the largest.
 
-    All ranks must add the same names."""
+    All ranks must add the same names. `group`: ranks that together have every row once; None: all."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
         self.totals: dict[str, Tensor] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
@@ -95,7 +109,7 @@ class Sums:
         if not names:
             return {}
         totals = torch.stack([self.totals[name].to(device) for name in names])
-        dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return dict(zip(names, totals.tolist(), strict=True))
 
 
@@ -129,22 +143,43 @@ def mean(values: Iterable[float]) -> float:
 
 
 @torch.no_grad()
-def compute_column(model: torch.nn.Module, batch: RankBatch, padded: bool, device: torch.device) -> np.ndarray:
+def compute_column(
+    model: torch.nn.Module,
+    batch: RankBatch,
+    padded: bool,
+    device: torch.device,
+    sequence: SequenceGroup | None = None,
+) -> np.ndarray:
     """What `model` says about every response token: a forward pass over all micro-batches. float32 [sum responses]"""
-    rows = batch.rows
-    column = np.zeros(rows.response_offsets[-1], dtype=np.float32)
+    column = ColumnInParts(batch.rows)
     for mini_batch in batch.mini_batches:
         for positions in mini_batch.micro_batches:
-            micro = build_micro_batch(rows, positions, padded, device)
-            put_segments(column, rows, positions, micro.values(model(micro)))
+            micro = build_micro_batch(batch.rows, positions, padded, device, sequence=sequence)
+            column.add(positions, micro.values(model(micro)))
     reshard(model)
-    return column
+    return column.fetch()
 
 
-def put_segments(column: np.ndarray, rows: Rows, positions: list[int], values: np.ndarray) -> None:
-    """Write the flat `values` of the rows at `positions` into their places of a column [sum responses]."""
-    offsets, done = rows.response_offsets, 0
-    for position in positions:
-        start, end = offsets[position], offsets[position + 1]
-        column[start:end] = values[done : done + end - start]
-        done += end - start
+class ColumnInParts:
+    """A column [sum responses] of `rows` as micro-batches compute it. It stays on the device until all is there."""
+
+    def __init__(self, rows: Rows):
+        self.rows = rows
+        self.positions: list[int] = []
+        self.parts: list[Tensor] = []
+
+    def add(self, positions: list[int], values: Tensor) -> None:
+        """The flat values of the rows at `positions`."""
+        self.positions += positions
+        self.parts.append(values)
+
+    def fetch(self, column: np.ndarray | None = None) -> np.ndarray:
+        """What was added, written into `column` (zeros). float32 [sum responses]"""
+        offsets, done = self.rows.response_offsets, 0
+        column = np.zeros(offsets[-1], dtype=np.float32) if column is None else column
+        values = torch.cat(self.parts).float().cpu().numpy() if self.parts else column[:0]
+        for position in self.positions:
+            start, end = offsets[position], offsets[position + 1]
+            column[start:end] = values[done : done + end - start]
+            done += end - start
+        return column

@@ -48,14 +48,14 @@ class CriticWorker:
     def __init__(self, model: Model, critic: Critic, placement: RankPlacement, optimiser_steps: int, seed: int):
         self.critic, self.placement = critic, placement
         fsdp = critic.fsdp_config
-        mesh = join(placement, fsdp.fsdp_size)
+        self.groups = join(placement, fsdp.fsdp_size)
         self.device = torch.device(placement.device)
         self.padded = model.attention == "padded"
         loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = CriticModel(loaded, seed)
         dtype, head = torch_dtype(model), self.model.value_head
-        shard(self.model, layers, mesh, dtype, fsdp.offload_policy, exact=[head])
+        shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[head])
         self.state = TrainState(
             self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic", fsdp.param_offload
         )
@@ -69,12 +69,12 @@ class CriticWorker:
     def compute_values(self) -> np.ndarray:
         """The value before each response token. float32 [sum responses]"""
         self.state.fetch()
-        return compute_column(self.model, self._batch, self.padded, self.device)
+        return compute_column(self.model, self._batch, self.padded, self.device, self.groups.sequence)
 
-    def update(self, columns: Columns) -> dict[str, float]:
+    def update(self, columns: Columns[np.ndarray]) -> dict[str, float]:
         """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens (where samples are
         filtered, weighted by `columns.value_weights`); figures are over all ranks."""
-        sums = Sums()
+        sums = Sums(self.groups.data)
         self.state.fetch()
         steps: list[StepFigures] = []
         for _ in range(self.critic.ppo_epochs):
@@ -108,16 +108,16 @@ class CriticWorker:
         assert self.batch is not None, "load_batch comes first"
         return self.batch
 
-    def _accumulate(self, positions: list[int], columns: Columns, sums: Sums) -> None:
+    def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: Sums) -> None:
         """Forward and backward of one micro-batch."""
-        rows = self._batch.rows
-        micro = build_micro_batch(rows, positions, self.padded, self.device)
-        given = columns.select(rows, positions)
+        wanted = Columns(returns=columns.returns, values=columns.values, value_weights=columns.value_weights)
+        micro = build_micro_batch(self._batch.rows, positions, self.padded, self.device, wanted, self.groups.sequence)
+        given = micro.columns
         assert given.returns is not None and given.values is not None and given.value_weights is not None
         values = micro.to_matrix(self.model(micro))
-        returns, mask = micro.matrix(given.returns), micro.matrix(micro.rows.action_mask)
-        losses, clipped = value_loss(values, micro.matrix(given.values), returns, mask, self.critic.cliprange_value)
-        loss = aggregate(losses, mask, micro.tensor(given.value_weights))
+        returns, mask = micro.to_matrix(given.returns), micro.to_matrix(micro.mask)
+        losses, clipped = value_loss(values, micro.to_matrix(given.values), returns, mask, self.critic.cliprange_value)
+        loss = aggregate(losses, mask, given.value_weights)
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
         sums.add(
             {

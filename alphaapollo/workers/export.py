@@ -22,11 +22,11 @@ def export_checkpoint(folder: str, model: Model, dtype: torch.dtype, output: str
         ValueError: the model cannot be loaded, or the checkpoint is not of such a model.
         OSError: the output cannot be written.
     """
-    mesh = join(RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", torch.get_num_threads()))
+    groups = join(RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", torch.get_num_threads()))
     try:
         loaded = load_causal_lm(model, "padded", torch.float32)
         policy = PolicyModel(loaded)
-        shard(policy, decoder_layers(loaded), mesh, torch.float32, False, PolicyModel.forward_methods)
+        shard(policy, decoder_layers(loaded), groups.shards, torch.float32, False, PolicyModel.forward_methods)
         checkpoint.load(folder, policy, optimizer=None)
         export(output, policy.model, model, dtype)
     finally:

@@ -9,7 +9,7 @@ policy's turn on the GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +34,13 @@ from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weights.transport import WeightSender
 from alphaapollo.workers.base import (
+    ColumnInParts,
     RankPlacement,
     Sums,
     free_cache,
     join,
     leave,
     process_memory,
-    put_segments,
     step_figures,
     torch_dtype,
 )
@@ -73,13 +73,13 @@ class PolicyWorker:
         self.config, self.actor = model, actor
         self.placement, self.temperature, self.sender = placement, temperature, sender
         self.correction = correction or RolloutCorrection()
-        self.mesh = join(placement, actor.fsdp_config.fsdp_size)
+        self.groups = join(placement, actor.fsdp_config.fsdp_size)
         self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         fsdp = actor.fsdp_config
         self.policy = self._load_model(torch.float32, fsdp.offload_policy, frozen=False)
-        check_logprobs(self.policy, self.padded, self.dtype, self.device)
+        check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
         reshard(self.policy)
         self.state = TrainState(
             self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, "policy", fsdp.param_offload
@@ -116,13 +116,13 @@ class PolicyWorker:
         self.frozen.rest()
         return column
 
-    def update(self, columns: Columns) -> dict[str, float]:
+    def update(self, columns: Columns[np.ndarray]) -> dict[str, float]:
         """The optimiser steps of one iteration; figures are over all ranks.
 
         Where `columns` hold no old log-probs they are those of the policy before its first step; the first mini-batch
         takes them from its own forward pass.
         """
-        batch, sums = self._batch, Sums()
+        batch, sums = self._batch, Sums(self.groups.data)
         self.state.fetch()
         if self._needs_full_kl:
             self.frozen.fetch()
@@ -132,17 +132,20 @@ class PolicyWorker:
         steps: list[StepFigures] = []
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(batch.mini_batches):
-                first = takes_own and epoch == 0 and index == 0
+                noted = ColumnInParts(batch.rows) if takes_own and epoch == index == 0 else None
                 for positions in self.state.accumulate(mini_batch.micro_batches):
-                    self._accumulate(positions, columns, old, first, sums)
+                    self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums)
                 steps.append(self.state.step())
+                if noted:
+                    noted.fetch(old)
         self.last_old_logprobs = old
         totals = sums.over_ranks(self.device)
         figures = normalise(totals, len(steps)) | step_figures(steps, self.actor.grad_clip)
         figures |= {"optimizer_steps": float(len(steps)), "tokens": totals["tokens"]}
         if self.peak is not None and self.size is not None:
             flops = self.actor.ppo_epochs * self.size.training_flops(batch.rows.lengths)
-            figures["mfu"] = flops / (time.perf_counter() - started) / self.peak
+            own_flops = flops / self.placement.sequence_parallel
+            figures["mfu"] = own_flops / (time.perf_counter() - started) / self.peak
         return {f"actor/{name}": value for name, value in figures.items()}
 
     def old_log_probs(self) -> np.ndarray:
@@ -181,7 +184,7 @@ class PolicyWorker:
             action_mask=np.ones(num_scored, dtype=np.uint8),
             rollout_logprobs=np.zeros(num_scored, dtype=np.float32),
         )
-        logprobs = self.policy(build_micro_batch(rows, [0], self.padded, self.device), 1.0).logprobs
+        logprobs = self.policy(self._micro_batch(rows, [0]), 1.0).logprobs
         reshard(self.policy)
         return logprobs.tolist()
 
@@ -226,7 +229,9 @@ class PolicyWorker:
     def _load_model(self, dtype: torch.dtype, offload_policy: bool, frozen: bool) -> PolicyModel:
         loaded = load_causal_lm(self.config, chosen_attention(self.config), dtype, materialise=self.placement.rank == 0)
         policy = PolicyModel(loaded).requires_grad_(not frozen)
-        shard(policy, decoder_layers(loaded), self.mesh, self.dtype, offload_policy, PolicyModel.forward_methods)
+        shard(
+            policy, decoder_layers(loaded), self.groups.shards, self.dtype, offload_policy, PolicyModel.forward_methods
+        )
         return policy
 
     @property
@@ -251,29 +256,34 @@ class PolicyWorker:
     @torch.no_grad()
     def _log_probs(self, model: PolicyModel, rows: Rows, micro_batches: Iterable[list[int]]) -> np.ndarray:
         """Log-probs of the rows in `micro_batches`, zero elsewhere. float32 [sum responses]"""
-        column = np.zeros(rows.response_offsets[-1], dtype=np.float32)
+        column = ColumnInParts(rows)
         for positions in micro_batches:
-            micro = build_micro_batch(rows, positions, self.padded, self.device)
-            put_segments(column, rows, positions, micro.values(model(micro, self.temperature).logprobs))
+            micro = self._micro_batch(rows, positions)
+            column.add(positions, micro.values(model(micro, self.temperature).logprobs))
         reshard(model)
-        return column
+        return column.fetch()
 
-    def _old_log_probs(self, columns: Columns) -> np.ndarray:
+    def _micro_batch(
+        self, rows: Rows, positions: Sequence[int], columns: Columns[np.ndarray] | None = None
+    ) -> MicroBatch:
+        return build_micro_batch(rows, positions, self.padded, self.device, columns, self.groups.sequence)
+
+    def _old_log_probs(self, columns: Columns[np.ndarray]) -> np.ndarray:
         """As given, or computed for all mini-batches but the first. float32 [sum responses]"""
         if columns.old_logprobs is not None:
             return columns.old_logprobs
         return self._log_probs(self.policy, self._batch.rows, self._positions(first_mini_batch=1))
 
-    def _accumulate(self, positions: list[int], columns: Columns, old: np.ndarray, first: bool, sums: Sums) -> None:
-        """Forward and backward of one micro-batch. first: take the old log-probs from this forward, and note them."""
-        rows = self._batch.rows
-        micro = build_micro_batch(rows, positions, self.padded, self.device)
+    def _accumulate(
+        self, positions: list[int], columns: Columns[np.ndarray], noted: ColumnInParts | None, sums: Sums
+    ) -> None:
+        """Forward and backward of one micro-batch. noted: take the old log-probs from this forward, and note them."""
+        micro = self._micro_batch(self._batch.rows, positions, replace(columns, returns=None, values=None))
         reference = self._reference_hidden(micro) if self._needs_full_kl else None
         stats = self.policy(micro, self.temperature, need_entropy=True, reference=reference)
-        if first:
-            put_segments(old, rows, positions, micro.values(stats.logprobs.detach()))
-        given = replace(columns, old_logprobs=old, returns=None, values=None).select(rows, positions)
-        matrices = policy_matrices(micro, stats, given)
+        if noted is not None:
+            noted.add(positions, micro.values(stats.logprobs))
+        matrices = policy_matrices(micro, stats, old_logprobs=None if noted is None else stats.logprobs.detach())
         loss, figures = policy_objective(matrices, self.actor, self.policy_loss, self.correction)
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the weights are global
         sums.add(figures)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
@@ -24,7 +23,6 @@ from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import Actor, RolloutCorrection
-from alphaapollo.data.batch import Columns
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.workers.base import LARGEST
@@ -47,27 +45,26 @@ class PolicyMatrices:
     chosen: Tensor | None = None  # bool, where the loss treats some tokens apart
 
 
-def policy_matrices(micro: MicroBatch, stats: TokenStats, columns: Columns) -> PolicyMatrices:
-    """`columns` are those of the micro-batch's rows. Rows of one trajectory become one, laid end to end."""
-    assert stats.entropy is not None and columns.advantages is not None and columns.old_logprobs is not None
+def policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> PolicyMatrices:
+    """Rows of one trajectory become one, laid end to end. old_logprobs [n]: instead of the micro-batch's column."""
+    columns = micro.columns
+    old = columns.old_logprobs if old_logprobs is None else old_logprobs
+    assert stats.entropy is not None and columns.advantages is not None and old is not None
     assert columns.loss_weights is not None and columns.sequence_weights is not None
-    assert columns.trajectory_ids is not None
     matrices = PolicyMatrices(
         logp=micro.to_matrix(stats.logprobs),
         entropy=micro.to_matrix(stats.entropy),
         kl_full=None if stats.kl is None else micro.to_matrix(stats.kl),
-        old_logp=micro.matrix(columns.old_logprobs),
-        ref_logp=None if columns.ref_logprobs is None else micro.matrix(columns.ref_logprobs),
-        rollout_logp=micro.matrix(micro.rows.rollout_logprobs),
-        advantages=micro.matrix(columns.advantages),
-        mask=micro.matrix(micro.rows.action_mask),
-        loss_weights=micro.tensor(columns.loss_weights),
-        sequence_weights=micro.tensor(columns.sequence_weights),
-        chosen=None if columns.chosen is None else micro.matrix(columns.chosen).bool(),
+        old_logp=micro.to_matrix(old),
+        ref_logp=None if columns.ref_logprobs is None else micro.to_matrix(columns.ref_logprobs),
+        rollout_logp=micro.to_matrix(micro.rollout_logprobs),
+        advantages=micro.to_matrix(columns.advantages),
+        mask=micro.to_matrix(micro.mask),
+        loss_weights=columns.loss_weights,
+        sequence_weights=columns.sequence_weights,
+        chosen=None if columns.chosen is None else micro.to_matrix(columns.chosen).bool(),
     )
-    if len(set(columns.trajectory_ids.tolist())) == len(columns.trajectory_ids):
-        return matrices
-    return _end_to_end(matrices, torch.from_numpy(columns.trajectory_ids.copy()).to(matrices.mask.device))
+    return matrices if columns.trajectory_ids is None else _end_to_end(matrices, columns.trajectory_ids)
 
 
 def _end_to_end(matrices: PolicyMatrices, trajectory_ids: Tensor) -> PolicyMatrices:

@@ -36,14 +36,14 @@ class RewardModelWorker:
     """
 
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
-        mesh = join(placement)
+        self.groups = join(placement)
         self.device = torch.device(placement.device)
         self.padded = model.attention == "padded"
         dtype = torch_dtype(model)
         loaded = load_scorer(model, chosen_attention(model), dtype, materialise=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = RewardModel(loaded).requires_grad_(False)
-        shard(self.model, layers, mesh, dtype, fsdp.offload_policy, exact=[self.model.score])
+        shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[self.model.score])
         self.parameters = parameter_offload(self.model, fsdp.param_offload)
         self.rest()
 
@@ -53,7 +53,7 @@ class RewardModelWorker:
         `batch`: its rows have a response of one token, the last (see trainer/trained_reward.py).
         """
         self.parameters.fetch()
-        return compute_column(self.model, batch, self.padded, self.device)
+        return compute_column(self.model, batch, self.padded, self.device, self.groups.sequence)
 
     def rest(self) -> None:
         """The end of its turn: its GPU memory, as far as it can be spared, is free for others."""

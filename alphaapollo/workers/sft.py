@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.export import export
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.train_state import TrainState
@@ -32,14 +32,15 @@ class SftWorker:
     def __init__(self, config: SftConfig, model: Model, placement: RankPlacement, optimiser_steps: int):
         self.config, self.placement = model, placement
         fsdp = config.fsdp_config
-        mesh = join(placement, fsdp.fsdp_size)
+        self.groups = join(placement, fsdp.fsdp_size)
         self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
         self.padded = model.attention == "padded"
         loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
         self.model = PolicyModel(loaded)
-        shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.offload_policy, PolicyModel.forward_methods)
-        check_logprobs(self.model, self.padded, self.dtype, self.device)
+        mesh, methods = self.groups.shards, PolicyModel.forward_methods
+        shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.offload_policy, methods)
+        check_logprobs(self.model, self.padded, self.dtype, self.device, self.groups.sequence)
         reshard(self.model)
         self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, fsdp, "model")
 
@@ -47,9 +48,9 @@ class SftWorker:
         """One optimiser step on the mean loss over the trained tokens of all ranks."""
         (mini_batch,) = batch.mini_batches
         num_tokens = self._tokens(batch).over_ranks(self.device)["tokens"]
-        sums = Sums()
+        sums = Sums(self.groups.data)
         for positions in self.state.accumulate(mini_batch.micro_batches):
-            loss = self._loss(build_micro_batch(batch.rows, positions, self.padded, self.device)) / num_tokens
+            loss = self._loss(batch, positions) / num_tokens
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
             sums.add({"loss": loss})
         figures = self.state.step()
@@ -69,19 +70,20 @@ class SftWorker:
         sums = self._tokens(batch)
         for mini_batch in batch.mini_batches:
             for positions in mini_batch.micro_batches:
-                sums.add({"loss": self._loss(build_micro_batch(batch.rows, positions, self.padded, self.device))})
+                sums.add({"loss": self._loss(batch, positions)})
         reshard(self.model)
         totals = sums.over_ranks(self.device)
         return {"val/loss": totals["loss"] / totals["tokens"]}
 
     def _tokens(self, batch: RankBatch) -> Sums:
-        sums = Sums()
+        sums = Sums(self.groups.data)
         sums.add({"tokens": torch.tensor(int(batch.rows.action_mask.sum()))})
         return sums
 
-    def _loss(self, micro: MicroBatch) -> Tensor:
-        """Sum over the trained tokens."""
-        return -(self.model(micro, 1.0).logprobs * micro.tensor(micro.rows.action_mask)).sum()
+    def _loss(self, batch: RankBatch, positions: list[int]) -> Tensor:
+        """Sum over the trained tokens of a micro-batch."""
+        micro = build_micro_batch(batch.rows, positions, self.padded, self.device, sequence=self.groups.sequence)
+        return -(self.model(micro, 1.0).logprobs * micro.mask).sum()
 
     def save(self, folder: str) -> None:
         """Everything that a resumed run needs. Raises OSError that names the folder."""

@@ -12,7 +12,7 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
-from alphaapollo.data.batch import Rows
+from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_causal_lm
@@ -96,3 +96,19 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
     np.testing.assert_allclose(worker.compute_log_probs(), after, atol=1e-6)
     worker.export(str(tmp_path / "model"))
     assert worker.memory()["cuda_gib"] > 0
+
+
+def test_a_micro_batch_goes_up_without_waiting(folder: Path):
+    """Rows and columns in one copy from pinned memory; a blocking one would raise."""
+    rows, device = Rows.from_rows(some_rows(6)), torch.device("cuda")
+    columns = Columns(advantages=np.ones(rows.response_offsets[-1]), loss_weights=np.ones(6))
+    build_micro_batch(rows, [0, 1], False, device, columns)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        micro = build_micro_batch(rows, list(range(6)), False, device, columns)
+        matrix = micro.to_matrix(micro.columns.advantages)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert matrix.sum().item() == rows.response_offsets[-1]
+    assert micro.token_ids.flatten().tolist() == rows.token_ids.tolist()

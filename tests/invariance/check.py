@@ -5,7 +5,8 @@ partial, of one, all-equal) and goes with eight pairs of estimator and loss from
 code, once as it is and once for each view: append or memory context, packed or padded, one to three ranks, any budget
 of micro-batches, another order, built anew in the middle. Most go through a small differentiable table in the model's
 place, with ranks one after the other; every 10th case also goes through the policy worker on a tiny model, and on two
-ranks that are processes; at the end a worker that resumes must hold, bit for bit, the weights of one that did not.
+ranks that are processes, with rows of their own or sharing every row; at the end a worker that resumes must hold, bit
+for bit, the weights of one that did not.
 
 The last line is a JSON object; the exit status is 1 if anything failed.
 """
@@ -143,9 +144,10 @@ def check_worker(names: list[Name], report: Report, processes: bool) -> None:
             apart = [bool((a != b).any()) for a, b in zip(weights[kind], weights["straight"], strict=True)]
             report.note(f"worker, {kind}: weights bit for bit", float(any(apart)), is_real=True)
         padded.close()
-        for steps_of_rank in run_ranks(real.of_rank, 2, folder, cases, timeout=300) if processes else []:
-            for name, ours, steps in zip(names, steps_of_rank, expected, strict=True):
-                report.note(f"{name}: worker, {real.TWO_RANKS.name}", _steps_apart(ours, steps), is_real=True)
+        for views_of_rank in run_ranks(real.of_rank, 2, folder, cases, timeout=300) if processes else []:
+            for view, steps_of_cases in zip(real.ON_TWO_RANKS, views_of_rank, strict=True):
+                for name, ours, steps in zip(names, steps_of_cases, expected, strict=True):
+                    report.note(f"{name}: worker, {view.name}", _steps_apart(ours, steps), is_real=True)
 
 
 def _steps_apart(ours: real.Steps, expected: real.Steps) -> float:

@@ -24,17 +24,23 @@ VIEWS = [  # against append context, padded, in one micro-batch
     View("memory, packed, small micro-batches", "memory", max_tokens=70),
     PACKED,
 ]
-TWO_RANKS = View("memory, packed, two ranks, small micro-batches", "memory", num_ranks=2, max_tokens=70)
+ON_TWO_RANKS = [
+    View("memory, packed, two ranks, small micro-batches", "memory", num_ranks=2, max_tokens=70),
+    View("memory, packed, two ranks share sequences", "memory", sequence_parallel=2, max_tokens=35),
+    View("padded, two ranks share sequences", padded=True, sequence_parallel=2),
+]
 PADDED = View("padded", padded=True)
 
 
-def make_worker(folder: str, packed: bool, rank: int, num_ranks: int, address: str) -> PolicyWorker:
+def make_worker(
+    folder: str, packed: bool, rank: int, num_ranks: int, address: str, sequence_parallel: int = 1
+) -> PolicyWorker:
     worker = PolicyWorker(
         model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
         actor=Actor(optim={"lr": 1e-2}),
         ref=Reference(),
         needs_reference=True,
-        placement=RankPlacement(rank, num_ranks, address, "cpu", 1),
+        placement=RankPlacement(rank, num_ranks, address, "cpu", 1, sequence_parallel),
         optimiser_steps=10,
         temperature=0.9,
     )
@@ -44,7 +50,8 @@ def make_worker(folder: str, packed: bool, rank: int, num_ranks: int, address: s
 
 def load(worker: PolicyWorker, case: Case, view: View):
     """Give the worker its rows and settings; returns its columns."""
-    prepared, rank = prepare(view, case.episodes, case.told, case.config, case.estimator), worker.placement.rank
+    prepared = prepare(view, case.episodes, case.told, case.config, case.estimator)
+    rank = worker.placement.rank // view.sequence_parallel
     worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, case.loss
     worker.correction = case.config.algorithm.rollout_correction
     worker.load_batch(prepared.batch.layout.rank_batches[rank])
@@ -68,11 +75,15 @@ def gradients(worker: PolicyWorker, case: Case, view: View) -> Steps:
     return noted
 
 
-def of_rank(rank: int, num_ranks: int, address: str, folder: str, cases: list[Case]) -> list[Steps]:
-    """Run on each of two ranks (gloo processes)."""
-    worker = make_worker(folder, True, rank, num_ranks, address)
-    found = [gradients(worker, case, TWO_RANKS) for case in cases]
-    worker.close()
+def of_rank(rank: int, num_ranks: int, address: str, folder: str, cases: list[Case]) -> list[list[Steps]]:
+    """Run on each of two ranks (gloo processes): of every view of ON_TWO_RANKS, of every case."""
+    workers = [
+        make_worker(folder, not view.padded, rank, num_ranks, address, view.sequence_parallel) for view in ON_TWO_RANKS
+    ]
+    found = [
+        [gradients(worker, case, view) for case in cases] for worker, view in zip(workers, ON_TWO_RANKS, strict=True)
+    ]
+    workers[0].close()
     return found
 
 

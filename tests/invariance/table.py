@@ -82,13 +82,13 @@ def update(
 
 
 def micro_batches(prepared: Prepared, step: int, padded: bool):
-    """(micro-batch, its columns, the numbers of its response tokens) over all ranks."""
+    """(micro-batch, the numbers of its response tokens) over all ranks."""
     ranks = zip(prepared.batch.layout.rank_batches, prepared.columns, prepared.flat_tokens, strict=True)
     for rank, columns, flat in ranks:
         for positions in rank.mini_batches[step].micro_batches:
-            micro = build_micro_batch(rank.rows, positions, padded, torch.device("cpu"))
+            micro = build_micro_batch(rank.rows, positions, padded, torch.device("cpu"), columns)
             tokens = take_segments(flat, rank.rows.response_offsets, positions)
-            yield micro, columns.select(rank.rows, positions), np.full(1, -1) if micro.is_dummy else tokens
+            yield micro, np.full(1, -1) if micro.is_dummy else tokens
 
 
 def policy_step(
@@ -103,8 +103,8 @@ def policy_step(
 ) -> Tensor:
     """The loss of a mini-batch; adds to `figures`."""
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
-    for micro, columns, tokens in micro_batches(prepared, step, view.padded):
-        matrices = policy_matrices(micro, table.stats(theta, tokens), columns)
+    for micro, tokens in micro_batches(prepared, step, view.padded):
+        matrices = policy_matrices(micro, table.stats(theta, tokens))
         one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction)
         total = total + one
         for name, value in sums.items():
@@ -116,18 +116,15 @@ def policy_step(
 def value_step(prepared: Prepared, step: int, view: View, table: Table, theta: Tensor) -> Tensor:
     """The gradient of the critic's loss, with theta as its parameters, where the estimator has values."""
     total = 0.0 * theta.sum()
-    for micro, columns, tokens in micro_batches(prepared, step, view.padded):
-        if columns.values is None:
+    for micro, tokens in micro_batches(prepared, step, view.padded):
+        if micro.columns.values is None:
             return torch.zeros_like(theta)
-        assert columns.returns is not None and columns.value_weights is not None
-        values = micro.to_matrix(table.stats(theta, tokens).logprobs)
-        total = total + _value_loss(micro, values, columns.returns, columns.values, columns.value_weights)
+        total = total + _value_loss(micro, micro.to_matrix(table.stats(theta, tokens).logprobs))
     return torch.autograd.grad(total, theta, materialize_grads=True)[0]
 
 
-def _value_loss(
-    micro: MicroBatch, values: Tensor, returns: np.ndarray, old_values: np.ndarray, weights: np.ndarray
-) -> Tensor:
-    mask = micro.matrix(micro.rows.action_mask)
-    losses, _ = value_loss(values, micro.matrix(old_values), micro.matrix(returns), mask, 0.5)
-    return aggregate(losses, mask, micro.tensor(weights))
+def _value_loss(micro: MicroBatch, values: Tensor) -> Tensor:
+    columns, mask = micro.columns, micro.to_matrix(micro.mask)
+    assert columns.values is not None and columns.returns is not None and columns.value_weights is not None
+    losses, _ = value_loss(values, micro.to_matrix(columns.values), micro.to_matrix(columns.returns), mask, 0.5)
+    return aggregate(losses, mask, columns.value_weights)

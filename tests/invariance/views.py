@@ -26,7 +26,8 @@ class View:
     name: str
     context: Context = "append"
     padded: bool = False
-    num_ranks: int = 1
+    num_ranks: int = 1  # with rows of their own
+    sequence_parallel: int = 1  # workers that share each of those
     max_tokens: int = 10**6  # of a micro-batch
     order: int | None = None  # seed of a shuffle of prompts and samples
     resumed: bool = False  # everything is built anew before each optimiser step
@@ -78,6 +79,7 @@ def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimato
         padded=view.padded,
         run_seed=RUN_SEED,
         step=STEP,
+        sequence_parallel=view.sequence_parallel,
     )
     tokens = token_numbers(batch, episodes)
 

@@ -169,10 +169,6 @@ def _importance_cap(value: str, values: Values) -> Converted:
     return Converted({} if value in ("null", "-1") else words, f"was {ACTOR}.tis_imp_ratio_cap={value}")
 
 
-def _ulysses(value: str, values: Values) -> Converted:
-    return Converted({}, "" if value in ("1", "null") else "sequence parallelism is not built; one rank has a sequence")
-
-
 def _device(value: str, values: Values) -> Converted:
     return Converted({}, "auto finds the GPUs")
 
@@ -208,8 +204,6 @@ def _tools(value: str, values: Values) -> Converted:
 CONVERTERS: dict[str, Callable[[str, Values], Converted]] = {
     f"{ACTOR}.ppo_mini_batch_size": _mini_batch,
     f"{ACTOR}.policy_loss.loss_mode": _one_of(f"{ACTOR}.policy_loss.loss_mode", LOSSES, "the loss has this name"),
-    f"{ACTOR}.ulysses_sequence_parallel_size": _ulysses,
-    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": _ulysses,
     f"{ROLLOUT}.tensor_model_parallel_size": _tensor_parallel,
     f"{ROLLOUT}.name": _one_of(f"{ROLLOUT}.name", {"sglang": "vllm", "trtllm": "vllm"}, "vLLM is the engine"),
     f"{ROLLOUT}.val_kwargs.do_sample": _do_sample,

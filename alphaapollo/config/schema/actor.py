@@ -59,8 +59,9 @@ class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
     """Trajectories (not rows, not turns) an optimiser step, over all ranks."""
     ppo_max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens of one micro-batch at most, on each rank. A longer row is a micro-batch of its own, and so are the rows of
-    a longer trajectory where the loss weighs it as a whole (gspo, gmpo)."""
+    """Tokens of one micro-batch at most, on each rank (ranks that share sequences: together so many times more). A
+    longer row is a micro-batch of its own, and so are the rows of a longer trajectory where the loss weighs it as a
+    whole (gspo, gmpo)."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
     shuffle: bool = True
@@ -102,10 +103,14 @@ class Actor(Section):
     invalid_action_penalty_coef: NonNegativeFloat = 0.1
     """The penalty."""
     ulysses_sequence_parallel_size: PositiveInt = 1
-    """Ranks that share one sequence; only 1 is supported yet."""
+    """Ranks that share every sequence, each with a part of its tokens and, in attention, of the heads (Ulysses): for
+    rows that are too long for one. Must divide the ranks and the model's attention heads. Critic, reference and reward
+    model do as the actor."""
     optim: Optimizer = Optimizer()
     fsdp_config: RoleFsdp = RoleFsdp()
 
 
 class Reference(Section):
+    ulysses_sequence_parallel_size: PositiveInt | None = None
+    """null = the actor's, which it must be: the reference computes beside it."""
     fsdp_config: FrozenFsdp = FrozenFsdp()

@@ -22,4 +22,6 @@ class Critic(Section):
     """Largest gradient norm of the critic."""
     cliprange_value: PositiveFloat | None = 0.5
     """Value clipping around the old values; null = off."""
+    ulysses_sequence_parallel_size: PositiveInt | None = None
+    """null = the actor's, which it must be: both get the same micro-batches."""
     fsdp_config: RoleFsdp = RoleFsdp()

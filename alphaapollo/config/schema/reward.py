@@ -72,4 +72,6 @@ class RewardModel(Section):
     """Tokens it reads at most, the last ones (counted); null = as many as its config allows."""
     forward_max_token_len_per_gpu: PositiveInt = 16384
     """Tokens of one micro-batch at most, on each rank."""
+    ulysses_sequence_parallel_size: PositiveInt | None = None
+    """null = the actor's, which it must be."""
     model: RewardModelPath = RewardModelPath()

@@ -25,7 +25,7 @@ class SftData(Section):
     train_batch_size: PositiveInt = 32
     """Examples an optimiser step, over all ranks."""
     max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens of one micro-batch at most, on each rank."""
+    """Tokens of one micro-batch at most, on each rank (ranks that share sequences: together so many times more)."""
     max_length: PositiveInt = 2048
     """Tokens of an example at most."""
     truncation: Literal["error", "left", "right", "drop"] = "error"
@@ -84,4 +84,7 @@ class SftConfig(Section):
     grad_clip: PositiveFloat = 1.0
     """Largest gradient norm."""
     fsdp_config: Fsdp = Fsdp()
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """Ranks that share every sequence, each with a part of its tokens and, in attention, of the heads (Ulysses). Must
+    divide the ranks and the model's attention heads."""
     trainer: SftTrainer = SftTrainer()

@@ -54,7 +54,14 @@ def test_model_and_data_are_required():
         ("trainer.resume_mode=resume_path", "trainer.resume_from_path: required with trainer.resume_mode=resume_path"),
         ("algorithm.filter_groups.enable=True", "groups of one"),
         ("actor_rollout_ref.actor.clip_ratio_c=1.0", "clip_ratio_c=1.0: the dual clip must be above 1"),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "sequence parallelism is not supported yet"),
+        (
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+            "ulysses_sequence_parallel_size=2: does not divide",
+        ),
+        (
+            "critic.ulysses_sequence_parallel_size=2",
+            "critic.ulysses_sequence_parallel_size=2: it must be the actor's, 1",
+        ),
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "fsdp_size=2: does not divide the trainer.n_gpus_per_node"),
         ("critic.fsdp_config.fsdp_size=0", "fsdp_size=0: does not divide the trainer.n_gpus_per_node x trainer.nnodes"),
         ("actor_rollout_ref.rollout.top_p=0", "actor_rollout_ref.rollout.top_p=0: nothing is left to sample"),

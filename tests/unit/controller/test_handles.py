@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from alphaapollo.controller.handles import EngineGroup, PolicyGroup
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.weights.proof import WeightSyncError
@@ -115,3 +115,34 @@ def test_publish_returns_the_gap() -> None:
 def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:
     with pytest.raises(WeightSyncError, match=says):
         asyncio.run(publisher(engine).publish(1))
+
+
+class FourRanks:
+    """Notes what each rank gets; a rank answers with its number."""
+
+    size = 4
+
+    def __init__(self) -> None:
+        self.got: list[list[str]] = []
+
+    async def call(self, function):  # type: ignore[no-untyped-def]
+        return [0, 1, 2, 3]
+
+    async def call_each(self, function, items):  # type: ignore[no-untyped-def]
+        self.got.append(list(items))
+        return [0, 1, 2, 3]
+
+
+def test_ranks_that_share_rows_get_the_same_and_one_of_them_answers() -> None:
+    ranks = FourRanks()
+    policy, critic, reward = (kind(ranks, 2) for kind in (PolicyGroup, CriticGroup, RewardModelGroup))  # type: ignore
+
+    async def use() -> list[list[int]]:
+        for group in (policy, critic):
+            await group.load_batch(["a", "b"])
+            assert await group.update(["c", "d"]) == 0
+        columns = [await policy.compute_log_probs(), await policy.compute_ref_log_probs(), await policy.old_log_probs()]
+        return [*columns, await critic.compute_values(), await reward.compute_scores(["e", "f"])]
+
+    assert asyncio.run(use()) == [[0, 2]] * 5
+    assert ranks.got == [list("aabb"), list("ccdd")] * 2 + [list("eeff")]

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from alphaapollo.data.batch import Rows
+from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.ulysses import SequenceGroup
+from alphaapollo.models.upload import upload
 
 CPU = torch.device("cpu")
 
@@ -32,7 +35,7 @@ def test_padded_layout_by_hand():
     micro = build_micro_batch(short, [0, 1], True, CPU)
     assert micro.token_ids.tolist() == [[5, 6, 7, 8], [9, 2, 3, 0]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3]]
-    assert micro.states.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
+    assert micro.states.local.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
     assert micro.targets.tolist() == [7, 8, 2, 3]
     assert micro.packing is None
 
@@ -43,7 +46,7 @@ def test_packed_layout_by_hand():
     assert micro.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
     assert micro.packing is not None
     assert micro.packing.cu_seqlens.tolist() == [0, 4, 8]
-    assert micro.states.tolist() == [0, 1, 2, 5, 6]
+    assert micro.states.local.tolist() == [0, 1, 2, 5, 6]
     assert micro.targets.tolist() == [2, 3, 4, 7, 8]
 
 
@@ -59,18 +62,71 @@ def test_matrix_is_response_aligned_and_differentiable():
 
 def test_no_rows_make_a_dummy_that_weighs_nothing():
     for padded in (True, False):
-        micro = build_micro_batch(two_rows(), [], padded, CPU)
+        given = Columns(advantages=np.ones(5), loss_weights=np.ones(2), trajectory_ids=np.array([0, 0]))
+        micro = build_micro_batch(two_rows(), [], padded, CPU, given)
         assert micro.is_dummy
         assert micro.token_ids.shape == (1, 2)
         assert micro.to_matrix(torch.ones(1)).shape == (1, 1)
-        assert micro.matrix(micro.rows.action_mask).tolist() == [[0.0]]
-        assert micro.tensor(np.zeros(0)).tolist() == [0.0]  # a column of no rows
+        assert micro.to_matrix(micro.mask).tolist() == [[0.0]]
+        assert micro.columns.advantages.tolist() == micro.columns.loss_weights.tolist() == [0.0]
+        assert micro.columns.trajectory_ids is None and micro.columns.values is None
         assert micro.values(torch.ones(1)).shape == (0,)
 
 
-def test_columns_travel_as_float32_copies():
-    micro = build_micro_batch(two_rows(), [0, 1], True, CPU)
+def test_columns_travel_as_float32():
     column = np.array([1, 2, 3, 4, 5], dtype=np.float64)
     column.flags.writeable = False  # as arrays from Ray are
-    assert micro.matrix(column).tolist() == [[1.0, 2.0, 0.0], [3.0, 4.0, 5.0]]
+    given = Columns(returns=column, sequence_weights=np.array([0.5, 2.0]), trajectory_ids=np.array([7, 7]))
+    micro = build_micro_batch(two_rows(), [1, 0], True, CPU, given)
+    assert micro.to_matrix(micro.columns.returns).tolist() == [[3.0, 4.0, 5.0], [1.0, 2.0, 0.0]]
+    assert micro.columns.sequence_weights.tolist() == [2.0, 0.5]
+    assert micro.columns.returns.dtype == torch.float32
+    assert micro.columns.trajectory_ids.tolist() == [7, 7]
     assert micro.values(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert micro.ends.local.tolist() == [3, 7]
+
+
+def test_rows_of_different_trajectories_need_no_ids():
+    given = Columns(trajectory_ids=np.array([7, 7, 8])[[0, 2]])
+    assert build_micro_batch(two_rows(), [0, 1], True, CPU, given).columns.trajectory_ids is None
+
+
+def test_upload_is_one_copy_of_any_types():
+    arrays = {
+        "a": np.arange(6).reshape(2, 3)[:, 1:],
+        "b": np.array([1, 2, 3], dtype=np.int32),
+        "none": np.zeros(0, dtype=np.int64),
+        "c": np.array([0.5], dtype=np.float32),
+    }
+    there = upload(arrays, CPU)
+    for name, array in arrays.items():
+        assert there[name].tolist() == array.tolist()
+        assert there[name].dtype == torch.from_numpy(array.copy()).dtype
+    assert len({tensor.untyped_storage().data_ptr() for tensor in there.values()}) == 1
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_parts_of_ranks_make_up_the_whole(padded: bool):
+    """Rows of 4 and 4 tokens over 3 ranks: padded to 6 a row, or to 9 in all with a last row of one."""
+    whole = build_micro_batch(two_rows(), [0, 1], padded, CPU)
+    parts = [
+        build_micro_batch(two_rows(), [0, 1], padded, CPU, sequence=SequenceGroup(None, rank, 3)) for rank in range(3)
+    ]
+    tokens = torch.cat([part.token_ids for part in parts], dim=1)
+    assert tokens.tolist() == ([[5, 6, 7, 8, 0, 0], [9, 2, 3, 4, 0, 0]] if padded else [[5, 6, 7, 8, 9, 2, 3, 4, 0]])
+    positions = torch.cat([part.position_ids for part in parts], dim=1)
+    assert positions.tolist() == [[0, 1, 2, 3, 4, 5] if padded else [0, 1, 2, 3, 0, 1, 2, 3, 0]]
+    if not padded:
+        assert [part.packing.lengths for part in parts] == [[4, 4, 1]] * 3
+        assert parts[2].packing.cu_seqlens.tolist() == [0, 4, 8, 9]
+    targets = torch.zeros(5, dtype=torch.int64)
+    for part in parts:
+        targets[part.states.own] = part.targets
+        before = part.token_ids.flatten()[part.states.local]  # the token whose state predicts the target
+        expected = whole.token_ids.flatten()[whole.states.local][part.states.own]
+        assert before.tolist() == expected.tolist()
+        assert (part.states.count, part.ends.count) == (5, 2)
+        last = part.token_ids.flatten()[part.ends.local]
+        assert last.tolist() == torch.tensor([8, 4])[part.ends.own].tolist()
+        assert part.to_matrix(part.mask).tolist() == whole.to_matrix(whole.mask).tolist()
+    assert targets.tolist() == whole.targets.tolist()

@@ -41,7 +41,13 @@ def group(*trajectories: Trajectory, baseline: Trajectory | None = None, **extra
     return TrajectoryGroup(Prompt(0, "test", "text", extra_info=extra_info), list(trajectories), baseline)
 
 
-def build(groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1, **algorithm: Any) -> Batch:
+def build(
+    groups: list[TrajectoryGroup],
+    actor: Actor | None = None,
+    num_ranks: int = 1,
+    sequence_parallel: int = 1,
+    **algorithm: Any,
+) -> Batch:
     return build_batch(
         groups,
         actor or Actor(shuffle=False),
@@ -51,6 +57,7 @@ def build(groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: 
         padded=False,
         run_seed=0,
         step=1,
+        sequence_parallel=sequence_parallel,
     )
 
 

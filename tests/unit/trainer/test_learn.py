@@ -49,7 +49,7 @@ def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: i
         }
     )
     crew, progress = Crew(), Progress(kl_coef=1e-3)
-    placement = SimpleNamespace(num_ranks=1)
+    placement = SimpleNamespace(data_parallel=1, sequence_parallel=1)
     run: Any = SimpleNamespace(
         config=config,
         crew=crew,

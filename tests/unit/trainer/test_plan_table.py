@@ -74,3 +74,9 @@ def test_turns_tools_and_rewards(table: Any):
     rows = table("algorithm=grpo", "env.env_name=guessing_game", "env.max_steps=6")
     assert rows["environment"] == "guessing_game, at most 6 turns"
     assert rows["reward"] == "the environment's own"
+
+
+def test_ranks_that_share_sequences_have_one_part_of_the_data(table: Any):
+    rows = table("trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+    assert rows["data-parallel degree"] == "2"
+    assert "FSDP2, sequence parallel 2" in rows["actor and reference"]

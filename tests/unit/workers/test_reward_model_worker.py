@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphaapollo.config.resolve import resolve_model
-from alphaapollo.config.schema import Model
+from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
@@ -41,13 +41,19 @@ def one_batch(num_ranks: int, max_tokens: int, padded: bool) -> TrainBatch:
 
 
 def scores(
-    rank: int, num_ranks: int, address: str, folder: str, attention: str = "padded", max_tokens: int = 40
+    rank: int,
+    num_ranks: int,
+    address: str,
+    folder: str,
+    attention: str = "padded",
+    max_tokens: int = 40,
+    shared: int = 1,
 ) -> np.ndarray:
     sharding.MIN_UNIT = 0
     model = resolve_model(Model(path=folder, attention=attention), "cpu")
-    worker = RewardModelWorker(model, False, RankPlacement(rank, num_ranks, address, "cpu", 1))
-    batch = one_batch(num_ranks, max_tokens, worker.padded)
-    found = worker.compute_scores(batch.rank_batches[rank])
+    worker = RewardModelWorker(model, FrozenFsdp(), RankPlacement(rank, num_ranks, address, "cpu", 1, shared))
+    batch = one_batch(num_ranks // shared, max_tokens, worker.padded)
+    found = worker.compute_scores(batch.rank_batches[rank // shared])
     worker.close()
     return found
 
@@ -96,6 +102,15 @@ def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
     columns = run_ranks(scores, 2, str(folder), "padded", 100)
     ours = one_batch(2, 100, True).to_matrix(columns)
     np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("attention", ["padded", "sdpa"])
+def test_two_ranks_that_share_the_texts_give_the_same_scores(scorer_folder, attention: str) -> None:
+    folder = scorer_folder("qwen3")
+    for scored in run_ranks(scores, 2, str(folder), attention, 100, 2):
+        ours = one_batch(1, 100, attention == "padded").to_matrix([scored])
+        np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
 
 
 def load(path: Path) -> None:

@@ -30,6 +30,7 @@ class SftCase:
     attention: str = "padded"
     max_tokens: int = 10_000
     optim: dict[str, Any] = field(default_factory=dict)
+    sequence_parallel: int = 1
 
 
 def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWorker:
@@ -37,14 +38,16 @@ def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWo
     config = SftConfig(
         model={"path": case.folder, "attention": case.attention}, optim=OPTIM | case.optim, grad_clip=0.5
     )
-    model, placement = resolve_model(config.model, "cpu"), RankPlacement(rank, num_ranks, address, "cpu", 1)
-    return SftWorker(config, model, placement, NUM_STEPS)
+    placement = RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel)
+    return SftWorker(config, resolve_model(config.model, "cpu"), placement, NUM_STEPS)
 
 
 def deal(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:
-    padded = case.attention == "padded"
-    layout = build_train_batch(rows, range(len(rows)), num_ranks, len(rows), case.max_tokens, padded, 0, False)
-    return layout.rank_batches[rank]
+    padded, shared = case.attention == "padded", case.sequence_parallel
+    layout = build_train_batch(
+        rows, range(len(rows)), num_ranks // shared, len(rows), case.max_tokens, padded, 0, False
+    )
+    return layout.rank_batches[rank // shared]
 
 
 def batches() -> list[list[Row]]:
@@ -107,6 +110,7 @@ def test_layout_and_ranks_change_nothing(model_folder):
     expected, _, val_loss = train(0, 1, free_address(), case)
     others = [train(0, 1, free_address(), SftCase(case.folder, "sdpa", 50))]
     others += run_ranks(train, 2, SftCase(case.folder, max_tokens=40))
+    others += run_ranks(train, 2, SftCase(case.folder, "sdpa", 50, sequence_parallel=2))
     for figures, _, own_val_loss in others:
         for ours, figure in zip(figures, expected, strict=True):
             assert ours == pytest.approx(figure, rel=2e-3)

@@ -42,6 +42,11 @@ class Case:
     rough: bool = False  # rows 0 and 2 have a response of one token, and rows 1 and 2 no weight in the loss
     order: int | None = None  # seed of a shuffle of the rows
     correction: dict[str, Any] = field(default_factory=dict)
+    sequence_parallel: int = 1
+
+    def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
+        """Which of how many parts of the rows a rank gets."""
+        return rank // self.sequence_parallel, num_ranks // self.sequence_parallel
 
     @property
     def row_order(self) -> np.ndarray:
@@ -64,7 +69,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         actor=Actor(**case.actor),
         ref=Reference(),
         needs_reference=case.needs_reference,
-        placement=RankPlacement(rank, num_ranks, address, "cpu", 1),
+        placement=RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel),
         optimiser_steps=10,
         temperature=0.9,
         **arguments,
@@ -168,10 +173,11 @@ def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Cas
         worker.actor, worker.correction = Actor(**case.actor), RolloutCorrection(**case.correction)
         worker.policy_loss = get_policy_loss(worker.actor.policy_loss.loss_mode)
         noted = record_gradients(worker)
-        batch = make_batch(case, num_ranks)
-        worker.load_batch(batch.rank_batches[rank])
+        own, shares = case.share(rank, num_ranks)
+        batch = make_batch(case, shares)
+        worker.load_batch(batch.rank_batches[own])
         needs_ref_column = worker.actor.use_kl_loss and worker.actor.kl_loss_type != "full"
-        figures = worker.update(make_columns(case, batch, rank, ref=needs_ref_column))
+        figures = worker.update(make_columns(case, batch, own, ref=needs_ref_column))
         found.append((noted[0], figures))
     worker.close()
     return found

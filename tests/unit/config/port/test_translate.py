@@ -80,7 +80,7 @@ def test_dapo():
     assert words["algorithm.filter_groups.metric"] == "accuracy"
     assert words["trainer.output_dir"] == "/big/ckpts"
     assert words["data.truncation"] == "left"
-    assert "actor_rollout_ref.actor.ulysses_sequence_parallel_size" not in words
+    assert words["actor_rollout_ref.actor.ulysses_sequence_parallel_size"] == "4"
     assert "algorithm.overlong_penalty.log" not in words
 
 
@@ -209,7 +209,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_a_ported_command_passes_the_dry_run(name: str, local: list[str], capsys: pytest.CaptureFixture[str]):
     from alphaapollo.trainer.main_ppo import main as main_ppo
 
-    words = ported(name, *local)
+    ranks = ["trainer.n_gpus_per_node=4"] if name == "dapo" else []  # its sequences are shared by 4
+    words = ported(name, *local, *ranks)
     if name == "multi_turn":
         assert words.pop("env.tool_parser") == "hermes"
     assert main_ppo([*(f"{key}={value}" for key, value in words.items()), "trainer.dry_run=True"]) == 0

@@ -1,0 +1,116 @@
+"""Attention by parts of tokens and heads against attention of the whole; and models that cannot be split."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alphaapollo.models import attention
+from alphaapollo.models.micro_batch import Packing
+from alphaapollo.models.ulysses import check_splits, sequence_groups
+from tests.unit.tiny import run_ranks
+
+CASES: list[dict[str, Any]] = [
+    {"heads": 4, "groups": 2},
+    {"heads": 4, "groups": 4, "window": 3},
+    {"heads": 2, "groups": 1, "softcap": 2.0},  # one key head: repeated
+    {"heads": 6, "groups": 3, "sinks": True},  # three key heads over two ranks: repeated
+    {"heads": 4, "groups": 2, "dtype": torch.bfloat16},
+]
+
+
+def draw(case: dict[str, Any]) -> list[Tensor]:
+    """query, key, value [1, h, 8, 6] and sinks [heads]."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(1, case["heads"], 8, 6), (1, case["groups"], 8, 6), (1, case["groups"], 8, 6), (case["heads"],)]
+    dtype = case.get("dtype", torch.float32)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def attend(case: dict[str, Any], kind: str, tensors: list[Tensor], **more: Any) -> Tensor:
+    interface = attention._interface(attention._COMPUTE[kind])
+    packing = Packing(torch.tensor([0, 5, 8], dtype=torch.int32), [5, 3]) if kind == "sdpa" else None
+    *states, sinks = tensors
+    return interface(
+        torch.nn.Linear(1, 1),
+        *states,
+        attention_mask=None,
+        sliding_window=case.get("window"),
+        softcap=case.get("softcap"),
+        s_aux=sinks if case.get("sinks") else None,
+        packing=packing,
+        **more,
+    )[0]
+
+
+def by_parts(rank: int, num_ranks: int, address: str) -> list[list[Tensor | None]]:
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=num_ranks)
+    sequence, data = sequence_groups("cpu", num_ranks)
+    assert sequence is not None and data is not None
+    assert (sequence.rank, sequence.size, data.size()) == (rank, num_ranks, 1)
+    found = []
+    for case in CASES:
+        for kind in ("padded", "sdpa"):
+            tensors = draw(case)
+            own = [one[:, :, sequence.part(8)] for one in tensors[:3]]
+            output = attend(case, kind, [*own, tensors[3]], sequence=sequence)
+            output.float().square().sum().backward()
+            found.append([output.detach(), *(one.grad for one in tensors)])
+    return found
+
+
+def test_attention_by_parts_is_attention():
+    ranks = run_ranks(by_parts, 2)
+    numbers = iter(range(2 * len(CASES)))
+    for case in CASES:
+        for kind in ("padded", "sdpa"):
+            number = next(numbers)
+            tensors = draw(case)
+            output = attend(case, kind, tensors)
+            output.float().square().sum().backward()
+            tolerance = {"atol": 0.05, "rtol": 0.05} if case.get("dtype") else {"atol": 1e-6, "rtol": 1e-5}
+            parts = torch.cat([rank[number][0] for rank in ranks], dim=1)
+            torch.testing.assert_close(parts, output.detach(), **tolerance)
+            for index, tensor in enumerate(tensors, start=1):
+                grads = [rank[number][index] for rank in ranks]
+                if tensor.grad is None:
+                    assert grads == [None, None]
+                else:
+                    torch.testing.assert_close(sum(grads), tensor.grad, **tolerance)
+
+
+def config(**fields: Any) -> Any:
+    text = SimpleNamespace(**({"num_attention_heads": 14} | fields))
+    return SimpleNamespace(get_text_config=lambda: text, auto_map=fields.get("auto_map"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "some/model has 14 attention heads, which 4 ranks cannot share. Set one of 1, 2, 7, 14."),
+        ({"num_attention_heads": 0}, "has 0 attention heads"),
+        (
+            {"num_attention_heads": 8, "layer_types": ["linear_attention", "full_attention"]},
+            "layers of kind linear_attention, which carry a state from token to token",
+        ),
+        ({"num_attention_heads": 8, "auto_map": {"AutoModel": "x"}}, "brings its own code"),
+        (
+            {"num_attention_heads": 8, "rope_parameters": {"full": {"rope_type": "longrope"}}},
+            "longrope position embeddings, which depend on the longest row",
+        ),
+    ],
+)
+def test_models_that_ranks_cannot_share(fields: dict[str, Any], says: str):
+    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size=4: .*") as caught:
+        check_splits(config(**fields), "some/model", 4)
+    assert says in str(caught.value)
+
+
+def test_models_that_ranks_can_share():
+    check_splits(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7)
+    check_splits(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2)

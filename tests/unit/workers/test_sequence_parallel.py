@@ -1,0 +1,138 @@
+"""Ranks that share sequences (Ulysses) compute what one rank computes: losses, gradients, columns, figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Critic, Model
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.critic import CriticWorker
+from tests.unit.tiny import free_address, run_ranks
+from tests.unit.workers.training import (
+    Case,
+    Gradients,
+    gradients,
+    gradients_of_cases,
+    make_batch,
+    make_columns,
+    make_worker,
+    record_gradients,
+    scale_weights,
+)
+
+RICH = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "k3+"}
+FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
+BY_ROW = RICH | {"policy_loss": {"loss_mode": "gspo"}}
+
+
+def assert_same(ours: Gradients, expected: Gradients) -> None:
+    """The gradient within 1e-6 of its norm, that of each parameter within 2e-6 of its own, figures within 1e-6."""
+    assert ours[0].keys() == expected[0].keys()
+    gaps = {name: float(np.linalg.norm(ours[0][name] - gradient)) for name, gradient in expected[0].items()}
+    norms = {name: float(np.linalg.norm(gradient)) for name, gradient in expected[0].items()}
+    assert math.hypot(*gaps.values()) <= 1e-6 * math.hypot(*norms.values())
+    for name in gaps:
+        assert gaps[name] <= 2e-6 * norms[name], name
+    assert ours[1] == pytest.approx(expected[1], rel=1e-6, abs=1e-6)
+
+
+def assert_same_on_ranks(cases: list[Case], num_ranks: int) -> None:
+    """`cases` on so many ranks against each alone on one."""
+    ranks = run_ranks(gradients_of_cases, num_ranks, cases, [free_address() for _ in cases], timeout=300)
+    for index, case in enumerate(cases):
+        actor = {key: value for key, value in case.actor.items() if key != "fsdp_config"}
+        expected = gradients(0, 1, free_address(), replace(case, actor=actor, sequence_parallel=1))
+        assert max(np.abs(gradient).max() for gradient in expected[0].values()) > 1e-3
+        for rank in ranks:
+            assert_same(rank[index], expected)
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_share_every_sequence(model_folder):
+    """Padded and packed; full KL and the others; layers gathered or not; capped scores and windows; experts."""
+    padded = Case(str(model_folder("qwen3")), FULL, needs_reference=True, max_tokens=60, sequence_parallel=2)
+    packed = replace(padded, attention="sdpa")
+    assert_same_on_ranks(
+        [
+            padded,
+            packed,
+            replace(packed, actor=BY_ROW, needs_reference=False, checkpointing=True),
+            replace(padded, actor=RICH, needs_reference=False, min_unit=10**9, max_tokens=1),
+            replace(packed, folder=str(model_folder("gemma2"))),
+            replace(padded, folder=str(model_folder("qwen3_moe")), num_rows=1),
+        ],
+        2,
+    )
+
+
+@pytest.mark.timeout(400)
+def test_four_ranks_share_sequences_and_rows(model_folder):
+    """Two groups of two with rows of their own, one of which may have none and computes a dummy; copies of the model
+    across the groups; and one group of four, more than there are key heads."""
+    both = Case(str(model_folder("qwen3")), FULL, "sdpa", needs_reference=True, max_tokens=40, sequence_parallel=2)
+    assert_same_on_ranks(
+        [
+            both,
+            replace(both, attention="padded", actor=RICH, needs_reference=False),
+            replace(both, num_rows=1),
+            replace(both, actor=FULL | {"fsdp_config": {"fsdp_size": 2, "sync_each_micro_batch": False}}),
+            replace(both, sequence_parallel=4),
+            replace(both, attention="padded", sequence_parallel=4),
+        ],
+        4,
+    )
+
+
+def columns_and_steps(rank: int, num_ranks: int, address: str, case: Case) -> tuple[list[np.ndarray], list[float]]:
+    """Log-probs by policy and reference, the old ones that the update notes itself, and a probe, after real steps."""
+    worker = make_worker(case, rank, num_ranks, address)
+    scale_weights(worker.policy, 1.1)
+    own, shares = case.share(rank, num_ranks)
+    batch = make_batch(case, shares)
+    worker.load_batch(batch.rank_batches[own])
+    found = [worker.compute_log_probs(), worker.compute_ref_log_probs()]
+    worker.update(make_columns(case, batch, own, old=False))
+    found += [worker.old_log_probs(), worker.compute_log_probs()]
+    probe = worker.probe([5, 9, 3, 3, 40])
+    worker.close()
+    return found, probe
+
+
+def test_columns_are_whole_on_every_rank(model_folder):
+    actor = FULL | {"optim": {"lr": 1e-3}}
+    case = Case(str(model_folder("llama")), actor, "sdpa", needs_reference=True, max_tokens=60, mini_batch_size=5)
+    expected, probe = columns_and_steps(0, 1, free_address(), case)
+    np.testing.assert_allclose(expected[0], expected[2], atol=1e-6)
+    assert np.abs(expected[0] - expected[3]).max() > 1e-3
+    for columns, own_probe in run_ranks(columns_and_steps, 2, replace(case, sequence_parallel=2)):
+        for ours, column in zip(columns, expected, strict=True):
+            np.testing.assert_allclose(ours, column, atol=1e-5)
+        assert own_probe == pytest.approx(probe, abs=1e-5)
+
+
+def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[np.ndarray, Gradients]:
+    model = resolve_model(Model(path=case.folder, attention=case.attention), "cpu")
+    placement = RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel)
+    worker = CriticWorker(model, Critic(), placement, 10, 0)
+    noted = record_gradients(worker)
+    own, shares = case.share(rank, num_ranks)
+    batch = make_batch(case, shares)
+    worker.load_batch(batch.rank_batches[own])
+    values = worker.compute_values()
+    figures = worker.update(make_columns(case, batch, own))
+    worker.close()
+    return values, (noted[0], figures)
+
+
+@pytest.mark.parametrize("attention", ["padded", "sdpa"])
+def test_the_critic_shares_sequences_too(model_folder, attention: str):
+    case = Case(str(model_folder("qwen3")), attention=attention, max_tokens=60)
+    values, expected = critic_gradients(0, 1, free_address(), case)
+    for own_values, own in run_ranks(critic_gradients, 2, replace(case, sequence_parallel=2)):
+        np.testing.assert_allclose(own_values, values, atol=1e-6)
+        assert_same(own, expected)
