@@ -40,8 +40,12 @@ GENERATION_CPU_ONLY = ("rollout.kv_cache_gib", "rollout.block_size")
 OF_TRAINING = (  # keys of sections that main_generation shares with main_ppo
     "model.attention",
     "model.enable_gradient_checkpointing",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "model.target_modules",
     "rollout.colocate",
     "rollout.free_cache_engine",
+    "rollout.lora",
     *(f"rollout.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k", "greedy")),
 )
 OFF: dict[str, float | None] = {  # values that say what is so anyway where the key has no effect
@@ -231,6 +235,12 @@ def _trainer_switches(config: Config) -> list[Switch]:
             trainer.resume_mode == "resume_path",
             f"trainer.resume_mode is {trainer.resume_mode}",
             ["trainer.resume_from_path"],
+        ),
+        (trainer.export_hf, "trainer.export_hf is false", ["trainer.export_lora"]),
+        (
+            not config.actor_rollout_ref.model.lora_rank,
+            "with LoRA the reference is the policy without its adapters",
+            [f"actor_rollout_ref.ref.fsdp_config.{name}" for name in ("param_offload", "offload_policy")],
         ),
         (trainer.save_freq != -1, "trainer.save_freq is -1", ["trainer.max_ckpt_to_keep"]),
     ]

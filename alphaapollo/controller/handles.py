@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.ranks import Ranks
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
@@ -92,9 +93,9 @@ class PolicyGroup:
         """Go on from what save wrote, by any number of ranks."""
         await self.ranks.call(lambda worker: worker.load(folder))
 
-    async def export(self, folder: str) -> None:
-        """Write a Hugging Face folder."""
-        await self.ranks.call(lambda worker: worker.export(folder))
+    async def export(self, folder: str, form: LoraForm) -> None:
+        """Write a Hugging Face folder; form: adapter: with LoRA peft's, of the adapters alone."""
+        await self.ranks.call(lambda worker: worker.export(folder, form))
 
     async def memory(self) -> dict[str, float]:
         """GiB, the largest over the ranks: rss_gib, rss_peak_gib and, on GPUs, cuda_gib, cuda_peak_gib."""

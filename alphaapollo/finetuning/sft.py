@@ -27,7 +27,7 @@ from alphaapollo.due import due
 from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
-from alphaapollo.startup.input_checks import check_sequence_parallel
+from alphaapollo.startup.input_checks import check_adapters, check_sequence_parallel
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
@@ -66,6 +66,7 @@ class SftRun:
 def change_rule(key: str) -> tuple[Verdict, str]:
     """What becomes of a key that has changed since the run's earlier start: model and data are what a run is."""
     identity = {"model.path": "another model", "data.train_files": "other data"}
+    identity |= {f"model.{name}": "other adapters" for name in ("lora_rank", "lora_alpha", "target_modules")}
     if key in identity:
         return "refused", identity[key]
     reordered = ("data.seed", "data.shuffle", "data.train_max_samples")
@@ -81,6 +82,7 @@ def prepare(config: SftConfig) -> SftRun:
     _check_ranks(config, world_size, ranks_per_node)
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule)
+    check_adapters(config.model, "model")
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     notices += unread_arguments(config.data.apply_chat_template_kwargs, tokenizer)
     renderer = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
@@ -130,7 +132,7 @@ def print_plan(run: SftRun) -> None:
     print(
         f"{run.folder}: {run.total_steps} steps of {size} examples ({len(run.examples)} examples, "
         f"{run.total_steps * size / len(run.examples):.2f} epochs), {len(run.val_examples)} for validation, "
-        f"{run.placement.world_size} rank(s) on {run.placement.device}"
+        f"{run.placement.world_size} rank(s) on {run.placement.device}{run.model.lora_words}"
     )
     for notice in run.notices:
         print(f"note: {notice}")
@@ -166,7 +168,7 @@ def train(run: SftRun) -> None:
         if due(step, trainer.save_freq, is_last):
             save(run, worker, checkpoints, Progress(step, progress.examples_consumed))
     if trainer.export_hf:
-        worker.export(str(run.folder / "model"))
+        worker.export(str(run.folder / "model"), trainer.export_lora)
         if log:
             log.console.notice(f"the model lies in {run.folder / 'model'}")
     elif log and trainer.save_freq > 0:

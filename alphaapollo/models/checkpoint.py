@@ -1,6 +1,7 @@
 """Sharded checkpoints to resume from (for Hugging Face folders see export.py).
 
-    <folder>/model/       torch.distributed.checkpoint: parameters and optimiser state, loadable by any number of ranks
+    <folder>/model/       torch.distributed.checkpoint: parameters (with LoRA the adapters alone) and optimiser state,
+                          loadable by any number of ranks
     <folder>/rank_R.pt    random number generators of rank R
     <folder>/state.json   the number of ranks, and the caller's own figures
 
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -78,10 +80,17 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_reason(error)} Resume from another one."
         ) from error
+    options = StateDictOptions(strict=False)  # what rests is not among them; what is asked for has been found
     if optimizer is None:
-        set_model_state_dict(model, tensors["model"])
+        set_model_state_dict(model, tensors["model"], options=options)
     else:
-        set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimizer"],
+            options=options,
+        )
     if state["world_size"] == dist.get_world_size():
         _set_generators(torch.load(path / f"rank_{dist.get_rank()}.pt", weights_only=False))
     return state
@@ -89,14 +98,21 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
 
 def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     if optimizer is None:
-        return {"model": get_model_state_dict(model)}
+        return {"model": _kept(model, get_model_state_dict(model))}
     if not optimizer.state:
         get_state_dict(model, optimizer)  # makes a state by a step of zero gradients, and counts it as one
         for state in optimizer.state.values():
             for value in state.values():
                 value.zero_()
     parameters, states = get_state_dict(model, optimizer)
-    return {"model": parameters, "optimizer": states}
+    return {"model": _kept(model, parameters), "optimizer": states}
+
+
+def _kept(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Of a model that is trained in part (LoRA) that part alone: the rest is what the run began with."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    resting = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensors[name] for name in sorted(trained)} if trained and resting else tensors
 
 
 def _generators() -> dict[str, Any]:

@@ -31,7 +31,7 @@ class CriticModel(nn.Module):
         generator = torch.Generator().manual_seed(derive_seed(seed, "value_head"))
         weight = torch.randn(1, size, generator=generator) / (size + 1)
         parameter = next(self.model.parameters())
-        self.value_head = nn.Linear(size, 1, device=parameter.device, dtype=parameter.dtype)
+        self.value_head = nn.Linear(size, 1, device=parameter.device, dtype=torch.float32)
         if not parameter.is_meta:
             self.value_head.weight.data.copy_(weight)
             self.value_head.bias.data.zero_()

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alphaapollo.config.schema import Model
+from alphaapollo.config.schema import LoraForm, Model
+from alphaapollo.models.lora import adapter_tensors, is_adapter, lora_layers, merged_weight, plain_name, write_adapter
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.models.trunk import decoder_layers
 
@@ -27,27 +28,33 @@ def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tupl
     rank must exhaust it).
 
     Names are those of a checkpoint, where they differ from the model's own (transformers fuses a layer's experts into
-    one tensor; checkpoints have one an expert). Tied parameters come once.
+    one tensor; checkpoints have one an expert). Tied parameters come once. Adapters are merged into their weights.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
+    adapted = lora_layers(model)
     for names in _names_by_layer(model):
         parameters = dict(model.named_parameters())
-        whole = {name: full_tensor(parameters[name].detach().to(dtype)) for name in names}
+        whole = {}
+        for name in names:
+            if not is_adapter(name):
+                weight = merged_weight(adapted[name]) if name in adapted else parameters[name].detach()
+                whole[plain_name(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, whole).items():
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
             yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors refuses views
 
 
-def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype) -> None:
+def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype, form: LoraForm) -> None:
     """Write weights, configuration and tokenizer, whole or not at all (a collective of all ranks; rank 0 writes).
 
+    form: adapter: of a model with LoRA its adapters alone, as peft's folder on `source`.
     Raises OSError that names the folder, e.g. for a full disk.
     """
     from safetensors import SafetensorError
 
     tensors = {}
-    for name, tensor in full_parameters(model, dtype):
+    for name, tensor in adapter_tensors(model) if form == "adapter" else full_parameters(model, dtype):
         if dist.get_rank() == 0:
             tensors[name] = tensor.cpu()
     if dist.get_rank() == 0:
@@ -55,7 +62,10 @@ def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtyp
         partial = whole.with_name(f".writing_{whole.name}")
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            _write(partial, model, tensors | _buffers(model), source, dtype)
+            if form == "adapter":
+                write_adapter(partial, model, tensors, source.path)
+            else:
+                _write(partial, model, tensors | _buffers(model), source, dtype)
             shutil.rmtree(whole, ignore_errors=True)
             partial.rename(whole)
         except (OSError, RuntimeError, SafetensorError) as error:

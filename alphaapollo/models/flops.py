@@ -41,6 +41,7 @@ class ModelSize:
     """What the arithmetic of a decoder depends on."""
 
     num_parameters: int  # of the matrices that every token passes, the head among them
+    num_trained: int  # of these, those that get a gradient: with LoRA the adapters'
     num_layers: int
     attention_width: int  # heads x their size
 
@@ -50,16 +51,20 @@ class ModelSize:
         config = model.config.get_text_config()
         if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
             return None
-        matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim >= 2)
+        passed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
         if not config.tie_word_embeddings:
-            matrices -= model.get_input_embeddings().weight.numel()  # looked up, not multiplied
+            embedding = model.get_input_embeddings().weight  # looked up, not multiplied
+            passed = [parameter for parameter in passed if parameter is not embedding]
+        matrices = sum(parameter.numel() for parameter in passed)
+        trained = sum(parameter.numel() for parameter in passed if parameter.requires_grad)
         heads = config.num_attention_heads
         width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-        return cls(matrices, config.num_hidden_layers, width)
+        return cls(matrices, trained, config.num_hidden_layers, width)
 
     def training_flops(self, lengths: np.ndarray) -> float:
-        """Forward and backward over sequences of these lengths: 6 a parameter and token, and 6 a layer, width and pair
-        of tokens for causal attention."""
+        """Forward and backward over sequences of these lengths: 4 a parameter and token, 2 more where it is trained,
+        and 6 a layer, width and pair of tokens for causal attention."""
         squares = float(np.square(lengths.astype(np.float64)).sum())
         attention = 6.0 * self.num_layers * self.attention_width * squares
-        return 6.0 * self.num_parameters * float(lengths.sum()) + attention
+        products = 4.0 * self.num_parameters + 2.0 * self.num_trained
+        return products * float(lengths.sum()) + attention

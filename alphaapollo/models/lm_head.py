@@ -132,7 +132,7 @@ class _TokenStats(torch.autograd.Function):
                 log_ratio = logits - normaliser[chunk, None] - work.reference_logprobs(chunk)
                 kl[chunk] = torch.linalg.vecdot(p, log_ratio) / total
             whole = logits if num_tokens <= work.chunk else None
-        ctx.work, ctx.needs_bias = work, bias is not None
+        ctx.work, ctx.needs_bias = work, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, kl, whole)
         return logprobs, entropy, kl
@@ -140,7 +140,7 @@ class _TokenStats(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_kl: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, normaliser, entropy, kl, whole = ctx.saved_tensors
         work: _Work = ctx.work
         grad_hidden = torch.empty_like(hidden)
@@ -164,9 +164,10 @@ class _TokenStats(torch.autograd.Function):
                 grad_bias += grad.sum(dim=0)
             grad = grad.to(hidden.dtype)
             grad_hidden[chunk] = product(grad, weight.t())
-            part = outer(grad, hidden[chunk])
-            grad_weight = part.to(normaliser.dtype) if grad_weight is None else grad_weight.add_(part)
-        if grad_weight is None:  # no token on this rank
+            if ctx.needs_input_grad[1]:
+                part = outer(grad, hidden[chunk])
+                grad_weight = part.to(normaliser.dtype) if grad_weight is None else grad_weight.add_(part)
+        if grad_weight is None and ctx.needs_input_grad[1]:  # no token on this rank
             grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype)
         bias = None if grad_bias is None else grad_bias.to(weight.dtype)
-        return grad_hidden, grad_weight.to(weight.dtype), bias, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), bias, None, None

@@ -38,6 +38,13 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
     return loaded
 
 
+def skeleton(model: Model) -> PreTrainedModel:
+    """The model without weights (meta tensors), for what its layers are called. Raises ValueError as load_causal_lm."""
+    config = load_config(model)
+    _check_is_causal_lm(model, config)
+    return _load("AutoModelForCausalLM", model, config, "padded", torch.float32, materialise=False)
+
+
 def load_scorer(model: Model, attention: Attention, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
     """A decoder whose `score` turns each hidden state into one number: a reward model as transformers saves it.
 

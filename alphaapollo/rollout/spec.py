@@ -22,6 +22,7 @@ class EngineSpec:
     max_model_len: int  # tokens of prompt and response together
     log_path: str  # where the engine's own log goes
     transport: Kind = "shared_memory"  # how weights reach it
+    lora_rank: int = 0  # of the adapters that it serves, with transport=adapter
     cleanup: tuple[str, ...] = ()  # shared-memory folders that must not outlive the run
 
     @property

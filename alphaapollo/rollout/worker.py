@@ -78,6 +78,7 @@ class RolloutWorker:
             max_model_len=data.max_prompt_length + data.max_response_length,
             log_path=str(Path(run_dir) / "logs" / f"engine_{index}.log"),
             transport=transport,
+            lora_rank=model.lora_rank,
             cleanup=tuple(cleanup),
         )
         self.engine = engine or make_engine(spec)

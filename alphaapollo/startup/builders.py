@@ -38,10 +38,12 @@ def build_policy(
     needs_reference: bool,
     transport: Transport,
     optimiser_steps: int,
+    seed: int,
     placement: RankPlacement,
     client: Any,
 ) -> PolicyWorker:
-    """`optimiser_steps`: of the whole run; `client`: the engines' side of vLLM's own weight transfer, on GPUs."""
+    """`optimiser_steps`: of the whole run; `seed`: of fresh adapters (LoRA); `client`: the engines' side of vLLM's own
+    weight transfer, on GPUs."""
     from alphaapollo.user_module import load_user_module
     from alphaapollo.weights.transport import make_sender
     from alphaapollo.workers.policy import PolicyWorker
@@ -59,17 +61,25 @@ def build_policy(
         temperature=role.rollout.temperature,
         correction=algorithm.rollout_correction,
         sender=make_sender(transport, placement.rank, master_address, client),
+        seed=seed,
+        engine_form=role.rollout.lora,
     )
 
 
 def build_critic(
     model: Model, critic: Critic, seed: int, optimiser_steps: int, placement: RankPlacement
 ) -> CriticWorker:
-    """`model`: the policy's, whose path is the critic's, too, where critic.model.path is empty."""
+    """`model`: the policy's."""
     from alphaapollo.workers.critic import CriticWorker
 
-    trunk = model.model_copy(update={"path": critic.model.path or model.path})
-    return CriticWorker(trunk, critic, placement, optimiser_steps, seed)
+    return CriticWorker(critic_model(model, critic), critic, placement, optimiser_steps, seed)
+
+
+def critic_model(policy: Model, critic: Critic) -> Model:
+    """How the critic's trunk is loaded: as the policy, by default the same, with adapters of its own."""
+    own = critic.model
+    lora = {"lora_rank": own.lora_rank, "lora_alpha": own.lora_alpha, "target_modules": own.target_modules}
+    return policy.model_copy(update={"path": own.path or policy.path} | lora)
 
 
 def build_reward_model(model: Model, fsdp: FrozenFsdp, placement: RankPlacement) -> RewardModelWorker:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder
 from alphaapollo.config.check import check_export
 from alphaapollo.config.load import convert
-from alphaapollo.config.schema import ExportConfig, Model
+from alphaapollo.config.schema import ExportConfig, LoraForm, Model
 from alphaapollo.startup.resume import read_saved
 
 
@@ -24,6 +24,7 @@ class Export:
     model: Model
     dtype: Literal["float32", "bfloat16"]
     output: Path
+    form: LoraForm
 
 
 def prepare(config: ExportConfig) -> Export:
@@ -46,7 +47,9 @@ def prepare(config: ExportConfig) -> Export:
     output = Path(config.output).expanduser() if config.output else run / "exported" / checkpoint.name
     if output.exists():
         raise ValueError(f"output={output} exists already. Give another folder, or remove it.")
-    return Export(weights, model, "bfloat16" if asked == "bfloat16" else "float32", output)
+    if config.export_lora == "adapter" and not model.lora_rank:
+        raise ValueError(f"export_lora=adapter: {run} was trained without LoRA. Leave it out.")
+    return Export(weights, model, "bfloat16" if asked == "bfloat16" else "float32", output, config.export_lora)
 
 
 def write(export: Export) -> None:
@@ -61,7 +64,7 @@ def write(export: Export) -> None:
     from alphaapollo.workers.export import export_checkpoint
 
     export.output.parent.mkdir(parents=True, exist_ok=True)
-    export_checkpoint(str(export.weights), export.model, getattr(torch, export.dtype), str(export.output))
+    export_checkpoint(str(export.weights), export.model, getattr(torch, export.dtype), str(export.output), export.form)
 
 
 def _checkpoint(path: Path) -> Path:

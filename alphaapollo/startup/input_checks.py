@@ -114,6 +114,14 @@ def _check_history(env: Env, renderer: Renderer) -> None:
         )
 
 
+def check_adapters(model: Model, key: str) -> None:
+    """ValueError: LoRA on layers that the model does not have. key: of the section, e.g. actor_rollout_ref.model."""
+    if model.lora_rank:
+        from alphaapollo.models.lora import check_targets  # brings torch.distributed
+
+        check_targets(model, key)
+
+
 def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
     """ValueError: prompt and response together are longer than the model has positions, which vLLM refuses to serve."""
     if rollout.name != "vllm":

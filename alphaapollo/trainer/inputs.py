@@ -12,7 +12,9 @@ from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_registered
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
+from alphaapollo.startup.builders import critic_model
 from alphaapollo.startup.input_checks import (
+    check_adapters,
     check_lengths,
     check_rewards,
     check_sequence_parallel,
@@ -48,6 +50,8 @@ def read_inputs(config: Config) -> Inputs:
     """Read tokenizer and data, and try the reward function's import and one reset: what is wrong shows now."""
     data, model = config.data, config.actor_rollout_ref.model
     check_engine_kwargs(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
+    check_adapters(model, "actor_rollout_ref.model")
+    check_adapters(critic_model(model, config.critic), "critic.model")
     check_lengths(model, config.actor_rollout_ref.rollout, data)
     check_sequence_parallel(config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, _trained_models(config))
     renderer = make_renderer(config.env, model, data.apply_chat_template_kwargs)

@@ -89,7 +89,7 @@ async def run(prepared: Prepared) -> None:
             console.notice(f"trainer.total_epochs={config.trainer.total_epochs} ended after {progress.step} iterations")
         if config.trainer.export_hf:
             await crew.engines.sleep()
-            await crew.policy.export(str(plan.folder / "model"))
+            await crew.policy.export(str(plan.folder / "model"), config.trainer.export_lora)
             console.notice(f"the model lies in {plan.folder / 'model'}")
         elif config.trainer.save_freq > 0:
             console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={plan.folder}")

@@ -33,7 +33,7 @@ def _what(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
         "preset": ", ".join(plan.presets) or "none",
         "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
         "KL to the reference": " + ".join(kl) or "none",
-        "model": f"{config.actor_rollout_ref.model.path}, {plan.model.dtype}",
+        "model": f"{config.actor_rollout_ref.model.path}, {plan.model.dtype}{plan.model.lora_words}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
         "environment": _environment(config.env),
         "reward": _reward(config) if inputs.has_function else "none",

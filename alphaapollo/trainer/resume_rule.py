@@ -11,6 +11,11 @@ from alphaapollo.config.schema import Config
 IDENTITY = {
     "actor_rollout_ref.model.path": "another model",
     "critic.model.path": "another model",
+    **{
+        f"{role}.model.{name}": "other adapters"
+        for role in ("actor_rollout_ref", "critic")
+        for name in ("lora_rank", "lora_alpha", "target_modules")
+    },
     "algorithm.adv_estimator": "another algorithm",
     "data.train_files": "other data",
     "env.env_name": "another environment",

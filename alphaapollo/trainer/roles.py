@@ -28,6 +28,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
             placement.device,
             placement.colocate,
             vllm_on_ray=plan.rollout.name == "vllm" and config.trainer.controller == "ray",
+            adapter=plan.rollout.lora == "adapter",
         ),
         dtype=plan.rollout.dtype,
         folder=f"{shared_memory}/weights",
@@ -39,7 +40,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
     if not has_function:  # the reward model alone gives a reward
         custom_reward = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
     return Roles(
-        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps),
+        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps, seed),
         critic=partial(build_critic, role.model, config.critic, seed, critic_steps) if placement.critic else None,
         reward_model=partial(build_reward_model, scorer, own.fsdp_config) if placement.reward_model else None,
         engine=partial(

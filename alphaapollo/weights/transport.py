@@ -3,6 +3,7 @@
 shared_memory   engines on a CPU: safetensors under /dev/shm
 ipc             engines on the training GPUs: CUDA IPC, by vLLM's own transfer
 nccl            engines on GPUs of their own: NCCL, by vLLM's own transfer
+adapter         engines that serve adapters (LoRA) on weights that they have: peft's files under /dev/shm
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from alphaapollo.types import WeightUpdate
 
-Kind = Literal["shared_memory", "ipc", "nccl"]
+Kind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 
 
 class WeightSender(Protocol):
@@ -40,8 +41,11 @@ class Transport:
     num_engine_ranks: int  # GPUs or processes of all engines together
 
 
-def transport_kind(device: str, colocate: bool, vllm_on_ray: bool) -> Kind:
-    """By where the engines run. vLLM's own transfers need a process an engine, beside those of the training ranks."""
+def transport_kind(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool = False) -> Kind:
+    """By where the engines run. vLLM's own transfers need a process an engine, beside those of the training ranks.
+    `adapter`: the engines serve adapters."""
+    if adapter:
+        return "adapter"
     if device == "cpu" or not vllm_on_ray:
         return "shared_memory"
     return "ipc" if colocate else "nccl"
@@ -53,6 +57,10 @@ def make_sender(transport: Transport, rank: int, master_address: str, client: An
     `master_address`: the host of rank 0, for nccl; `client`: the engines' side of vLLM's transfer, for the other two.
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
+    if transport.kind == "adapter":
+        from alphaapollo.weights.shared_adapter import SharedAdapterSender
+
+        return SharedAdapterSender(transport.folder, dtype, is_writer=rank == 0)
     if transport.kind == "shared_memory":
         from alphaapollo.weights.shared_memory import SharedMemorySender
 

@@ -1,5 +1,5 @@
-"""The digest of what a vLLM worker holds: which part of each parameter this tensor-parallel rank counts. proof.py
-compares it with the trainer's."""
+"""The digest of what a vLLM worker holds: which part of each parameter this tensor-parallel rank counts, and that of an
+adapter. proof.py compares it with the trainer's."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ def held_digest(model: torch.nn.Module, packed: str) -> int:
                 total += live
             if name == "weight" and hasattr(layer, packed):
                 total += getattr(layer, packed) - live
+    return total % MODULUS
+
+
+def adapter_digest(model: torch.nn.Module) -> int:
+    """The digest of the adapters that an engine of one rank computes with: of the slots that vLLM fills, where what no
+    adapter has is zero and counts nothing."""
+    total = 0
+    for layer in model.modules():
+        for name in ("lora_a_stacked", "lora_b_stacked"):
+            stacked = getattr(layer, name, ())
+            total += tensors_digest((stacked,) if isinstance(stacked, torch.Tensor) else stacked)
     return total % MODULUS
 
 

@@ -18,7 +18,7 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.critic import CriticModel
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.train_state import StepFigures, TrainState
@@ -42,7 +42,7 @@ class CriticWorker:
     Args:
         model: with the path of the critic's trunk.
         optimiser_steps: optimiser steps of the whole run, for the learning rate's schedule.
-        seed: of the fresh value head.
+        seed: of the fresh value head, and of fresh adapters (LoRA).
     """
 
     def __init__(self, model: Model, critic: Critic, placement: RankPlacement, optimiser_steps: int, seed: int):
@@ -51,10 +51,11 @@ class CriticWorker:
         self.groups = join(placement, fsdp.fsdp_size)
         self.device = torch.device(placement.device)
         self.padded = model.attention == "padded"
-        loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
+        dtype = torch_dtype(model)
+        loaded = load_trained(model, chosen_attention(model), dtype, materialise=placement.rank == 0, seed=seed)
         layers = decoder_layers(loaded)
         self.model = CriticModel(loaded, seed)
-        dtype, head = torch_dtype(model), self.model.value_head
+        head = self.model.value_head
         shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[head])
         self.state = TrainState(
             self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic", fsdp.param_offload

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from alphaapollo.config.schema import Model
+from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models import checkpoint
 from alphaapollo.models.export import export
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.lora import load_trained
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.trunk import decoder_layers
@@ -15,8 +15,9 @@ from alphaapollo.network import free_port
 from alphaapollo.workers.base import RankPlacement, join, leave
 
 
-def export_checkpoint(folder: str, model: Model, dtype: torch.dtype, output: str) -> None:
-    """Write the weights in `folder`, saved by a policy or SFT worker on any number of ranks, to `output`.
+def export_checkpoint(folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm) -> None:
+    """Write the weights in `folder`, saved by a policy or SFT worker on any number of ranks, to `output`; form: as of
+    models.export.
 
     Raises:
         ValueError: the model cannot be loaded, or the checkpoint is not of such a model.
@@ -24,10 +25,10 @@ def export_checkpoint(folder: str, model: Model, dtype: torch.dtype, output: str
     """
     groups = join(RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", torch.get_num_threads()))
     try:
-        loaded = load_causal_lm(model, "padded", torch.float32)
+        loaded = load_trained(model, "padded", torch.float32, materialise=True, seed=0)
         policy = PolicyModel(loaded)
         shard(policy, decoder_layers(loaded), groups.shards, torch.float32, False, PolicyModel.forward_methods)
         checkpoint.load(folder, policy, optimizer=None)
-        export(output, policy.model, model, dtype)
+        export(output, policy.model, model, dtype, form)
     finally:
         leave()

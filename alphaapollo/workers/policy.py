@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +19,14 @@ import torch
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import chosen_attention
-from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
+from alphaapollo.config.schema import Actor, LoraForm, Model, Reference, RolloutCorrection
 from alphaapollo.data.batch import Columns, RankBatch, Rows
 from alphaapollo.models import checkpoint
 from alphaapollo.models.export import export, full_parameters
 from alphaapollo.models.flops import ModelSize, peak_flops
 from alphaapollo.models.lm_head import Hidden
 from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.lora import adapters_off, load_trained, scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.offload import parameter_offload
 from alphaapollo.models.policy import PolicyModel, check_logprobs
@@ -56,6 +58,8 @@ class PolicyWorker:
         temperature: of the rollouts: log-probs are those of the distribution that was sampled.
         correction: of the gap between engine and trainer; None: no correction.
         sender: how weights reach the engines; None: they never do.
+        seed: of fresh adapters (LoRA).
+        engine_form: what the sender takes: whole weights, or the adapters alone.
     """
 
     def __init__(
@@ -69,8 +73,10 @@ class PolicyWorker:
         temperature: float,
         correction: RolloutCorrection | None = None,
         sender: WeightSender | None = None,
+        seed: int = 0,
+        engine_form: LoraForm = "merged",
     ):
-        self.config, self.actor = model, actor
+        self.config, self.actor, self.engine_form = model, actor, engine_form
         self.placement, self.temperature, self.sender = placement, temperature, sender
         self.correction = correction or RolloutCorrection()
         self.groups = join(placement, actor.fsdp_config.fsdp_size)
@@ -78,16 +84,16 @@ class PolicyWorker:
         self.dtype = torch_dtype(model)
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         fsdp = actor.fsdp_config
-        self.policy = self._load_model(torch.float32, fsdp.offload_policy, frozen=False)
+        self.policy = self._load_policy(seed)
         check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
         reshard(self.policy)
         self.state = TrainState(
             self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, "policy", fsdp.param_offload
         )
         self.reference: PolicyModel | None = None
-        if needs_reference:
+        if needs_reference and not model.lora_rank:  # with LoRA it is the policy with its adapters off
             self.state.rest()  # while the reference is loaded
-            self.reference = self._load_model(self.dtype, ref.fsdp_config.offload_policy, frozen=True)
+            self.reference = self._load_reference(ref.fsdp_config.offload_policy)
         self.frozen = parameter_offload(self.reference, ref.fsdp_config.param_offload)
         self.size = ModelSize.of(self.policy.model)
         self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
@@ -111,8 +117,8 @@ class PolicyWorker:
 
     def compute_ref_log_probs(self) -> np.ndarray:
         """The same by the reference."""
-        self.frozen.fetch()
-        column = self._log_probs(self._reference, self._batch.rows, self._positions(first_mini_batch=0))
+        with self._as_reference() as reference:
+            column = self._log_probs(reference, self._batch.rows, self._positions(first_mini_batch=0))
         self.frozen.rest()
         return column
 
@@ -124,8 +130,6 @@ class PolicyWorker:
         """
         batch, sums = self._batch, Sums(self.groups.data)
         self.state.fetch()
-        if self._needs_full_kl:
-            self.frozen.fetch()
         takes_own = columns.old_logprobs is None
         old = self._old_log_probs(columns)
         started = time.perf_counter()
@@ -157,7 +161,9 @@ class PolicyWorker:
         """Publish the weights; the update on the rank that sends, None on the others."""
         assert self.sender is not None, "this worker was built without a sender"
         self.state.fetch()
-        return self.sender.send(full_parameters(self.policy.model, self.dtype), version)
+        model = self.policy.model
+        adapter = self.engine_form == "adapter"
+        return self.sender.send(scaled_adapter(model) if adapter else full_parameters(model, self.dtype), version)
 
     def release_weights(self) -> None:
         """Every engine has confirmed the last update."""
@@ -192,9 +198,10 @@ class PolicyWorker:
     def hard_reset(self) -> None:
         """Make the present policy the reference and let the optimiser start anew (arXiv 2505.24864, section 2.3.1);
         the learning rate's schedule goes on."""
+        assert self.reference is not None, "this worker was built without a reference"
         self.state.fetch()
         self.frozen.fetch()
-        pairs = zip(self._reference.parameters(), self.policy.parameters(), strict=True)
+        pairs = zip(self.reference.parameters(), self.policy.parameters(), strict=True)
         for frozen, trained in pairs:
             local_tensor(frozen).copy_(local_tensor(trained))
         self.reference_was_reset = True
@@ -211,14 +218,14 @@ class PolicyWorker:
         """Go on from a checkpoint, written by any number of ranks."""
         self.state.load(folder)
         self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
-        if self.reference_was_reset:
+        if self.reference is not None and self.reference_was_reset:
             self.frozen.fetch()
-            checkpoint.load(f"{folder}/reference", self._reference, None)
+            checkpoint.load(f"{folder}/reference", self.reference, None)
 
-    def export(self, folder: str) -> None:
-        """Write a Hugging Face folder in the dtype of the arithmetic."""
+    def export(self, folder: str, form: LoraForm = "merged") -> None:
+        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export."""
         self.state.fetch()
-        export(folder, self.policy.model, self.config, self.dtype)
+        export(folder, self.policy.model, self.config, self.dtype, form)
 
     def memory(self) -> dict[str, float]:
         return process_memory()
@@ -226,12 +233,19 @@ class PolicyWorker:
     def close(self) -> None:
         leave()
 
-    def _load_model(self, dtype: torch.dtype, offload_policy: bool, frozen: bool) -> PolicyModel:
-        loaded = load_causal_lm(self.config, chosen_attention(self.config), dtype, materialise=self.placement.rank == 0)
-        policy = PolicyModel(loaded).requires_grad_(not frozen)
-        shard(
-            policy, decoder_layers(loaded), self.groups.shards, self.dtype, offload_policy, PolicyModel.forward_methods
-        )
+    def _load_policy(self, seed: int) -> PolicyModel:
+        is_first = self.placement.rank == 0
+        loaded = load_trained(self.config, chosen_attention(self.config), self.dtype, is_first, seed)
+        return self._sharded(PolicyModel(loaded), self.actor.fsdp_config.offload_policy)
+
+    def _load_reference(self, offload_policy: bool) -> PolicyModel:
+        is_first = self.placement.rank == 0
+        loaded = load_causal_lm(self.config, chosen_attention(self.config), self.dtype, is_first)
+        return self._sharded(PolicyModel(loaded).requires_grad_(False), offload_policy)
+
+    def _sharded(self, policy: PolicyModel, offload_policy: bool) -> PolicyModel:
+        layers = decoder_layers(policy.model)
+        shard(policy, layers, self.groups.shards, self.dtype, offload_policy, PolicyModel.forward_methods)
         return policy
 
     @property
@@ -239,10 +253,17 @@ class PolicyWorker:
         assert self.batch is not None, "load_batch comes first"
         return self.batch
 
-    @property
-    def _reference(self) -> PolicyModel:
-        assert self.reference is not None, "this worker was built without a reference"
-        return self.reference
+    @contextmanager
+    def _as_reference(self) -> Iterator[PolicyModel]:
+        """The model that computes as the reference, fetched, within."""
+        if self.reference is not None:
+            self.frozen.fetch()
+            yield self.reference
+            return
+        assert self.config.lora_rank, "this worker was built without a reference"
+        self.state.fetch()
+        with adapters_off(self.policy):
+            yield self.policy
 
     @property
     def _needs_full_kl(self) -> bool:
@@ -290,5 +311,6 @@ class PolicyWorker:
 
     @torch.no_grad()
     def _reference_hidden(self, micro: MicroBatch) -> Hidden:
-        hidden: Hidden = self._reference.hidden(micro)
+        with self._as_reference() as reference:
+            hidden: Hidden = reference.hidden(micro)
         return hidden

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.resolve import chosen_attention
-from alphaapollo.config.schema import Model, SftConfig
+from alphaapollo.config.schema import LoraForm, Model, SftConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.export import export
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs
 from alphaapollo.models.sharding import reshard, shard
@@ -36,7 +36,9 @@ class SftWorker:
         self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
         self.padded = model.attention == "padded"
-        loaded = load_causal_lm(model, chosen_attention(model), torch.float32, materialise=placement.rank == 0)
+        loaded = load_trained(
+            model, chosen_attention(model), self.dtype, materialise=placement.rank == 0, seed=config.trainer.seed
+        )
         self.model = PolicyModel(loaded)
         mesh, methods = self.groups.shards, PolicyModel.forward_methods
         shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.offload_policy, methods)
@@ -98,9 +100,9 @@ class SftWorker:
         """Return when every rank has come here."""
         dist.barrier()
 
-    def export(self, folder: str) -> None:
-        """Write a Hugging Face folder in the dtype of the arithmetic."""
-        export(folder, self.model.model, self.config, self.dtype)
+    def export(self, folder: str, form: LoraForm = "merged") -> None:
+        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export."""
+        export(folder, self.model.model, self.config, self.dtype, form)
 
     def close(self) -> None:
         leave()

@@ -15,6 +15,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.engine import VllmEngine
 from alphaapollo.types import WeightReceipt, WeightUpdate
+from alphaapollo.weights.shared_adapter import SharedAdapterSender
 from alphaapollo.weights.shared_memory import SharedMemorySender
 
 T = TypeVar("T")
@@ -96,6 +97,15 @@ class Session:
         return self.run(both())
 
     @contextmanager
+    def sent_adapter(self, tensors: dict[str, torch.Tensor], version: int) -> Iterator[WeightUpdate]:
+        """As sent, of an adapter, for an engine that serves them."""
+        sender = SharedAdapterSender(self._shared, torch.float32)
+        update = sender.send(tensors.items(), version)
+        assert update is not None
+        yield update
+        sender.release()
+
+    @contextmanager
     def sent(self, weights: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:
         """What a trainer would have written of a model (or a checkpoint's tensors), until it is released."""
         tensors = weights if isinstance(weights, dict) else checkpoint(weights)
@@ -107,8 +117,8 @@ class Session:
 
 
 @contextmanager
-def engine_on(model: Any, folder: Path, **rollout: Any) -> Iterator[Session]:
-    """An engine that serves `model`; its environment variables go with it."""
+def engine_on(model: Any, folder: Path, lora_rank: int = 0, **rollout: Any) -> Iterator[Session]:
+    """An engine that serves `model`, or adapters of that rank on it; its environment variables go with it."""
     model.save_pretrained(folder / "model")
     spec = EngineSpec(
         index=0,
@@ -119,6 +129,8 @@ def engine_on(model: Any, folder: Path, **rollout: Any) -> Iterator[Session]:
         dtype=rollout.get("dtype", "float32"),
         max_model_len=256,
         log_path=str(folder / "engine.log"),
+        transport="adapter" if lora_rank else "shared_memory",
+        lora_rank=lora_rank,
     )
     before = dict(os.environ)
     engine = VllmEngine(spec)

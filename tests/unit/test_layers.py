@@ -44,6 +44,7 @@ HOMES = {
     "ray": ["controller.*"],
     "vllm": ["rollout.vllm.*", "weights.vllm_*"],
     "hydra": ["config.load", "trainer.main_*"],
+    "peft": ["models.lora"],
     "transformers": ["models.*", "data.*", "rollout.hf_engine"],
     "torch.distributed": ["models.*", "workers.*"],
     "wandb": ["observability.*"],
@@ -51,7 +52,7 @@ HOMES = {
     "tensorboard": ["observability.*"],
 }
 NO_TORCH = {*LEVELS[0], "config", "data", "tools", "rewards", "environments"}
-INSIDE_FUNCTIONS_ONLY = ["transformers"]  # importing a module of ours stays cheap
+INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of ours stays cheap
 
 
 class Import(NamedTuple):

@@ -34,7 +34,7 @@ from alphaapollo.config.schema.env import (
 from alphaapollo.config.schema.eval import EvalConfig, EvalData, EvalTrainer
 from alphaapollo.config.schema.export import ExportConfig
 from alphaapollo.config.schema.generation import GenerationConfig, GenerationData, GenerationRollout, GenerationTrainer
-from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, Model, Optimizer, RoleFsdp
+from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, Lora, LoraForm, Model, Optimizer, RoleFsdp
 from alphaapollo.config.schema.ppo import ActorRolloutRef, Config
 from alphaapollo.config.schema.reward import (
     CustomRewardFunction,
@@ -80,6 +80,8 @@ __all__ = [
     "KLController",
     "KLKind",
     "LengthBudget",
+    "Lora",
+    "LoraForm",
     "McpServer",
     "Model",
     "OpenEnv",

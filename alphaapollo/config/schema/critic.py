@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Section
-from alphaapollo.config.schema.model import Optimizer, RoleFsdp
+from alphaapollo.config.schema.model import Lora, Optimizer, RoleFsdp
 
 
-class CriticModel(Section):
+class CriticModel(Lora):
     path: str = ""
     """The critic's trunk (its value head is fresh); empty = actor_rollout_ref.model.path."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.model import LoraForm
 
 
 class ExportConfig(Section):
@@ -18,3 +19,5 @@ class ExportConfig(Section):
     """The model that the run began with, if it has moved (configuration and tokenizer come from it)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights; auto = the run's model.dtype or, where that is auto, that of the model it began with."""
+    export_lora: LoraForm = "merged"
+    """Of a run with LoRA: whole weights with the adapters merged into them, or the adapters alone (peft's folder)."""

@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Ratio, Section
 
+LoraForm = Literal["merged", "adapter"]
+"""What leaves the trainer: whole weights with the adapters merged into them, or the adapters alone."""
 
-class Model(Section):
+
+class Lora(Section):
+    """LoRA of one model that is trained; see docs/lora.md."""
+
+    lora_rank: NonNegativeInt = 0
+    """Rank of the LoRA adapters that are trained in place of the weights; 0 = train the weights."""
+    lora_alpha: PositiveInt | None = None
+    """An adapter's output counts lora_alpha / lora_rank; null = 16."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """The linear layers that get an adapter: all but the output head, or those of these names, e.g. [q_proj,v_proj]."""
+
+    @property
+    def alpha(self) -> int:
+        return 16 if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def lora_words(self) -> str:
+        """For the plan: `, LoRA of rank 16, alpha 32, on all-linear`; nothing without."""
+        where = self.target_modules if isinstance(self.target_modules, str) else ", ".join(self.target_modules)
+        return f", LoRA of rank {self.lora_rank}, alpha {self.alpha}, on {where}" if self.lora_rank else ""
+
+
+class Model(Lora):
     path: str = ""
     """Hugging Face hub id or a local folder with config, weights and tokenizer (required)."""
     tokenizer_path: str = ""

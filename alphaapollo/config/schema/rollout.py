@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Ratio, Scalar, Section
+from alphaapollo.config.schema.model import LoraForm
 
 
 class ValSampling(Section):
@@ -58,6 +59,8 @@ class Rollout(Section):
     """Tokens a KV block: the grain of prefix caching (CPU only)."""
     enforce_eager: bool = True
     """Run the engine without compilation (CUDA graphs off)."""
+    lora: LoraForm = "merged"
+    """What an engine gets of a policy with LoRA: whole weights, or the adapters, which vLLM then serves."""
     enable_prefix_caching: bool = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
     free_cache_engine: bool = True

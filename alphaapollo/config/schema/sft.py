@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Frequency, Scalar, Section
-from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
+from alphaapollo.config.schema.model import Fsdp, LoraForm, Model, Optimizer
 from alphaapollo.config.schema.trainer import RunFolder
 
 
@@ -65,6 +65,8 @@ class SftTrainer(RunFolder):
     """A checkpoint folder, for resume_mode=resume_path."""
     export_hf: bool = True
     """At the end, write the model as a Hugging Face folder: <run>/model."""
+    export_lora: LoraForm = "merged"
+    """As in main_ppo."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     cpu_threads: PositiveInt | None = None

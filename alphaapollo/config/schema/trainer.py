@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import Frequency, Section
+from alphaapollo.config.schema.model import LoraForm
 
 
 class RunFolder(Section):
@@ -48,6 +49,8 @@ class Trainer(RunFolder):
     """A checkpoint folder, for resume_mode=resume_path."""
     export_hf: bool = True
     """At the end, write the policy as a Hugging Face folder: <run>/model."""
+    export_lora: LoraForm = "merged"
+    """With LoRA: write whole weights with the adapters merged into them, or the adapters alone (peft's folder)."""
     critic_warmup: NonNegativeInt = 0
     """First iterations that train the critic only."""
     n_gpus_per_node: PositiveInt = 1

@@ -20,6 +20,7 @@ from alphaapollo.rollout.vllm.settings import engine_arguments, environment, soc
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -40,6 +41,7 @@ class VllmEngine:
         self._prepared = False
         self._asleep: set[str] = set()  # what gave up its memory: weights, kv_cache
         self._stale = False  # the weights were given up and not received again
+        self._adapter: LoRARequest | None = None  # that all requests run with, where adapters are served
 
     # start and end
 
@@ -172,7 +174,8 @@ class VllmEngine:
         params.output_kind = RequestOutputKind.FINAL_ONLY
         params.skip_clone = True
         try:
-            outputs = [output async for output in self._llm.generate(tokens_input(token_ids), params, request_id)]
+            answers = self._llm.generate(tokens_input(token_ids), params, request_id, lora_request=self._adapter)
+            outputs = [output async for output in answers]
         except EngineDeadError as error:
             raise self._dead() from error
         return outputs[-1]
@@ -180,6 +183,9 @@ class VllmEngine:
     # weights
 
     async def receive_weights(self, folder: str) -> None:
+        if self.spec.transport == "adapter":
+            await self._receive_adapter(folder)
+            return
         await self.start_weight_update()
         await self.update_weights({"folder": folder})
         await self.finish_weight_update()
@@ -187,12 +193,28 @@ class VllmEngine:
     async def confirm_weights(self, version: int) -> WeightReceipt:
         from alphaapollo.weights.digest import format_digest  # torch: not before the fork server is on its way
 
-        parts = await self._on_workers("alphaapollo_confirm")
+        adapter = self.spec.transport == "adapter"
+        parts = await self._on_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
         if not await self._answered(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} received weights while requests were running")
         self._stale = False
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
+
+    async def _receive_adapter(self, folder: str) -> None:
+        """In the place of the last one; its number is one that no cache has seen."""
+        from vllm.lora.request import LoRARequest
+
+        if self._llm.get_num_unfinished_requests():
+            raise EngineError(f"{self.spec.name} was to receive adapters while requests were running")
+        number = 1
+        if self._adapter is not None:
+            number += self._adapter.lora_int_id
+            await self._answered(self._llm.remove_lora(self._adapter.lora_int_id))
+        adapter = LoRARequest(f"adapter_{number}", number, folder)
+        if not await self._answered(self._llm.add_lora(adapter)):
+            raise EngineError(f"{self.spec.name} did not take the adapter in {folder}. Its log: {self.spec.log_path}")
+        self._adapter = adapter
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """This and the next three: the phases of vLLM's weight transfer. CUDA IPC and NCCL are driven by the trainer's
@@ -218,7 +240,8 @@ class VllmEngine:
 
     async def sleep(self) -> None:
         if self.spec.shares_gpu and "weights" not in self._asleep:
-            await self._answered(self._llm.sleep(level=2))
+            keeps_weights = self.spec.transport == "adapter"  # in host memory: adapters alone come anew
+            await self._answered(self._llm.sleep(level=1 if keeps_weights else 2))
             self._asleep, self._stale = {"weights", "kv_cache"}, True
 
     async def wake_weights(self) -> None:

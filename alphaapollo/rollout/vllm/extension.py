@@ -15,7 +15,7 @@ import torch
 from alphaapollo.rollout.vllm.patches import PACKED_DIGEST, apply_patches
 from alphaapollo.rollout.vllm.process import enter_engine_process
 from alphaapollo.rollout.vllm.settings import SHARED_MEMORY
-from alphaapollo.weights.vllm_digest import held_digest, tied_layers
+from alphaapollo.weights.vllm_digest import adapter_digest, held_digest, tied_layers
 
 
 class WorkerExtension:
@@ -30,6 +30,10 @@ class WorkerExtension:
         if repack:
             repack_tied(model)
         return held_digest(model, PACKED_DIGEST)
+
+    def alphaapollo_confirm_adapter(self) -> int:
+        """The digest of the adapter that this rank computes with."""
+        return adapter_digest(self.model_runner.get_model())
 
     def alphaapollo_unlink_shared_memory(self) -> None:
         """Remove the names of the memory that the CPU ranks of one engine share. They have opened it by now; vLLM

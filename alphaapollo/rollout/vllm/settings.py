@@ -9,6 +9,7 @@ from alphaapollo.rollout.spec import EngineSpec
 
 EXTENSION = "alphaapollo.rollout.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # our own weight transfer, registered with vLLM by the extension
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room; a smaller one is padded
 RANDOM_SEED = 0  # of the engine itself: every request brings its own
 
 
@@ -81,6 +82,10 @@ SET_BY: dict[str, str] = {  # arguments that are not the user's, with the key th
             "disable_log_stats",
             "worker_extension_cls",
             "weight_transfer_config",
+            "enable_lora",
+            "max_loras",
+            "max_cpu_loras",
+            "max_lora_rank",
             "enable_chunked_prefill",
             "distributed_executor_backend",
         ),
@@ -92,7 +97,7 @@ SET_BY: dict[str, str] = {  # arguments that are not the user's, with the key th
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs; the user's own come on top."""
     own = _cpu_arguments(spec) if spec.device == "cpu" else _gpu_arguments(spec)
-    return _shared_arguments(spec) | own | spec.rollout.engine_kwargs.vllm
+    return _shared_arguments(spec) | _update_arguments(spec) | own | spec.rollout.engine_kwargs.vllm
 
 
 def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
@@ -114,8 +119,15 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
         "max_logprobs": 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
-        "weight_transfer_config": {"backend": spec.transport},
     }
+
+
+def _update_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """How weights come; or one adapter at a time, on the weights that the engine has loaded."""
+    if spec.transport != "adapter":
+        return {"weight_transfer_config": {"backend": spec.transport}}
+    room = next(size for size in LORA_RANKS if size >= spec.lora_rank)
+    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": room}
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:

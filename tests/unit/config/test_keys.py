@@ -63,8 +63,9 @@ def test_no_key_is_listed_twice():
             "actor_rollout_ref.actor.strategy: dropped because FSDP2 is the only way to shard",
         ),
         (
-            "actor_rollout_ref.model.lora_rank",
-            "actor_rollout_ref.model.lora_rank: not supported (LoRA is not built yet; instead: train all parameters)",
+            "critic.model.exclude_modules",
+            "critic.model.exclude_modules: not supported (the layers are named that get an adapter; instead: "
+            "critic.model.target_modules)",
         ),
         ("model.partial_pretrain", "model.partial_pretrain: renamed to model.path"),
         ("xyzzy", "xyzzy: unknown (nothing is like it)"),

@@ -46,11 +46,20 @@ class Tiny(torch.nn.Module):
 
 
 def test_the_head_counts_and_the_lookup_does_not() -> None:
-    assert ModelSize.of(Tiny(tied=False)) == ModelSize.of(Tiny(tied=True)) == ModelSize(24 + 40, 3, 4)
-    assert ModelSize.of(Tiny(tied=True, head_dim=8)) == ModelSize(64, 3, 16)
+    assert ModelSize.of(Tiny(tied=False)) == ModelSize.of(Tiny(tied=True)) == ModelSize(24 + 40, 24 + 40, 3, 4)
+    assert ModelSize.of(Tiny(tied=True, head_dim=8)) == ModelSize(64, 64, 3, 16)
     assert ModelSize.of(Tiny(tied=True, num_experts=8)) is None
 
 
 def test_arithmetic_of_two_sequences() -> None:
     """3 and 5 tokens: 6 x 64 x 8 for the matrices, 6 x 3 x 4 x (9 + 25) for the attention."""
-    assert ModelSize(64, 3, 4).training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34
+    assert ModelSize(64, 64, 3, 4).training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34
+
+
+def test_what_is_frozen_needs_no_gradient_of_its_own() -> None:
+    """Of 64 parameters 24 are trained: 4 x 64 + 2 x 24 a token."""
+    tiny = Tiny(tied=True)
+    tiny.embedding.requires_grad_(False)
+    size = ModelSize.of(tiny)
+    assert size == ModelSize(64, 24, 3, 4)
+    assert size.training_flops(np.array([3, 5])) == (4 * 64 + 2 * 24) * 8 + 6 * 3 * 4 * 34

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from alphaapollo.config.schema import Rollout
@@ -45,6 +47,12 @@ def test_gpu_settings(tmp_path):
     }
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(spec("cuda"))
     assert engine_arguments(spec("cuda", transport="nccl"))["weight_transfer_config"] == {"backend": "nccl"}
+
+
+def test_an_engine_that_serves_adapters_has_room_for_one():
+    arguments = engine_arguments(replace(spec("cuda", transport="adapter"), lora_rank=12))
+    assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (True, 1, 16)
+    assert "weight_transfer_config" not in arguments
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(spec("cuda", colocate=False))
 
 

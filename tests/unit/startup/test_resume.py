@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from alphaapollo.checkpoint_folder import write_progress
+from alphaapollo.config.keys import plain
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.startup.resume import Start, already_complete, find_start, interrupted
 from alphaapollo.trainer.resume_rule import IDENTITY, change_rule_of
@@ -97,11 +98,12 @@ def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path,
     section = values
     for part in parts:
         section = section[part]
-    old, section[name] = section[name], "other"
+    new = {"lora_rank": 8, "lora_alpha": 8, "target_modules": ["other"]}.get(name, "other")
+    old, section[name] = section[name], new
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ValueError) as error:
         start_of(Config.model_validate(values))
-    assert f"cannot be resumed: it was made with {key}={old or repr('')} (now other)." in str(error.value)
+    assert f"cannot be resumed: it was made with {key}={plain(old)} (now {plain(new)})." in str(error.value)
     assert "another trainer.experiment_name" in str(error.value) and "resume_mode=disable" in str(error.value)
     assert f"trainer.resume_from_path={checkpoint}" in str(error.value)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -38,6 +38,7 @@ class Case:
     mini_batch_size: int = NUM_ROWS
     needs_reference: bool = False
     checkpointing: bool = False
+    lora_rank: int = 0
     min_unit: int = 0  # parameters of a layer that FSDP gathers on its own
     rough: bool = False  # rows 0 and 2 have a response of one token, and rows 1 and 2 no weight in the loss
     order: int | None = None  # seed of a shuffle of the rows
@@ -63,6 +64,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
                 attention=case.attention,
                 dtype=case.dtype,
                 enable_gradient_checkpointing=case.checkpointing,
+                lora_rank=case.lora_rank,
             ),
             "cpu",
         ),
@@ -143,7 +145,8 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
 
     def step() -> StepFigures:
         module = worker.state.module
-        noted.append({name: full_tensor(p.grad).numpy() for name, p in module.named_parameters()})
+        trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        noted.append({name: full_tensor(gradient).numpy() for name, gradient in trained.items()})
         worker.state.optimizer.zero_grad()
         return StepFigures(0.0, 0.0)
 

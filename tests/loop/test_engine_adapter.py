@@ -1,0 +1,51 @@
+"""Adapters (LoRA) that vLLM serves on the weights it has loaded: held, computed with, replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import Lora
+from alphaapollo.models.lora import add_adapters, lora_layers, scaled_adapter
+from alphaapollo.types import Sampling
+from tests.loop.engine_kit import PROBE, Session, engine_on, logprobs_of, make_model, mean_gap
+
+pytest.importorskip("peft")
+pytestmark = pytest.mark.timeout(240)
+
+
+def draw(model: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for layer in lora_layers(model).values():
+        for part in (layer.lora_A["default"].weight, layer.lora_B["default"].weight):
+            part.data = torch.randn(part.shape, generator=generator) * 0.1
+
+
+def gap(session: Session, model: Any) -> float:
+    return mean_gap(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "rank"), [("Qwen3", "all-linear", 4), ("Llama", ["q_proj", "v_proj", "down_proj"], 12)]
+)
+def test_adapters_are_held_and_computed_with(kind: str, targets: Any, rank: int, tmp_path: Path) -> None:
+    """vLLM joins q, k and v: here also where k has no adapter; a rank of 12 is padded to 16; the scale is 16 / rank."""
+    with engine_on(make_model(kind, 0, tie_word_embeddings=True), tmp_path, lora_rank=rank) as session:
+        model = make_model(kind, 0, tie_word_embeddings=True).eval()
+        add_adapters(model, Lora(lora_rank=rank, target_modules=targets), seed=0)
+        assert gap(session, model) < 1e-5  # B is 0
+        before = session.run(session.engine.log_probs(PROBE))
+        for version in (1, 2):
+            draw(model, version)
+            with session.sent_adapter(dict(scaled_adapter(model)), version) as update:
+                receipt = session.publish(update)
+            assert (receipt.version, receipt.digest) == (update.version, update.digest)
+            assert gap(session, model) < 1e-5
+            assert mean_gap(session.run(session.engine.log_probs(PROBE)), before) > 0.05
+        (answer,) = session.generate((PROBE, Sampling(4, temperature=1.0)))
+        assert answer.weight_version == 2
+        expected = logprobs_of(model, [*PROBE, *answer.token_ids])[-4:]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-4)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.lora import adapters_off, is_adapter, load_trained, lora_layers, plain_name
+from alphaapollo.startup.input_checks import check_adapters
+
+pytest.importorskip("peft")
+
+
+def load(
+    folder: object, dtype: torch.dtype = torch.float32, materialise: bool = True, **lora: object
+) -> torch.nn.Module:
+    return load_trained(Model(path=str(folder), lora_rank=4, **lora), "padded", dtype, materialise, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        ("query", "'query' is not in the model"),
+        ("lm_head", "'lm_head' is no linear layer below the output head"),
+        ("embed_tokens", "'embed_tokens' is no linear layer below the output head"),
+        ("layers", "'layers' is no linear layer below the output head"),
+    ],
+)
+def test_targets_that_cannot_be_are_told_with_those_that_can(model_folder, target: str, what: str) -> None:
+    model = Model(path=str(model_folder("llama")), lora_rank=4, target_modules=["q_proj", target])
+    with pytest.raises(ValueError) as caught:
+        check_adapters(model, "actor_rollout_ref.model")
+    assert str(caught.value) == (
+        f"actor_rollout_ref.model.target_modules: {what}. LlamaForCausalLM has down_proj, gate_proj, k_proj, o_proj, "
+        "q_proj, up_proj, v_proj. Give some of these, or all-linear."
+    )
+    check_adapters(Model(path="not read", target_modules=[target]), "model")  # without LoRA
+
+
+def test_only_the_named_layers_get_adapters(model_folder) -> None:
+    model = load(model_folder("llama"), target_modules=["q_proj", "model.layers.1.mlp.up_proj"])
+    assert [plain_name(name) for name in lora_layers(model)] == [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+    ]
+
+
+def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
+    adapted = {plain_name(name) for name in lora_layers(load(model_folder("llama")))}
+    linear = {
+        f"{name}.weight"
+        for name, module in load_trained(
+            Model(path=str(model_folder("llama"))), "padded", torch.float32, True, seed=0
+        ).named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    assert adapted == linear - {"lm_head.weight"}
+
+
+def test_other_ranks_have_the_same_parameters_without_memory(model_folder) -> None:
+    first, other = (load(model_folder("qwen3"), torch.bfloat16, materialise) for materialise in (True, False))
+    for (name, own), (other_name, parameter) in zip(first.named_parameters(), other.named_parameters(), strict=True):
+        assert (name, own.shape, own.dtype, own.requires_grad) == (
+            other_name,
+            parameter.shape,
+            parameter.dtype,
+            parameter.requires_grad,
+        )
+        assert parameter.is_meta and own.dtype == (torch.float32 if is_adapter(name) else torch.bfloat16)
+
+
+def test_switched_off_and_on_again(model_folder) -> None:
+    model, ids = load(model_folder("qwen3")), torch.tensor([[4, 5, 6]])
+    with torch.no_grad():
+        base = model(ids).logits
+        for layer in lora_layers(model).values():
+            layer.lora_B["default"].weight.fill_(0.1)
+        trained = model(ids).logits
+        with pytest.raises(RuntimeError), adapters_off(model):
+            assert torch.equal(model(ids).logits, base)
+            raise RuntimeError
+        assert torch.equal(model(ids).logits, trained) and not torch.equal(trained, base)
+    assert all(parameter.requires_grad == is_adapter(name) for name, parameter in model.named_parameters())

@@ -1,0 +1,39 @@
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from alphaapollo.weights.digest import format_digest, tensors_digest
+from alphaapollo.weights.shared_adapter import SharedAdapterSender
+
+LAYER = "base_model.model.model.layers.0.self_attn"
+
+
+def adapter() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    names = {f"{LAYER}.{name}.lora_{part}.weight" for name in ("q_proj", "v_proj") for part in "AB"}
+    return {name: torch.randn((4, 6) if ".lora_A." in name else (6, 4)) for name in sorted(names)}
+
+
+def test_what_is_sent_is_a_folder_of_peft_with_a_scale_of_one(tmp_path: Path) -> None:
+    sender = SharedAdapterSender(tmp_path / "w", torch.bfloat16)
+    sender.send(adapter().items(), version=1)
+    update = sender.send(adapter().items(), version=2)
+    assert update is not None and update.version == 2
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
+    read = load_file(Path(update.path) / "adapter_model.safetensors")
+    assert read.keys() == adapter().keys()
+    assert all(torch.equal(read[name], tensor.bfloat16()) for name, tensor in adapter().items())
+    assert update.digest == format_digest(tensors_digest(read.values()))
+    config = json.loads((Path(update.path) / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
+    sender.release()
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_rank_that_does_not_write_still_gathers(tmp_path: Path) -> None:
+    gathered = []
+    sender = SharedAdapterSender(tmp_path / "w", torch.float32, is_writer=False)
+    assert sender.send(((gathered.append(name), (name, tensor))[1] for name, tensor in adapter().items()), 1) is None
+    assert gathered == list(adapter()) and not (tmp_path / "w").exists()

@@ -1,0 +1,297 @@
+"""LoRA against peft itself on the plain Hugging Face model, and against one rank without tricks."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from alphaapollo.config.schema import Critic, Model, SftConfig
+from alphaapollo.models import sharding
+from alphaapollo.models.lora import is_adapter
+from alphaapollo.models.sharding import full_tensor, local_tensor
+from alphaapollo.types import WeightUpdate
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.export import export_checkpoint
+from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.sft import SftWorker
+from tests.unit.tiny import free_address, run_ranks, some_rows
+from tests.unit.workers.test_sft_worker import SftCase, deal, plain_loss
+from tests.unit.workers.training import Case, make_batch, make_columns, make_worker, record_gradients
+
+pytest.importorskip("peft")
+
+FAST = {"optim": {"lr": 1e-2}}
+FULL = FAST | {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "full"}
+TOKENS = torch.tensor([[5, 9, 3, 3, 40, 7, 8]])
+
+
+class Recorder:
+    def send(self, tensors: Any, version: int) -> WeightUpdate | None:
+        self.sent = dict(tensors)
+        return WeightUpdate(version, "digest")
+
+
+@torch.no_grad()
+def train_by_hand(model: nn.Module) -> None:
+    """Adapters that do something, the same on any number of ranks: entries drawn by the parameter's name."""
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            value = torch.randn(parameter.shape, generator=generator) * 0.2
+            assert isinstance(parameter, DTensor)
+            placed = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+            parameter.to_local().copy_(placed.to_local())
+
+
+def worker_of(case: Case, rank: int = 0, num_ranks: int = 1, address: str = "", **arguments: Any) -> PolicyWorker:
+    worker = make_worker(case, rank, num_ranks, address or free_address(), **arguments)
+    train_by_hand(worker.policy)
+    return worker
+
+
+def adapters(model: nn.Module) -> dict[str, np.ndarray]:
+    return {n: full_tensor(p.detach()).numpy().copy() for n, p in model.named_parameters() if is_adapter(n)}
+
+
+def plain(folder: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def in_peft(base: str, adapter: Path) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(plain(base), str(adapter), is_trainable=True).eval()
+
+
+@torch.no_grad()
+def log_probs(model: Any) -> list[float]:
+    logp = model(TOKENS).logits[0, :-1].log_softmax(-1)
+    return logp.gather(1, TOKENS[0, 1:, None])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
+def test_forward_export_and_engine_equal_peft(model_folder, tmp_path: Path, name: str):
+    """One model, four ways: our forward, the adapter folder in plain peft, the merged folder, what the engine gets."""
+    recorder = Recorder()
+    case = Case(str(model_folder(name)), lora_rank=4)
+    worker = worker_of(case, sender=recorder)
+    ours = worker.probe(TOKENS[0].tolist())
+    assert ours != pytest.approx(log_probs(plain(case.folder)), abs=1e-2)
+    worker.export(str(tmp_path / "adapter"), "adapter")
+    worker.export(str(tmp_path / "merged"))
+    worker.send_weights(1)
+    worker.close()
+    assert ours == pytest.approx(log_probs(in_peft(case.folder, tmp_path / "adapter")), abs=1e-4)
+    assert ours == pytest.approx(log_probs(plain(str(tmp_path / "merged"))), abs=1e-4)
+
+    from safetensors.torch import load_file
+
+    expected = load_file(tmp_path / "merged" / "model.safetensors")
+    assert recorder.sent.keys() == expected.keys() == load_file(Path(case.folder) / "model.safetensors").keys()
+    merged = in_peft(case.folder, tmp_path / "adapter").merge_and_unload().state_dict()
+    for key, value in expected.items():
+        torch.testing.assert_close(recorder.sent[key], value, rtol=0, atol=0)
+        if key in merged:  # transformers fuses the experts into one tensor
+            torch.testing.assert_close(value, merged[key], rtol=1e-6, atol=1e-7)
+
+
+def test_gradients_equal_peft(model_folder, tmp_path: Path):
+    """Of the next-token loss, against autograd through peft's own model."""
+    folder, rows = str(model_folder("qwen3")), some_rows(6)
+    config = SftConfig(model={"path": folder, "attention": "padded", "dtype": "float32", "lora_rank": 4})
+    worker = SftWorker(config, config.model, RankPlacement(0, 1, free_address(), "cpu", 1), 1)
+    train_by_hand(worker.model)
+    worker.export(str(tmp_path / "adapter"), "adapter")
+    noted = record_gradients(worker)
+    worker.step(deal(SftCase(folder, max_tokens=40), rows, 0, 1))
+    worker.close()
+    model = in_peft(folder, tmp_path / "adapter")
+    plain_loss(model, rows).backward()
+    expected = {
+        name.replace("base_model.model.", "model."): parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    assert noted[0].keys() == expected.keys() and len(expected) == 2 * 2 * 7  # A and B, layers, linear layers of each
+    for name, gradient in expected.items():
+        assert np.abs(gradient).max() > 1e-5
+        np.testing.assert_allclose(noted[0][name], gradient, atol=1e-6, rtol=1e-4, err_msg=name)
+
+
+def gradients_and_weights(
+    rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]
+) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]]:
+    """Of each case: gradients of one step, the merged weights as the engine gets them, the reference's log-probs."""
+    found = []
+    for case, own in zip(cases, [address, *more], strict=False):
+        recorder = Recorder()
+        worker = worker_of(case, rank, num_ranks, own, sender=recorder)
+        batch = make_batch(case, num_ranks)
+        worker.load_batch(batch.rank_batches[rank])
+        worker.send_weights(1)
+        reference = worker.compute_ref_log_probs()
+        noted = record_gradients(worker)
+        worker.update(make_columns(case, batch, rank))
+        found.append((noted[0], {name: tensor.numpy() for name, tensor in recorder.sent.items()}, reference))
+        worker.close()
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_ranks_units_and_recomputation_change_nothing(model_folder):
+    """A full KL, entropy and PPO; layers sharded each on its own and all in one; 3 ranks do not divide B."""
+    case = Case(str(model_folder("qwen3")), FULL, lora_rank=4, needs_reference=True)
+    (gradients, weights, _), *others = gradients_and_weights(
+        0, 1, free_address(), [case, replace(case, checkpointing=True, min_unit=10**9)], [free_address()]
+    )
+    assert all(is_adapter(name) for name in gradients)
+    assert max(np.abs(gradient).max() for gradient in gradients.values()) > 1e-3
+    many = [replace(case, max_tokens=40, checkpointing=True), replace(case, min_unit=10**9)]
+    for rank in run_ranks(gradients_and_weights, 3, many, [free_address()], timeout=200):
+        others += rank
+    for own, sent, _ in others:
+        assert own.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(own[name], gradient, atol=1e-6, rtol=1e-4, err_msg=name)
+        for name, value in weights.items():
+            np.testing.assert_allclose(sent[name], value, atol=1e-6, err_msg=name)
+
+
+def test_the_reference_is_the_base_and_no_second_model(model_folder):
+    case = Case(str(model_folder("qwen3")), FULL, lora_rank=4, needs_reference=True)
+    worker = worker_of(case)
+    assert worker.reference is None
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    before, reference = worker.compute_log_probs(), worker.compute_ref_log_probs()
+    assert np.abs(before - reference).max() > 1e-2
+    np.testing.assert_array_equal(worker.compute_log_probs(), before)
+    figures = worker.update(make_columns(case, batch, 0))
+    assert figures["actor/ref_kl"] > 1e-3
+    np.testing.assert_array_equal(worker.compute_ref_log_probs(), reference)
+    worker.close()
+    whole = make_worker(replace(case, lora_rank=0), 0, 1, free_address())
+    whole.load_batch(batch.rank_batches[0])
+    np.testing.assert_allclose(whole.compute_ref_log_probs(), reference, atol=1e-6)
+    whole.close()
+
+
+def test_a_fresh_adapter_changes_nothing_and_follows_the_seed(model_folder):
+    case = Case(str(model_folder("qwen3")), lora_rank=4)
+    found = []
+    for seed in (0, 0, 1):
+        worker = make_worker(case, 0, 1, free_address(), seed=seed)
+        assert worker.probe(TOKENS[0].tolist()) == pytest.approx(log_probs(plain(case.folder)), abs=1e-4)
+        found.append(adapters(worker.policy))
+        worker.close()
+    name = next(name for name in found[0] if ".lora_A." in name)
+    np.testing.assert_array_equal(found[0][name], found[1][name])
+    assert np.abs(found[0][name] - found[2][name]).max() > 0.01
+
+
+def test_checkpoints_hold_the_adapter_alone_and_resume_bit_for_bit(model_folder, tmp_path: Path):
+    case = Case(str(model_folder("qwen3")), FAST, lora_rank=4, mini_batch_size=5)
+    batch = make_batch(case, 1)
+    columns = make_columns(case, batch, 0)
+    worker = make_worker(case, 0, 1, free_address())
+    worker.load_batch(batch.rank_batches[0])
+    worker.update(columns)
+    worker.save(str(tmp_path / "saved"))
+    worker.update(columns)
+    after = adapters(worker.policy)
+    worker.close()
+
+    from torch.distributed.checkpoint import FileSystemReader
+
+    kept = FileSystemReader(tmp_path / "saved" / "model").read_metadata().state_dict_metadata
+    tensors = [name for name in kept if not name.startswith("optimizer.param_groups")]
+    assert tensors and all(is_adapter(f"{name}.") for name in tensors), tensors
+
+    resumed = make_worker(case, 0, 1, free_address(), seed=5)
+    resumed.load(str(tmp_path / "saved"))
+    resumed.load_batch(batch.rank_batches[0])
+    resumed.update(columns)
+    for name, value in adapters(resumed.policy).items():
+        np.testing.assert_array_equal(after[name], value)
+    resumed.close()
+
+    whole = make_worker(replace(case, lora_rank=0), 0, 1, free_address())
+    with pytest.raises(ValueError, match="cannot be read"):
+        whole.load(str(tmp_path / "saved"))
+    whole.close()
+
+
+def save_on_two(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> list[float]:
+    worker = worker_of(case, rank, num_ranks, address)
+    worker.save(folder)
+    worker.export(f"{folder}_adapter", "adapter")
+    ours = worker.probe(TOKENS[0].tolist())
+    worker.close()
+    return ours
+
+
+@pytest.mark.timeout(120)
+def test_export_of_a_checkpoint_of_two_ranks(model_folder, tmp_path: Path):
+    case = Case(str(model_folder("qwen3")), lora_rank=4)
+    ours, _ = run_ranks(save_on_two, 2, case, str(tmp_path / "saved"))
+    model = Model(path=case.folder, lora_rank=4)
+    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "merged"), "merged")
+    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "adapter"), "adapter")
+    assert log_probs(plain(str(tmp_path / "merged"))) == pytest.approx(ours, abs=1e-4)
+    for adapter in ("adapter", "saved_adapter"):
+        assert log_probs(in_peft(case.folder, tmp_path / adapter)) == pytest.approx(ours, abs=1e-4)
+
+
+def test_the_base_rests_in_the_dtype_of_the_arithmetic(model_folder):
+    case = Case(str(model_folder("llama")), FULL, dtype="bfloat16", lora_rank=4, needs_reference=True)
+    worker = make_worker(case, 0, 1, free_address())
+    for name, parameter in worker.policy.named_parameters():
+        assert parameter.dtype == (torch.float32 if is_adapter(name) else torch.bfloat16)
+        assert parameter.requires_grad == is_adapter(name)
+    states = worker.state.optimizer.state
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    before = worker.compute_log_probs()
+    worker.update(make_columns(case, batch, 0))
+    assert np.abs(worker.compute_log_probs() - before).max() > 1e-2
+    assert {state["exp_avg"].dtype for state in states.values()} == {torch.float32}
+    assert len(states) == sum(is_adapter(name) for name, _ in worker.policy.named_parameters())
+    worker.close()
+
+
+def test_the_critic_trains_its_adapter_and_its_head(model_folder, tmp_path: Path):
+    sharding.MIN_UNIT = 0
+    case = Case(str(model_folder("llama")))
+    model = Model(path=case.folder, attention="padded", dtype="bfloat16", lora_rank=4)
+
+    def make(seed: int) -> CriticWorker:
+        return CriticWorker(model, Critic(**FAST), RankPlacement(0, 1, free_address(), "cpu", 1), 10, seed)
+
+    worker, batch = make(0), make_batch(case, 1)
+    start = {name: local_tensor(p).clone() for name, p in worker.model.named_parameters()}
+    worker.load_batch(batch.rank_batches[0])
+    for _ in range(2):  # at the first step B is 0, and so is A's gradient
+        worker.update(make_columns(case, batch, 0))
+    for name, parameter in worker.model.named_parameters():
+        trained = is_adapter(name) or "value_head" in name
+        assert parameter.dtype == (torch.float32 if trained else torch.bfloat16)
+        assert torch.equal(start[name], local_tensor(parameter)) != trained, name
+    values = worker.compute_values()
+    worker.save(str(tmp_path / "saved"))
+    worker.close()
+    resumed = make(9)
+    resumed.load(str(tmp_path / "saved"))
+    resumed.load_batch(batch.rank_batches[0])
+    np.testing.assert_array_equal(resumed.compute_values(), values)
+    resumed.close()
