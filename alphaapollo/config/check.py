@@ -357,10 +357,14 @@ def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int
 def _check_engines(config: Config, ranks: int, all_gpus: int) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
-    if rollout.num_engines is None and ranks % size:
+    per_node = config.trainer.n_gpus_per_node
+    if rollout.colocate and per_node % size and (rollout.num_engines is None or config.trainer.nnodes > 1):
+        divisors = ", ".join(str(one) for one in range(1, per_node + 1) if per_node % one == 0)
+        fewer = ", or actor_rollout_ref.rollout.num_engines" if config.trainer.nnodes == 1 else ""
         yield (
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: does not divide the {ranks} training ranks. "
-            "Set a divisor, or actor_rollout_ref.rollout.num_engines."
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: does not divide the {per_node} training "
+            f"ranks of a node (trainer.n_gpus_per_node), and an engine's GPUs are of one node. Set one of {divisors}"
+            f"{fewer}."
         )
         return
     engines = num_engines(rollout, "cuda", ranks)

@@ -30,7 +30,7 @@ def resolve_model(model: Model, device: Device) -> Model:
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
-    """dtype and number of the engines.
+    """dtype and number of the engines, and whether they compile.
 
     Args:
         model: whose dtype is the engines', too, where they have none of their own.
@@ -39,7 +39,9 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
     dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
     if dtype == "auto":
         dtype = _device_dtype(device)
-    return rollout.model_copy(update={"dtype": dtype, "num_engines": num_engines(rollout, device, training_gpus)})
+    eager = device == "cpu" if rollout.enforce_eager is None else rollout.enforce_eager
+    engines = num_engines(rollout, device, training_gpus)
+    return rollout.model_copy(update={"dtype": dtype, "num_engines": engines, "enforce_eager": eager})
 
 
 def chosen_attention(model: Model) -> Attention:

@@ -40,6 +40,10 @@ class PolicyGroup:
         self.ranks = ranks
         self.sequence_parallel = sequence_parallel
 
+    async def doubts(self) -> list[str]:
+        """What its self-check at the start leaves to be said."""
+        return (await self.ranks.call(lambda worker: worker.doubts))[0]
+
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
         """Send each rank its rows, once an iteration."""
         own = for_each_rank(batches, self.sequence_parallel)

@@ -10,6 +10,7 @@ FAILED = 0.05
 CUT = 0.9
 EQUAL = 0.8
 COLLAPSED = 0.1  # nats a token
+FAR = 0.1  # nats: mean gap of the probe after a publish
 SOLVED = 0.9  # an accuracy from which equal groups and little entropy are success
 
 Metrics = Mapping[str, float]
@@ -61,6 +62,13 @@ def _of_one(metrics: Metrics) -> Iterator[tuple[str, str]]:
                 name,
                 f"{metrics[name]:.0%} of the validation's samples failed ({name}): its figures are of the others.",
             )
+    if (gap := get("sync/probe_gap", 0.0)) > FAR:
+        yield (
+            "gap",
+            f"after publishing, engine and trainer differ by {gap:.2g} nats on average over the probe's tokens "
+            "(sync/probe_gap), though the engine holds the trainer's weights. That may be bfloat16's rounding; with "
+            "model.dtype=float32 the run ends where it is not. Watch mismatch/*.",
+        )
     if (share := get("end/time_limit", 0.0)) > 0:
         yield (
             "time",

@@ -164,6 +164,8 @@ def make_trained_reward(prepared: Prepared, crew: Crew) -> TrainedReward | None:
 async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
     """Bring everybody to the state of the checkpoint (or of the model's folder), and prove it by a first publish. The
     GPUs change hands as in every iteration (loop.py)."""
+    for doubt in await run.crew.policy.doubts():
+        run.console.notice(doubt)
     await run.crew.engines.sleep()
     if checkpoint:
         if run.crew.critic:

@@ -29,7 +29,7 @@ from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import adapters_off, load_trained, scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.offload import parameter_offload
-from alphaapollo.models.policy import PolicyModel, check_logprobs
+from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
 from alphaapollo.models.sharding import local_tensor, reshard, shard
 from alphaapollo.models.train_state import StepFigures, TrainState
 from alphaapollo.models.trunk import decoder_layers
@@ -85,7 +85,8 @@ class PolicyWorker:
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         fsdp = actor.fsdp_config
         self.policy = self._load_policy(seed)
-        check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
+        gap = check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
+        self.doubts = doubts(gap)
         reshard(self.policy)
         self.state = TrainState(
             self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, "policy", fsdp.param_offload

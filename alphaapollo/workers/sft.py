@@ -14,7 +14,7 @@ from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.export import export
 from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
-from alphaapollo.models.policy import PolicyModel, check_logprobs
+from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.train_state import TrainState
 from alphaapollo.models.trunk import decoder_layers
@@ -42,7 +42,7 @@ class SftWorker:
         self.model = PolicyModel(loaded)
         mesh, methods = self.groups.shards, PolicyModel.forward_methods
         shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.offload_policy, methods)
-        check_logprobs(self.model, self.padded, self.dtype, self.device, self.groups.sequence)
+        self.doubts = doubts(check_logprobs(self.model, self.padded, self.dtype, self.device, self.groups.sequence))
         reshard(self.model)
         self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, fsdp, "model")
 

@@ -131,7 +131,7 @@ async def make_worker(
     """A started one. `engine` None: vLLM. Without `grades`, every reward is 1 at once."""
     worker = RolloutWorker(
         Model(path=str(model)),
-        Rollout(**rollout),
+        Rollout(**{"enforce_eager": True} | rollout),
         env,
         Data(max_prompt_length=512, max_response_length=2000),
         Reward(timeout=timeout),

@@ -53,7 +53,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     make_prompts(FOLDER / "prompts.parquet", args.num_prompts)
     worker = RolloutWorker(
         Model(path=str(folder)),
-        Rollout(max_num_seqs=args.num_prompts * args.group),
+        Rollout(max_num_seqs=args.num_prompts * args.group, enforce_eager=True),
         Env(),
         Data(max_prompt_length=64, max_response_length=args.max_tokens),
         Reward(),

@@ -64,7 +64,7 @@ def visible(gpu: int) -> Iterator[None]:
 async def publish_and_prove(folder: Path, colocate: bool) -> None:
     old, new = (make_model("Qwen3", seed, tie_word_embeddings=True, head_dim=64) for seed in (0, 1))
     old.save_pretrained(folder / "model")
-    rollout = Rollout(colocate=colocate, gpu_memory_utilization=0.2)
+    rollout = Rollout(colocate=colocate, gpu_memory_utilization=0.2, enforce_eager=True)
     spec = EngineSpec(
         index=0,
         model_path=str(folder / "model"),

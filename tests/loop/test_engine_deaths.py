@@ -28,7 +28,7 @@ from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.engine import VllmEngine
 
 async def main(model, log, shared, ranks):
-    rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks))
+    rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks), enforce_eager=True)
     engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, cleanup=(shared,)))
     await engine.start()
     print(*engine.pids(), forkserver._forkserver._forkserver_pid, flush=True)
@@ -104,7 +104,9 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
 
 def test_a_model_that_cannot_be_served_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense", "architectures": ["Nonsense"]}')
-    spec = EngineSpec(0, str(tmp_path), False, Rollout(), "cpu", "float32", 64, str(tmp_path / "engine.log"))
+    spec = EngineSpec(
+        0, str(tmp_path), False, Rollout(enforce_eager=True), "cpu", "float32", 64, str(tmp_path / "engine.log")
+    )
     before = dict(os.environ)
     with pytest.raises(ValueError, match=f"vLLM cannot serve {tmp_path}"):
         asyncio.run(make_engine(spec).start())
@@ -116,7 +118,9 @@ def test_a_core_that_does_not_start_is_named(tmp_path: Path) -> None:
     model = make_model("Qwen3", 0)
     model.save_pretrained(tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nonsense")
-    spec = EngineSpec(3, str(tmp_path / "broken"), False, Rollout(), "cpu", "float32", 64, str(tmp_path / "e.log"))
+    spec = EngineSpec(
+        3, str(tmp_path / "broken"), False, Rollout(enforce_eager=True), "cpu", "float32", 64, str(tmp_path / "e.log")
+    )
     before = dict(os.environ)
     with pytest.raises(EngineError, match=f"rollout engine 3 did not start.*{tmp_path}/e.log"):
         asyncio.run(make_engine(spec).start())

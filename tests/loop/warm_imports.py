@@ -11,7 +11,7 @@ from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.process import CORE_MODULES
 from alphaapollo.rollout.vllm.settings import environment
 
-os.environ.update(environment(EngineSpec(0, "", False, Rollout(), "cpu", "float32", 0, "")))
+os.environ.update(environment(EngineSpec(0, "", False, Rollout(enforce_eager=True), "cpu", "float32", 0, "")))
 setproctitle.getproctitle()  # as in vllm/preload.py, so that engine cores can be told by their names
 gc.disable()
 for module in (

@@ -57,8 +57,9 @@ class Rollout(Section):
     """Tokens of one engine step at most."""
     block_size: PositiveInt = 32
     """Tokens a KV block: the grain of prefix caching (CPU only)."""
-    enforce_eager: bool = True
-    """Run the engine without compilation (CUDA graphs off)."""
+    enforce_eager: bool | None = None
+    """Run the engine without compilation and CUDA graphs; null = on a CPU, not on a GPU, where graphs make small models
+    decode faster and cost a longer start and some memory."""
     lora: LoraForm = "merged"
     """What an engine gets of a policy with LoRA: whole weights, or the adapters, which vLLM then serves."""
     enable_prefix_caching: bool = True

@@ -143,6 +143,12 @@ def test_engines_fit_the_gpus(needed: list[str]):
     parallel, engines = "actor_rollout_ref.rollout.tensor_model_parallel_size", "actor_rollout_ref.rollout.num_engines"
     assert outcome([*needed, "trainer.n_gpus_per_node=4", f"{parallel}=2"], num_gpus=4) == []
     assert "does not divide the 4" in problems([*needed, "trainer.n_gpus_per_node=4", f"{parallel}=3"], num_gpus=4)[0]
+    two_nodes = [*needed, "trainer.nnodes=2", "trainer.n_gpus_per_node=6", f"{parallel}=4"]  # 4 divides 12, not 6
+    for more in ([], [f"{engines}=2"]):
+        (text,) = problems([*two_nodes, *more], num_gpus=6)
+        assert "does not divide the 6 training ranks of a node" in text and text.endswith("Set one of 1, 2, 3, 6.")
+    apart = "actor_rollout_ref.rollout.colocate=False"
+    assert outcome([*two_nodes[:-2], "trainer.n_gpus_per_node=2", f"{parallel}=4", apart], num_gpus=6) == []
     larger, _ = problems([*needed, f"{parallel}=8"], num_gpus=4)
     assert f"{parallel}=8: a node has 4 GPUs. Set 4 or less." in larger
     assert "that is 2 GPUs, but on the training side there are 1" in problems([*needed, f"{engines}=2"], num_gpus=4)[0]

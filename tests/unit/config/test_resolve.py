@@ -23,6 +23,14 @@ def test_dtypes():
     assert resolve_rollout(Rollout(), Model(), "cpu", 1).dtype == "float32"  # engines without a trainer
 
 
+def test_engines_compile_on_gpus_unless_told_otherwise():
+    def eager(asked: bool | None, device: Device) -> bool | None:
+        return resolve_rollout(Rollout(enforce_eager=asked), Model(), device, 1).enforce_eager
+
+    assert (eager(None, "cpu"), eager(None, "cuda")) == (True, False)
+    assert (eager(False, "cpu"), eager(True, "cuda")) == (False, True)
+
+
 def test_engines_fill_the_training_gpus():
     assert num_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
     assert num_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == 1

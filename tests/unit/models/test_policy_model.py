@@ -10,7 +10,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
-from alphaapollo.models.policy import PolicyModel, check_logprobs
+from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
 from tests.unit.tiny import ARCHITECTURES
 
 CPU = torch.device("cpu")
@@ -110,6 +110,20 @@ def test_self_check_finds_a_head_that_we_do_not_know(model_folder):
     policy.scale = 1.0  # as if the key were unknown
     with pytest.raises(ValueError, match=r"GraniteForCausalLM: our log-probs differ .* model.attention=padded"):
         check_logprobs(policy, True, torch.float32, CPU)
+
+
+def test_in_bfloat16_a_difference_is_told_and_a_huge_one_ends(model_folder, monkeypatch: pytest.MonkeyPatch):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
+    own = policy.own_logprobs
+    monkeypatch.setattr(policy, "own_logprobs", lambda ids: own(ids) + 0.3)
+    gap = check_logprobs(policy, True, torch.bfloat16, CPU)
+    assert gap == pytest.approx(0.3, abs=1e-4) and doubts(0.05) == []
+    assert "differ from the model's own by 0.3 nats" in doubts(gap)[0]
+    with pytest.raises(ValueError, match="differ"):
+        check_logprobs(policy, True, torch.float32, CPU)
+    monkeypatch.setattr(policy, "own_logprobs", lambda ids: own(ids) + 1.1)
+    with pytest.raises(ValueError, match="differ"):
+        check_logprobs(policy, True, torch.bfloat16, CPU)
 
 
 def test_self_check_finds_packed_rows_that_see_each_other(model_folder, monkeypatch: pytest.MonkeyPatch):

@@ -36,6 +36,7 @@ def test_shares_of_what_fails_are_told_with_their_number() -> None:
         ({"outcome/grader_failed": 0.44}, "44% of the trajectories have no reward because the grader failed"),
         ({"outcome/environment_failed": 0.5}, "50% of the trajectories have no reward because the environment failed"),
         ({"val/failed": 0.75}, "75% of the validation's samples failed (val/failed)"),
+        ({"sync/probe_gap": 0.2}, "engine and trainer differ by 0.2 nats on average over the probe's tokens"),
         ({"end/time_limit": 0.001}, "0.1% of the episodes ended because their environment took over"),
         ({"response/truncated": 1.0}, "100% of the responses were cut by the token limit"),
     ):

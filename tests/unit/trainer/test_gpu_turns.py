@@ -104,6 +104,8 @@ class Trainer:
     def load(self, folder: str) -> None:
         self.gpu.work(self.role, "load")
 
+    doubts = ("bfloat16 is doubtful",)
+
     def memory(self) -> dict[str, float]:
         return {}
 
