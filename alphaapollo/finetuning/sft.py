@@ -153,8 +153,9 @@ def train(run: SftRun) -> None:
     if checkpoint:
         worker.load(str(checkpoint / "model"))
     log = MainRankLog(run, progress.step) if is_main else None
-    for doubt in worker.doubts if log else ():
-        log.console.notice(doubt)
+    if log:
+        for doubt in worker.doubts:
+            log.console.notice(doubt)
     stream = PromptStream(len(run.examples), config.data.seed, config.data.shuffle)
     begin = time.perf_counter()
     tokens = 0.0
