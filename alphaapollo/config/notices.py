@@ -140,7 +140,7 @@ def _void_by_device(device: Device, gpu_only: Iterable[str], cpu_only: Iterable[
 def _void_by_policy(
     config: BaseModel, device: Device, sections: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Offload between turns has nothing to do where FSDP's own keeps everything in host memory."""
+    """Offload between phases has nothing to do where FSDP's own keeps everything in host memory."""
     for section, names in sections.items():
         if device == "cuda" and value_of(config, f"{section}.offload_policy"):
             yield from ((f"{section}.{name}", f"{section}.offload_policy is true") for name in names)

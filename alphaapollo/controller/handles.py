@@ -82,7 +82,7 @@ class PolicyGroup:
         await self.ranks.call(lambda worker: worker.release_weights())
 
     async def rest(self) -> None:
-        """The end of its turn on the GPUs: what is offloaded goes to host memory, and what is cached is given back."""
+        """The end of its phase on the GPUs: what is offloaded goes to host memory, and what is cached is given back."""
         await self.ranks.call(lambda worker: worker.rest())
 
     async def probe(self, token_ids: list[int]) -> list[float]:
@@ -233,7 +233,7 @@ class EngineGroup:
 
     @asynccontextmanager
     async def cache_released(self) -> AsyncIterator[None]:
-        """A trainer's turn that needs no publish after it: engines keep their weights and lend their caches' memory."""
+        """A trainer's phase that needs no publish after it: engines keep their weights and lend their caches' memory."""
         await self.ranks.call(lambda worker: worker.release_cache())
         yield
         await self.wake_cache()

@@ -54,7 +54,7 @@ class Placement:
 
     @property
     def shares_gpus(self) -> bool:
-        """Engines and trainers hold the same GPUs, in turns."""
+        """Engines and trainers hold the same GPUs, one after the other."""
         return self.device == "cuda" and self.colocate
 
     def role_lines(self) -> dict[str, str]:

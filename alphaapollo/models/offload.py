@@ -1,10 +1,10 @@
-"""Tensors that share a GPU by turns: on the device while their owner works, in host memory while another does.
+"""Tensors that share a GPU by phases: on the device while their owner works, in host memory while another does.
 
     fetch()   memory on the device, filled from the host copy
     rest()    copied to the host, and the memory on the device given back
 
 A tensor that rests has no memory, but stays the same object: FSDP's views of a parameter and the optimiser's
-references hold across turns. To compute with one that rests ends the process, so its owner fetches before it works.
+references hold across phases. To compute with one that rests ends the process, so its owner fetches before it works.
 """
 
 from __future__ import annotations

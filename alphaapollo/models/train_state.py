@@ -42,10 +42,10 @@ class TrainState:
         module: sharded; see sharding.shard.
         grad_clip: largest gradient norm.
         optimiser_steps: optimiser steps of the whole run, for the schedule.
-        fsdp: where the optimiser's state rests between turns, and in one until its first step; when gradients are
+        fsdp: where the optimiser's state rests between phases, and in one until its first step; when gradients are
             reduced.
         name: in messages, e.g. "policy".
-        param_offload: keep the parameters in host memory between turns (GPU only).
+        param_offload: keep the parameters in host memory between phases (GPU only).
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class TrainState:
         self.parameters.fetch()
 
     def rest(self) -> None:
-        """The end of a turn: nothing stays gathered, and what is offloaded goes to host memory."""
+        """The end of a phase: nothing stays gathered, and what is offloaded goes to host memory."""
         reshard(self.module)
         self.parameters.rest()
         self.moments.rest()

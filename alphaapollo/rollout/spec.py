@@ -31,7 +31,7 @@ class EngineSpec:
 
     @property
     def shares_gpu(self) -> bool:
-        """With the trainer, in turns: the engine gives its memory up between its own."""
+        """With the trainer: the engine gives its memory up between its own phases."""
         return self.device == "cuda" and self.rollout.colocate and self.rollout.free_cache_engine
 
     def check_fits(self, num_tokens: int, max_tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 groups -> build_batch -> columns from the workers -> assign_credit -> critic and policy update
 
-Turns on the GPUs: the policy's columns; the critic's values and update; the policy's update, which goes on to publish.
+Phases on the GPUs: the policy's columns; the critic's values and update; the policy's update, which goes on to publish.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class TrainedReward:
     """Completes the scores of trajectories as they arrive from the engines."""
 
     group: RewardModelGroup
-    engines: EngineGroup  # which have the GPUs when it is its turn
+    engines: EngineGroup  # which have the GPUs when its phase comes
     reader: Reader
     num_ranks: int  # with texts of their own
     max_tokens: int  # of a micro-batch

@@ -57,7 +57,7 @@ class WeightPublisher:
     tolerance: float
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Publish, prove, and return the measured gap; the policy's turn on the GPUs ends, that of the engines begins.
+        """Publish, prove, and return the measured gap; the policy's phase on the GPUs ends, that of the engines begins.
         Raises WeightSyncError on any difference. A fake engine has no weights, so there is nothing to do."""
         if not await self.engines.hold_weights():
             await self.policy.rest()

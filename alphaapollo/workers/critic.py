@@ -3,7 +3,7 @@
     load_batch -> compute_values -> update(columns) -> rest
 
 Methods that compute are collectives: every rank calls them, in the same order. They fetch what rests; `rest` ends the
-critic's turn on the GPU.
+critic's phase on the GPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CriticWorker:
         return self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
 
     def rest(self) -> None:
-        """The end of the critic's turn: its GPU memory, as far as it can be spared, is free for others."""
+        """The end of the critic's phase: its GPU memory, as far as it can be spared, is free for others."""
         self.state.rest()
         free_cache(self.device)
 

@@ -3,7 +3,7 @@
     load_batch -> [compute_log_probs, compute_ref_log_probs] -> update(columns) -> probe, send_weights -> rest
 
 Methods that compute are collectives: every rank calls them, in the same order. They fetch what rests; `rest` ends the
-policy's turn on the GPU.
+policy's phase on the GPU.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class PolicyWorker:
             self.sender.release()
 
     def rest(self) -> None:
-        """The end of the policy's turn: its GPU memory, as far as it can be spared, is free for others."""
+        """The end of the policy's phase: its GPU memory, as far as it can be spared, is free for others."""
         self.state.rest()
         if self.reference is not None:
             reshard(self.reference)

@@ -1,6 +1,6 @@
 """A trained reward model on one training rank: frozen, forward only.
 
-compute_scores is a collective: every rank calls it. `rest` ends the reward model's turn on the GPU.
+compute_scores is a collective: every rank calls it. `rest` ends the reward model's phase on the GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RewardModelWorker:
 
     Args:
         model: with the path of the reward model.
-        fsdp: where its parameters are between turns, and in one.
+        fsdp: where its parameters are between phases, and in one.
     """
 
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
@@ -56,7 +56,7 @@ class RewardModelWorker:
         return compute_column(self.model, batch, self.padded, self.device, self.groups.sequence)
 
     def rest(self) -> None:
-        """The end of its turn: its GPU memory, as far as it can be spared, is free for others."""
+        """The end of its phase: its GPU memory, as far as it can be spared, is free for others."""
         reshard(self.model)
         self.parameters.rest()
         free_cache(self.device)

@@ -194,7 +194,7 @@ class Llm:
 
 
 async def hand_over(device: str, **rollout: Any) -> tuple[list[str], VllmEngine]:
-    """A publish with sleep, then a trainer's turn in between; what vLLM is asked to do."""
+    """A publish with sleep, then a trainer's phase in between; what vLLM is asked to do."""
     engine = VllmEngine(EngineSpec(0, "m", False, Rollout(**rollout), device, "bfloat16", 64, "log"))  # type: ignore[arg-type]
     llm: Any = Llm()
     engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()

@@ -84,11 +84,11 @@ class Fsdp(Section):
 
 class RoleFsdp(Fsdp):
     param_offload: bool = False
-    """Between this role's turns its parameters lie in host memory (GPU only; void on a CPU)."""
+    """Between this role's phases its parameters lie in host memory (GPU only; void on a CPU)."""
 
 
 class FrozenFsdp(Section):
     param_offload: bool = False
-    """Between this model's turns its parameters lie in host memory (GPU only; void on a CPU)."""
+    """Between this model's phases its parameters lie in host memory (GPU only; void on a CPU)."""
     offload_policy: bool = False
     """FSDP2's CPU offload: parameters stay in host memory and come layer by layer; slow (GPU only; void on a CPU)."""

@@ -246,7 +246,7 @@ def test_an_iteration(tmp_path: Path) -> None:
 
 
 def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None:
-    """Each trainer has its own turn, and lets go before the next."""
+    """Each trainer has its own phase, and lets go before the next."""
     gpu = Gpu()
     run = make_run(gpu, tmp_path, critic=True, reward_model=True, reference_reset={"every": 1})
     asyncio.run(train(run))

@@ -1,4 +1,4 @@
-"""A worker whose tensors rest between its turns computes what one does that keeps everything. Offload needs a GPU; the
+"""A worker whose tensors rest between its phases computes what one does that keeps everything. Offload needs a GPU; the
 tests put it on by hand, for memory that rests is given up on a CPU alike."""
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def held(worker: PolicyWorker) -> int:
     return sum(local_tensor(tensor.detach()).untyped_storage().nbytes() for tensor in tensors)
 
 
-def turns(rank: int, num_ranks: int, address: str, case: Case, offload: bool, folder: str) -> dict[str, Any]:
-    """Two iterations with every call of the protocol, a turn each; what came out."""
+def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, folder: str) -> dict[str, Any]:
+    """Two iterations with every call of the protocol, a phase each; what came out."""
     sender = Sender()
     worker = make_worker(case, rank, num_ranks, address, sender=sender)
     for one in (worker.state.parameters, worker.state.moments, worker.frozen):
@@ -74,10 +74,10 @@ def turns(rank: int, num_ranks: int, address: str, case: Case, offload: bool, fo
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_turns_change_nothing(model_folder: Any, tmp_path: Path, num_ranks: int) -> None:
+def test_phases_change_nothing(model_folder: Any, tmp_path: Path, num_ranks: int) -> None:
     case = Case(str(model_folder("qwen3")), needs_reference=True, actor={"use_kl_loss": True, "kl_loss_type": "full"})
-    ours = run_ranks(turns, num_ranks, case, True, str(tmp_path / "ours"))
-    kept = run_ranks(turns, num_ranks, case, False, str(tmp_path / "kept"))
+    ours = run_ranks(phases, num_ranks, case, True, str(tmp_path / "ours"))
+    kept = run_ranks(phases, num_ranks, case, False, str(tmp_path / "kept"))
     for own, other in zip(ours, kept, strict=True):
         assert own.pop("resting") == [0] * 4
         assert min(other.pop("resting")) > 0
