@@ -233,7 +233,7 @@ class EngineGroup:
 
     @asynccontextmanager
     async def cache_released(self) -> AsyncIterator[None]:
-        """A trainer's phase that needs no publish after it: engines keep their weights and lend their caches' memory."""
+        """A trainer's phase without a publish after it: engines keep their weights and lend their caches' memory."""
         await self.ranks.call(lambda worker: worker.release_cache())
         yield
         await self.wake_cache()

@@ -4,7 +4,7 @@ collect groups -> learn -> publish the weights -> on schedule: validate, reset t
 
 Who holds the GPUs, where engines and trainers share them:
 
-    engines.sleep             from here the trainers: policy, critic, reference each in its own phase, which ends with `rest`
+    engines.sleep             from here the trainers: policy, critic and reference, each phase ends with `rest`
     weights.publish           the policy's last phase; from here the engines (weights/publish.py)
     engines.cache_released    a trainer's phase in the engines' time: their weights stay, their caches give way
 """
