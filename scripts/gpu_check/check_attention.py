@@ -1,0 +1,100 @@
+"""Each kind of attention, by itself, against float64 written out: values and gradients, grouped heads, a window, rows
+of two tokens; and one row's change leaves every bit of the others alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alphaapollo.models.attention import attend
+from alphaapollo.models.micro_batch import Packing
+from scripts.gpu_check.kit import Kit, relative
+
+LENGTHS = [2, 190, 2, 61, 300, 2]
+GPU_KINDS = ("sdpa", "varlen", "flex", "flash")
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02}
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    size: int
+    window: int | None
+
+
+SHAPES = [Shape(14, 2, 64, None), Shape(14, 2, 128, None), Shape(8, 8, 64, None), Shape(14, 2, 64, 33)]
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    kinds = [kind for kind in GPU_KINDS if kind != "flash" or importlib.util.find_spec("flash_attn")]
+    kinds = kinds if kit.on_gpu else ["sdpa"]
+    figures: dict[str, Any] = {}
+    for kind in kinds:
+        dtypes = [torch.float32] if not kit.on_gpu else [torch.bfloat16]
+        dtypes += [torch.float32] * (kit.on_gpu and kind in ("sdpa", "flex"))
+        for dtype in dtypes:
+            worst = max(compare(kind, shape, kit.device, dtype) for shape in SHAPES)
+            figures[f"{kind} {str(dtype).removeprefix('torch.')}"] = worst
+            assert worst < TOLERANCE[dtype], f"{kind} in {dtype}: {worst:.2g} from the reference"
+        check_rows_are_apart(kind, kit.device, dtypes[0])
+    if kit.on_gpu and "flash" not in kinds:
+        figures["flash"] = "untested: flash_attn not installed"
+    return figures
+
+
+def inputs(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    width = sum(LENGTHS)
+    sizes = [(1, heads, width, shape.size) for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    return [torch.randn(size, generator=generator).to(device, dtype).requires_grad_() for size in sizes]
+
+
+def packing(device: str) -> Packing:
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    return Packing(ends.to(device), LENGTHS)
+
+
+def compare(kind: str, shape: Shape, device: str, dtype: torch.dtype) -> float:
+    """The largest relative error of output and gradients."""
+    ours = inputs(shape, device, dtype)
+    exact = [tensor.detach().double().requires_grad_() for tensor in ours]
+    outputs = [attend(kind, *ours, packing(device), shape.window), written_out(exact, shape)]  # type: ignore[arg-type]
+    for output in outputs:
+        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(device)
+        (output * direction.to(output.dtype)).sum().backward()
+    pairs = [(outputs[0], outputs[1]), *((a.grad, b.grad) for a, b in zip(ours, exact, strict=True))]
+    return max(relative(a.detach(), b.detach()) for a, b in pairs if a is not None and b is not None)
+
+
+def written_out(tensors: list[Tensor], shape: Shape) -> Tensor:
+    """[1, T, heads, d] in the dtype of the inputs."""
+    query, key, value = tensors
+    groups = shape.heads // shape.kv_heads
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    row = torch.repeat_interleave(torch.tensor(LENGTHS)).to(query.device)
+    position = torch.arange(len(row), device=query.device)
+    distance = position[:, None] - position
+    seen = (row[:, None] == row) & (distance >= 0)
+    if shape.window is not None:
+        seen &= distance < shape.window
+    scores = (query @ key.transpose(2, 3)) * shape.size**-0.5
+    return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value).transpose(1, 2)
+
+
+def check_rows_are_apart(kind: str, device: str, dtype: torch.dtype) -> None:
+    shape, changed = SHAPES[0], slice(LENGTHS[0], LENGTHS[0] + LENGTHS[1])
+    first = [tensor.detach() for tensor in inputs(shape, device, dtype)]
+    second = [tensor.clone() for tensor in first]
+    for tensor in second:
+        tensor[:, :, changed] += 1
+    with torch.no_grad():
+        a, b = (attend(kind, *tensors, packing(device), None) for tensors in (first, second))  # type: ignore[arg-type]
+    others = torch.ones(sum(LENGTHS), dtype=torch.bool, device=device)
+    others[changed] = False
+    assert torch.equal(a[:, others], b[:, others]), f"{kind}: changing one row changed others"
+    assert not torch.equal(a, b)

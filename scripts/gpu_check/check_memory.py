@@ -1,0 +1,54 @@
+"""What a worker holds after an update, and at the peaks of its start and its update, against the planner's figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.activations import activations, load_meta, model_sizes
+from alphaapollo.models.footprint import ADAM, FLOAT32, Trained
+from scripts.gpu_check.kit import Kit, make_batch, vocabulary_of
+
+GIB = 2**30
+LENGTHS = [1024] * 8
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    kit.need_gpu("memory on the device")
+    folder = kit.model()
+    torch.ones(1, device="cuda")
+    free = torch.cuda.mem_get_info()[0]
+    worker = kit.worker(folder, model={"enable_gradient_checkpointing": False})
+    weights = FLOAT32 * sum(parameter.numel() for parameter in worker.policy.parameters())
+    start = torch.cuda.max_memory_allocated()
+    batch, columns = make_batch(LENGTHS, vocabulary_of(folder), sum(LENGTHS), worker.padded)
+    worker.load_batch(batch)
+    worker.update(columns)
+    torch.cuda.reset_peak_memory_stats()
+    worker.update(columns)
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    if hasattr(worker, "rest"):
+        worker.rest()
+    kept = free - torch.cuda.mem_get_info()[0]
+    planned = max(held.total for held in plan(folder).values())
+    figures = {
+        "weights_gib": weights / GIB,
+        "start_peak_gib": start / GIB,
+        "after_update_gib": kept / GIB,
+        "update_peak_gib": peak / GIB,
+        "update_reserved_gib": reserved / GIB,
+        "planned_peak_gib": planned / GIB,
+        "planned_over_measured": planned / peak,
+    }
+    assert start < 1.5 * weights + GIB, f"starting held {start / GIB:.1f} GiB for {weights / GIB:.1f} GiB of weights"
+    assert kept < weights * (FLOAT32 + ADAM) / FLOAT32 + GIB, f"after an update {kept / GIB:.1f} GiB stay"
+    assert 0.85 < planned / peak < 1.15, f"the planner says {planned / GIB:.2f} GiB, measured {peak / GIB:.2f}"
+    return figures
+
+
+def plan(folder: Any) -> dict[str, Any]:
+    model = load_meta(Model(path=str(folder)), torch.bfloat16)
+    share = activations(model, len(LENGTHS), LENGTHS[0], False, "cuda")
+    return Trained(model_sizes(model), share, shards=1, dtype_bytes=2).updating()

@@ -1,0 +1,102 @@
+"""How often an update waits for the device, and its tokens/s and MFU at 0.5B and 1.5B against a bare loop over the same
+tokens: the plain Hugging Face model, log-softmax, PPO's clipped loss, backward, clip, fused AdamW."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alphaapollo.data.batch import Columns, RankBatch
+from alphaapollo.models.flops import ModelSize, peak_flops
+from alphaapollo.workers.policy import PolicyWorker
+from scripts.gpu_check.kit import Kit, make_batch, vocabulary_of
+
+MAX_WAITS = 6.0  # a micro-batch: what is read back for the figures is summed up on the device
+ROUNDS = 3
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name in ("qwen2.5-0.5b", "qwen2.5-1.5b") if kit.on_gpu else ("qwen2.5-0.5b",):
+        size = name.removeprefix("qwen2.5-")
+        figures |= {f"{size} {key}": value for key, value in measure(kit, kit.model(name)).items()}
+        gc.collect()
+        if kit.on_gpu:
+            torch.cuda.empty_cache()
+    if kit.on_gpu:
+        waits = figures["0.5b waits_a_micro_batch"]
+        assert waits <= MAX_WAITS, f"{waits:.1f} waits for the GPU a micro-batch"
+    return figures
+
+
+def measure(kit: Kit, folder: Path) -> dict[str, float]:
+    lengths, tokens = ([1024] * 32, 8192) if kit.on_gpu else ([64] * 4, 128)
+    worker = kit.worker(folder, model={"enable_gradient_checkpointing": False})
+    batch, columns = make_batch(lengths, vocabulary_of(folder), tokens, worker.padded)
+    worker.load_batch(batch)
+    worker.update(columns)
+    figures = {}
+    if kit.on_gpu:
+        figures["waits_a_micro_batch"] = count_waits(worker, batch, columns)
+    ours = []
+    for _ in range(ROUNDS if kit.on_gpu else 1):
+        with kit.clock() as seconds:
+            worker.update(columns)
+        ours += seconds
+    size = ModelSize.of(worker.policy.model)
+    peak = peak_flops(torch.cuda.get_device_name()) if kit.on_gpu else None
+    worker.close()
+    del worker
+    gc.collect()
+    bare = bare_seconds(kit, folder, batch)
+    figures |= {"tokens_per_s": sum(lengths) / min(ours), "bare_tokens_per_s": sum(lengths) / bare}
+    figures["over_bare"] = bare / min(ours)
+    if peak and size:
+        figures["mfu"] = size.training_flops(batch.rows.lengths) / min(ours) / peak
+    return figures
+
+
+def count_waits(worker: PolicyWorker, batch: RankBatch, columns: Columns) -> float:
+    """Times a micro-batch that the processor waits for the GPU, as torch reports them."""
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        worker.update(columns)
+    torch.cuda.set_sync_debug_mode("default")
+    waits = [str(one.message) for one in caught if "synchronizing CUDA operation" in str(one.message)]
+    return len(waits) / sum(len(mini_batch.micro_batches) for mini_batch in batch.mini_batches)
+
+
+def bare_seconds(kit: Kit, folder: Path, batch: RankBatch) -> float:
+    """One optimiser step, as anybody would write it down."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(kit.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    best = float("inf")
+    for _ in range(1 + ROUNDS if kit.on_gpu else 1):
+        with kit.clock() as seconds:
+            bare_step(kit, model, optimizer, batch)
+        best = min(best, *seconds)
+    return best
+
+
+def bare_step(kit: Kit, model: Any, optimizer: torch.optim.Optimizer, batch: RankBatch) -> None:
+    rows = batch.rows
+    for mini_batch in batch.mini_batches:
+        for micro in mini_batch.micro_batches:
+            for position in (micro[i : i + 4] for i in range(0, len(micro), 4)):  # dense logits fit for so many
+                tokens = [rows.token_ids[slice(*rows.token_offsets[[p, p + 1]])] for p in position]
+                ids = torch.stack([torch.from_numpy(one) for one in tokens]).to(kit.device)
+                with torch.autocast(kit.device, torch.bfloat16, enabled=kit.on_gpu):
+                    logits = model(ids, use_cache=False).logits[:, :-1]
+                logp = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+                ratio = (logp - logp.detach()).exp()
+                (-torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum() / len(rows.token_ids)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,22 @@
+"""vLLM on the training GPU: weights through CUDA IPC, sleep gives memory back, equal digests and log-probs (the test of
+tests/gpu)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from scripts.gpu_check.kit import ROOT, Kit, need
+
+TEST = "tests/gpu/test_weight_transfer.py::test_cuda_ipc_on_a_shared_gpu"
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    kit.need_gpu("CUDA IPC")
+    need("vllm", "pytest")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TEST]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="\n")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout.strip().splitlines()[-1]
+    return {"test": "passed"}

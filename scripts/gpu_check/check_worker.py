@@ -1,0 +1,104 @@
+"""A policy worker of real shape (0.5B, its layers gathered one at a time): an update with checkpointing on and off,
+with each offload and with the full KL has the same gradient norm; gradients against plain transformers; save, load,
+export."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaapollo.config.schema import Fsdp
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.sharding import local_tensor, reshard
+from alphaapollo.workers.policy import PolicyWorker
+from scripts.gpu_check.kit import Kit, make_batch, relative, vocabulary_of
+
+LENGTHS = {"cuda": [512, 300, 2, 411, 256, 64], "cpu": [48, 30, 2]}
+OFFLOADS = ("param_offload", "optimizer_offload", "offload_policy")
+LIMIT = {"cuda": 0.05, "cpu": 1e-3}  # relative: bfloat16 against float32
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    folder = kit.model()
+    figures: dict[str, Any] = {}
+    norms = {}
+    for name, settings in variants(kit).items():
+        worker = kit.worker(folder, **settings)
+        batch, columns = make_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.padded)
+        worker.load_batch(batch)
+        if name == "plain":
+            figures["gradient_error"] = gradient_error(worker, folder)
+            assert figures["gradient_error"] < LIMIT[kit.device], figures
+        before = worker.compute_log_probs()
+        norms[name] = worker.update(columns)["actor/grad_norm"]
+        after = worker.compute_log_probs()
+        assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the update changed nothing"
+        if name == "plain":
+            save_load_export(worker, columns, after, kit.folder)
+        worker.close()
+        del worker
+        gc.collect()
+        if kit.on_gpu:
+            torch.cuda.empty_cache()
+    for norm in norms.values():
+        assert abs(norm / norms["plain"] - 1) < LIMIT[kit.device], f"gradient norms differ: {norms}"
+    return figures | {"grad_norm": norms["plain"], "variants": ", ".join(norms)}
+
+
+def variants(kit: Kit) -> dict[str, dict[str, Any]]:
+    model = {"enable_gradient_checkpointing": False}
+    plain = {"model": model}
+    # The full KL to the reference that training starts from is 0, with a gradient of 0.
+    kl = {"use_kl_loss": True, "kl_loss_type": "full"}
+    found = {
+        "plain": plain,
+        "checkpointing": {"model": {"enable_gradient_checkpointing": True}},
+        "full KL": {"model": model, "actor": kl, "needs_reference": True},
+    }
+    if kit.on_gpu:
+        keys = [key for key in OFFLOADS if key in Fsdp.model_fields]
+        found |= {key: {"model": model, "actor": {"fsdp_config": {key: True}}} for key in keys}
+    return found
+
+
+def gradient_error(worker: PolicyWorker, folder: Path) -> float:
+    """Of the sum of the rows' log-probs, over all parameters, against transformers in float32 without padding."""
+    from transformers import AutoModelForCausalLM
+
+    rows, chosen = worker.batch.rows, [0, 2]  # type: ignore[union-attr]
+    stats = worker.policy(build_micro_batch(rows, chosen, worker.padded, worker.device), 1.0)
+    stats.logprobs.sum().backward()
+    ours = {
+        name: local_tensor(p.grad).float().cpu() for name, p in worker.policy.named_parameters() if p.grad is not None
+    }
+    worker.policy.zero_grad()
+    reshard(worker.policy)
+    bare = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    bare.to(worker.device)
+    for position in chosen:
+        tokens = rows.token_ids[slice(*rows.token_offsets[[position, position + 1]])]
+        ids = torch.from_numpy(tokens).to(worker.device)
+        first = int(rows.response_starts[position])
+        logp = bare(ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        logp.gather(1, ids[1:, None])[first - 1 :].sum().backward()
+    exact = {f"model.{name}": p.grad.cpu() for name, p in bare.named_parameters() if p.grad is not None}
+    assert ours.keys() == exact.keys()
+    names = sorted(ours)
+    return relative(*(torch.cat([side[name].flatten() for name in names]) for side in (ours, exact)))
+
+
+def save_load_export(worker: PolicyWorker, columns: Any, after: np.ndarray, folder: Path) -> None:
+    """A checkpoint brings back the log-probs; the export loads in transformers."""
+    from transformers import AutoModelForCausalLM
+
+    worker.save(str(folder / "saved"))
+    worker.update(columns)
+    worker.load(str(folder / "saved"))
+    assert np.abs(worker.compute_log_probs() - after).max() < 1e-6, "a loaded checkpoint computes otherwise"
+    worker.export(str(folder / "exported"))
+    exported = AutoModelForCausalLM.from_pretrained(folder / "exported", dtype=torch.float32)
+    assert all(torch.isfinite(p).all() for p in exported.parameters())

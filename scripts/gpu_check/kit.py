@@ -1,0 +1,141 @@
+"""What the checks share: sizes by device, models from a configuration, batches. Heavy libraries are imported inside."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from alphaapollo.data.batch import Columns, RankBatch
+    from alphaapollo.workers.policy import PolicyWorker
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "scripts" / "published_models"
+SMALL = {"vocab_size": 512, "hidden_size": 448, "intermediate_size": 896, "num_hidden_layers": 2}
+PROMPT = 16  # tokens
+
+
+class Untested(Exception):
+    """The machine lacks what a check needs; its message says what."""
+
+
+@dataclass(frozen=True)
+class Kit:
+    """device: cuda or cpu. folder: of this run, for models and files."""
+
+    device: str
+    folder: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def need_gpu(self, what: str) -> None:
+        if not self.on_gpu:
+            raise Untested(f"{what} needs a GPU")
+
+    def model(self, name: str = "qwen2.5-0.5b", **changes: Any) -> Path:
+        """A random model of a published size, with a tokenizer; on a CPU two narrow layers, whatever the name."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from examples.quickstart.make_task import make_tokenizer
+
+        folder = self.folder / "models" / name
+        if (folder / "model.safetensors").is_file():
+            return folder
+        values = json.loads((PUBLISHED / name / "config.json").read_text()) | ({} if self.on_gpu else SMALL) | changes
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**values), dtype=torch.bfloat16 if self.on_gpu else torch.float32
+            )
+        model.save_pretrained(folder)
+        make_tokenizer(folder)
+        return folder
+
+    def worker(self, folder: Path, **settings: Any) -> PolicyWorker:
+        """A policy worker of one rank. settings: model, actor, ref: keys of those sections; needs_reference."""
+        from alphaapollo.config.resolve import resolve_model
+        from alphaapollo.config.schema import Actor, Model, Reference
+        from alphaapollo.network import free_port
+        from alphaapollo.workers.base import RankPlacement
+        from alphaapollo.workers.policy import PolicyWorker
+
+        return PolicyWorker(
+            model=resolve_model(Model(path=str(folder), **settings.get("model", {})), self.device),  # type: ignore[arg-type]
+            actor=Actor(**{"optim": {"lr": 1e-4}} | settings.get("actor", {})),
+            ref=Reference(**settings.get("ref", {})),
+            needs_reference=settings.get("needs_reference", False),
+            placement=RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", self.device, 2),
+            optimiser_steps=10,
+            temperature=1.0,
+        )
+
+    def synchronize(self) -> None:
+        import torch
+
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def clock(self) -> Iterator[list[float]]:
+        """Seconds of the block, the device's work included, in the list that it yields."""
+        seconds: list[float] = []
+        self.synchronize()
+        start = time.perf_counter()
+        yield seconds
+        self.synchronize()
+        seconds.append(time.perf_counter() - start)
+
+
+def need(*modules: str) -> None:
+    """Untested where one is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Untested(f"{', '.join(missing)} not installed")
+
+
+def make_batch(lengths: list[int], vocabulary: int, max_tokens: int, padded: bool) -> tuple[RankBatch, Columns]:
+    """One optimiser step on random rows of these lengths, in micro-batches of at most `max_tokens`."""
+    import numpy as np
+
+    from alphaapollo.data.batch import Columns
+    from alphaapollo.data.packing import build_train_batch
+    from alphaapollo.types import Row
+
+    rng = np.random.default_rng(0)
+    rows = []
+    for length in lengths:
+        prompt = min(PROMPT, length // 2)
+        mask = [0] * prompt + [1] * (length - prompt)
+        rows.append(Row(rng.integers(0, vocabulary, length).tolist(), mask, [-5.0 * one for one in mask], [length - 1]))
+    count = len(rows)
+    layout = build_train_batch(rows, range(count), 1, count, max_tokens, padded, seed=0, shuffle=False)
+    batch = layout.rank_batches[0]
+    total = int(batch.rows.response_offsets[-1])
+    return batch, Columns(
+        advantages=rng.normal(size=total).astype(np.float32),
+        loss_weights=np.full(count, 1 / total, dtype=np.float32),
+        sequence_weights=np.full(count, 1 / count, dtype=np.float32),
+        trajectory_ids=np.arange(count),
+    )
+
+
+def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the reference."""
+    difference = (ours.double() - reference.double()).norm()
+    return float(difference / reference.double().norm().clamp_min(1e-30))
+
+
+def vocabulary_of(folder: Path) -> int:
+    size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
+    return size
