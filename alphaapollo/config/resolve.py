@@ -24,9 +24,14 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Dev
 
 
 def resolve_model(model: Model, device: Device) -> Model:
-    """dtype and attention of training. Raises ValueError for an attention that the device cannot run."""
+    """dtype and attention of training, without gradient checkpointing where the plan is to choose (startup/memory.py).
+    Raises ValueError for an attention that the device cannot run."""
     dtype: Dtype = _device_dtype(device) if model.dtype == "auto" else model.dtype
-    return model.model_copy(update={"dtype": dtype, "attention": _attention(model.attention, dtype, device)})
+    checkpointing = model.enable_gradient_checkpointing is True
+    attention = _attention(model.attention, dtype, device)
+    return model.model_copy(
+        update={"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
+    )
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:

@@ -7,6 +7,8 @@ each actor its GPUs. A generation, which has engines alone, has engine_crew.py: 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import Rollout, Trainer
@@ -19,6 +21,8 @@ class Machine:
 
     num_cores: int
     num_gpus: int
+    gpu_memory: int = 0  # bytes of one GPU; 0: none, or not known
+    memory: int = 0  # bytes of the machine's own; 0: not known
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,25 @@ class Placement:
 
 
 def detect_machine() -> Machine:
-    """This machine's cores (that we may use) and GPUs."""
+    """This machine's cores (that we may use), GPUs and memory."""
     import torch
 
-    return Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+    return Machine(
+        num_cores=len(os.sched_getaffinity(0)),
+        num_gpus=torch.cuda.device_count(),
+        gpu_memory=smallest_gpu(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def smallest_gpu() -> int:
+    """Bytes of the smallest GPU, by the driver's own tool: asking CUDA would start it in this process. 0: not known."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    asked = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    return min((int(line) * 2**20 for line in answer.stdout.split("\n") if line.strip().isdigit()), default=0)
 
 
 def make_placement(

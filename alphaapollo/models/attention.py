@@ -39,6 +39,22 @@ def register(kind: Attention) -> str:
     return name
 
 
+def attend(
+    kind: Attention, query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, window: int | None = None
+) -> Tensor:
+    """One kind by itself. query [b, heads, T, d], key and value [b, kv heads, T, d] -> [b, T, heads, d]."""
+    call = _Call("attend", query, key, value, None, window, None, None, packing)
+    return _COMPUTE[kind](call)
+
+
+def register_meta() -> str:
+    """The same for tensors without data: it keeps what a fused kernel keeps (models/activations.py)."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("alphaapollo_meta", _interface(_meta))
+    return "alphaapollo_meta"
+
+
 def trunk_arguments(micro: MicroBatch) -> dict[str, Any]:
     """Keywords that the trunk hands down to each layer. The cu_seq_lens ones are also transformers' own names, which
     layers without attention (convolutions, recurrences) read."""
@@ -286,6 +302,30 @@ def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
     positions = torch.arange(width, device=device)
     distance = positions[:, None] - positions
     return (distance >= 0) & (distance < window)
+
+
+def _meta(call: _Call) -> Tensor:
+    """-> [b, T, heads, d]."""
+    if call.softcap is not None or call.sinks is not None:
+        return _explicit(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
+    output: Tensor = _Fused.apply(call.query, call.key, call.value)
+    return output
+
+
+class _Fused(torch.autograd.Function):
+    """Shapes of a fused kernel: forward keeps inputs, output and one number a row of scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        batch, heads, width, size = query.shape
+        output = query.new_empty(batch, width, heads, size)
+        ctx.save_for_backward(query, key, value, output, query.new_empty(batch, heads, width, dtype=torch.float32))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 _COMPUTE: dict[Attention, Callable[[_Call], Tensor]] = {

@@ -26,7 +26,7 @@ from alphaapollo.startup.input_checks import find_machine
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
-from alphaapollo.trainer.plan import Plan, make_plan
+from alphaapollo.trainer.plan import Plan, make_plan, with_memory
 from alphaapollo.trainer.plan_table import print_plan
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.resume_rule import change_rule_of
@@ -56,11 +56,15 @@ class Prepared:
 
 def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
     """Check everything that can be checked without a worker, and print the plan."""
-    plan = make_plan(config, find_machine(config.trainer.controller), origin)
+    machine = find_machine(config.trainer.controller)
+    plan = make_plan(config, machine, origin)
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule_of(config))
     inputs = read_inputs(config)
+    plan = with_memory(plan, config, machine)
     print_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
+    if plan.memory and plan.memory.problem:
+        raise ValueError(plan.memory.problem)
     return Prepared(config, plan, inputs, start)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
@@ -14,6 +14,7 @@ from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_ro
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.startup.input_checks import environment_notices, find_environment
+from alphaapollo.startup.memory import MemoryPlan, Roles, fit_memory
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.user_module import load_user_module
@@ -35,6 +36,7 @@ class Plan:
     sampling: Sampling  # of training rollouts
     folder: Path  # of the run
     presets: tuple[str, ...]  # that the command line chose, e.g. algorithm=dapo
+    memory: MemoryPlan | None  # of a device; None until the model's configuration has been read
     notices: list[str]
 
     @property
@@ -83,5 +85,33 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
         ),
         folder=trainer.folder,
         presets=origin.presets,
+        memory=None,
         notices=notices,
     )
+
+
+def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:
+    """The plan with what it needs of memory, and gradient checkpointing chosen where nobody chose. Reads the models'
+    configurations; `memory.problem` says what cannot fit."""
+    role = config.actor_rollout_ref
+    resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
+    roles = Roles(
+        reference=plan.needs_reference,
+        full_kl=plan.needs_reference and role.actor.use_kl_loss and role.actor.kl_loss_type == "full",
+        critic=plan.placement.critic,
+        reward_model=plan.placement.reward_model,
+    )
+    device = plan.placement.device
+    capacity = machine.memory if device == "cpu" else machine.gpu_memory
+    may_choose = role.model.enable_gradient_checkpointing == "auto"
+    resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
+    try:
+        fitted, memory = fit_memory(resolved_config, device, roles, capacity, may_choose)
+    except (RuntimeError, TypeError, AttributeError) as error:  # code of its own that cannot run without data
+        reason = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
+        chosen = ", and gradient checkpointing stays off" * may_choose
+        notice = (
+            f"the memory of {role.model.path} is not planned{chosen}: it does not run on the meta device ({reason})."
+        )
+        return replace(plan, notices=[*plan.notices, notice])
+    return replace(plan, model=fitted.actor_rollout_ref.model, memory=memory)

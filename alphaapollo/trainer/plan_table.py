@@ -8,6 +8,7 @@ from rich.table import Table
 
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_registered
+from alphaapollo.startup.memory import GIB, NAMES, MemoryPlan
 from alphaapollo.startup.resume import Start
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.trainer.plan import Plan
@@ -20,6 +21,8 @@ def print_plan(plan: Plan, inputs: Inputs, start: Start, config: Config, termina
     for name, value in rows.items():
         table.add_row(name, escape(value))
     terminal.print(table)
+    if plan.memory and (config.trainer.dry_run or plan.memory.problem):
+        terminal.print(memory_table(plan.memory))
     for notice in [*plan.notices, *inputs.notices, *start.lines()]:
         terminal.print(f"[yellow]note[/yellow] {escape(notice)}", highlight=False)
 
@@ -62,6 +65,8 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "validation": _every(trainer.test_freq) if inputs.val_prompts else "none",
         "checkpoints": _every(trainer.save_freq),
+        "memory": _memory(plan.memory),
+        "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel}",
     }
 
@@ -97,3 +102,24 @@ def _learning_rate(optim: Optimizer) -> str:
 
 def _every(frequency: int) -> str:
     return "never" if frequency < 1 else f"every {frequency} iterations, and at the end"
+
+
+def _memory(memory: MemoryPlan | None) -> str:
+    if memory is None:
+        return "not known"
+    moment, held = memory.peak
+    return f"{held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}), by arithmetic"
+
+
+def memory_table(memory: MemoryPlan) -> Table:
+    """GiB at each moment, together and by role; what is nothing is left out."""
+    table = Table(
+        title=f"GiB on {memory.what}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for moment, held in memory.moments.items():
+        parts = ((NAMES[role], size / GIB) for role, size in held.by_role().items())
+        words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
+        table.add_row(escape(moment), f"{held.total / GIB:.1f}", words)
+    return table

@@ -44,8 +44,9 @@ class Model(Lora):
     """Arithmetic of forward and backward; auto = bfloat16 on GPU, float32 on CPU. Master weights stay float32."""
     attention: Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"] = "auto"
     """Attention over unpadded rows. auto = flash if installed, else varlen, on GPU; padded (length-sorted) on CPU."""
-    enable_gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass: less memory, about a third more time. auto = where the
+    plan finds that the token budget would not fit without."""
 
 
 class Optimizer(Section):

@@ -8,9 +8,11 @@ from rich.console import Console
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
+from alphaapollo.models.footprint import Held
+from alphaapollo.startup.memory import MemoryPlan
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.trainer.plan import make_plan
-from alphaapollo.trainer.plan_table import print_plan
+from alphaapollo.trainer.plan_table import memory_table, print_plan
 from alphaapollo.trainer.progress import Goal
 
 
@@ -80,3 +82,18 @@ def test_ranks_that_share_sequences_have_one_part_of_the_data(table: Any):
     rows = table("trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
     assert rows["data-parallel degree"] == "2"
     assert "FSDP2, sequence parallel 2" in rows["actor and reference"]
+
+
+def test_memory_by_role_at_each_moment():
+    gib = 2**30
+    moments = {
+        "update of the policy, head": Held(weights=gib, optimiser=2 * gib, logits=gib // 2),
+        "generate": Held(weights=gib, kv_cache=4 * gib),
+    }
+    out = StringIO()
+    Console(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "GiB on a GPU of 80 GiB",
+        "update of the policy, head  3.5  weights 1.0, optimiser 2.0, logits chunk 0.5",
+        "generate                    5.0  weights 1.0, KV cache 4.0",
+    ]

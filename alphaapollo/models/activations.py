@@ -1,0 +1,205 @@
+"""What a training pass leaves in memory: the model's own code on the meta device, where tensors have no data.
+
+    config.json -> the model on meta -> forward and backward of one and of two of its layers -> bytes
+
+The second layer adds what a layer keeps; the rest does not grow with depth. No formula for an architecture is needed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.attention import register_meta
+from alphaapollo.models.lm_head import CHUNK_LOGITS, Head, Hidden, token_stats
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.policy import logit_transform
+from alphaapollo.models.sharding import MIN_UNIT
+from alphaapollo.models.trunk import decoder_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MetaModel: TypeAlias = "PreTrainedModel"
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Numbers of parameters, and what a token of context needs in an engine."""
+
+    parameters: int
+    root: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
+    unit: int  # the largest such layer; 0 where layers are too small to be gathered on their own
+    num_layers: int
+    head: int  # the output projection's
+    tied: bool  # it is the embedding, too
+    hidden_size: int
+    kv_elements: int  # keys and values of one token in all layers
+    kv_heads: int
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of one micro-batch on one rank, in the dtype of the arithmetic."""
+
+    kept: int  # by all layers, from the forward to the backward pass
+    layer: int  # beyond that, while the backward pass is in a layer: with the layer's gradients
+    head: int  # beyond `kept`, while the head makes log-probs and their gradients, the head's own among them
+
+
+def load_meta(model: Model, dtype: torch.dtype) -> MetaModel:
+    """The model that config.json describes, without weights."""
+    own = model.model_copy(update={"enable_gradient_checkpointing": False})
+    loaded = load_causal_lm(own, "padded", dtype, materialise=False)
+    loaded.set_attn_implementation(register_meta())
+    return loaded
+
+
+def model_sizes(model: MetaModel) -> ModelSizes:
+    config = model.config.get_text_config()
+    layers = decoder_layers(model)
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    units = [count for count in counts if count >= MIN_UNIT]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return ModelSizes(
+        parameters=total,
+        root=total - sum(units),
+        unit=max(units, default=0),
+        num_layers=len(layers),
+        head=model.get_output_embeddings().weight.numel(),
+        tied=bool(config.tie_word_embeddings),
+        hidden_size=config.hidden_size,
+        kv_elements=2 * len(layers) * kv_heads * head_dim,
+        kv_heads=kv_heads,
+    )
+
+
+def activations(
+    model: MetaModel,
+    rows: int,
+    length: int,
+    checkpointing: bool,
+    device: str,
+    need_head: bool = True,
+    full_kl: bool = False,
+) -> Activations:
+    """Of a micro-batch of `rows` rows of `length` tokens, all of them response tokens.
+
+    Args:
+        model: of load_meta, in the dtype of the arithmetic.
+        device: cpu or cuda: how large a chunk of logits is.
+        need_head: log-probs over the vocabulary (a critic has one number a token).
+        full_kl: against a reference's distribution.
+    """
+    (first, peak), (second, _) = (_trunk_bytes(model, rows, length, layers) for layers in (1, 2))
+    layer = second - first
+    parameter = next(model.parameters())
+    hidden = rows * length * model.config.get_text_config().hidden_size * parameter.element_size()
+    head = _head_peak(model, rows * length, device, full_kl) if need_head else 0
+    depth = len(decoder_layers(model))
+    if checkpointing:  # a layer keeps its input and computes the rest anew in the backward pass
+        return Activations(kept=depth * hidden, layer=peak, head=head)
+    return Activations(kept=depth * layer, layer=peak - layer, head=head)
+
+
+def inference_bytes(model: MetaModel, num_tokens: int) -> int:
+    """The most alive in a forward pass without gradients, its states among it."""
+    with torch.no_grad():
+        return _trunk_bytes(model, 1, num_tokens, 1)[1]
+
+
+def _trunk_bytes(model: MetaModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
+    """Bytes alive between forward and backward pass through the first layers, and the most alive at any time."""
+    trunk = model.base_model
+    name, layers = _layer_list(trunk, decoder_layers(model)[0])
+    setattr(trunk, name, layers[:num_layers])
+    positions = torch.zeros(1, length, dtype=torch.long, device="meta")
+    size, dtype = model.config.get_text_config().hidden_size, next(model.parameters()).dtype
+    with LiveBytes(model) as live:
+        embeddings = torch.empty(rows, length, size, dtype=dtype, device="meta").requires_grad_()
+        total = trunk(inputs_embeds=embeddings, position_ids=positions, use_cache=False)[0].sum()
+        kept = live.now
+        if torch.is_grad_enabled():
+            total.backward()
+    setattr(trunk, name, layers)
+    model.zero_grad()
+    return kept, live.peak
+
+
+def _layer_list(trunk: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The attribute of the trunk that holds its layers."""
+    for name, module in trunk.named_children():
+        if isinstance(module, nn.ModuleList) and module[0] is first:
+            return name, module
+    raise ValueError(
+        f"{type(trunk).__name__} does not hold its layers in a list of its own: their memory is not known."
+    )
+
+
+def _head_peak(model: MetaModel, num_tokens: int, device: str, full_kl: bool) -> int:
+    output = model.get_output_embeddings()
+    head = Head(output.weight, output.bias, *logit_transform(model.config))
+    with LiveBytes(model) as live:
+        size, dtype = output.weight.shape[1], output.weight.dtype
+        hidden = torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_()
+        targets = torch.empty(num_tokens, dtype=torch.long, device="meta")
+        other = torch.empty(num_tokens, size, dtype=dtype, device="meta") if full_kl else None
+        reference = None if other is None else Hidden(other, head)
+        stats = token_stats(hidden, targets, head, 1.0, True, reference, CHUNK_LOGITS[device])
+        total = stats.logprobs.sum() if stats.kl is None else stats.logprobs.sum() + stats.kl.sum()
+        total.backward()
+    model.zero_grad()
+    return live.peak
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operations make, as long as they live; `peak` is the most at a time.
+
+    known: a module whose parameters and buffers do not count.
+    """
+
+    def __init__(self, known: nn.Module):
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive: dict[int, Any] = {}
+        for tensor in (*known.parameters(), *known.buffers()):
+            storage = tensor.untyped_storage()
+            self._alive[storage._cdata] = storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._grouped_mm.default:  # whose shape function takes bfloat16 alone
+            result = _grouped_mm(*args, **(kwargs or {}))
+        else:
+            result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._alive:
+            return
+        self._alive[key] = weakref.ref(storage, lambda _: self._drop(key, size))
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _drop(self, key: int, size: int) -> None:
+        if self._alive.pop(key, None) is not None:
+            self.now -= size
+
+
+def _grouped_mm(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Its result's shape, for any dtype."""
+    shapes = (torch.empty_like(tensor, dtype=torch.bfloat16) for tensor in (x, weight))
+    return torch.empty_like(torch.ops.aten._grouped_mm.default(*shapes, *args, **kwargs), dtype=x.dtype)

@@ -1,0 +1,325 @@
+"""Memory of a run before it starts: what each GPU (on a CPU: the machine) holds at each moment, and which keys to turn
+where that is too much.
+
+    config.json on the meta device --models/activations.py--> sizes --models/footprint.py--> bytes by role
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from alphaapollo.config.keys import plain
+from alphaapollo.config.schema import Config, Fsdp, Model, RoleFsdp
+from alphaapollo.config.schema.base import Device
+from alphaapollo.models.activations import (
+    Activations,
+    MetaModel,
+    ModelSizes,
+    activations,
+    inference_bytes,
+    load_meta,
+    model_sizes,
+)
+from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, transfer_buckets
+from alphaapollo.weights.buckets import BATCH_BYTES
+
+GIB = 2**30
+RUNTIME = {"cuda": GIB, "cpu": GIB // 2}  # of a process: CUDA context and communication buffers; imported libraries
+COMFORT = 0.9  # of a device: the allocator's gaps take the rest
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a run holds besides the policy."""
+
+    reference: bool
+    full_kl: bool  # the reference's distribution, inside the policy's update
+    critic: bool
+    reward_model: bool
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What one device holds at each moment of an iteration."""
+
+    moments: dict[str, Held]
+    capacity: int  # bytes; 0: not known
+    what: str  # the device, for people
+    kv_tokens: int  # that an engine's cache has room for
+    problem: str = ""  # why it cannot work, and the keys to turn
+
+    @property
+    def peak(self) -> tuple[str, Held]:
+        return max(self.moments.items(), key=lambda item: item[1].total)
+
+    @property
+    def fits(self) -> bool:
+        return not self.capacity or self.peak[1].total <= self.capacity
+
+    @property
+    def comfortable(self) -> bool:
+        return not self.capacity or self.peak[1].total <= COMFORT * self.capacity
+
+
+def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> MemoryPlan:
+    """Of a checked configuration whose `model` and `rollout` sections are resolved.
+
+    capacity: bytes of one GPU, or of the machine for training on a CPU; 0: not known.
+    """
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    rank, engine = _rank(config, device, roles), _engine(config, device, capacity)
+    sizes, at_rest, updates = rank.policy.sizes, rank.at_rest, rank.updates
+    publish = rank.publishing + Held(buckets=transfer_buckets(sizes, _bytes(rollout.dtype), BATCH_BYTES))
+    kv_token = sizes.kv_elements * _bytes(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
+    kv_tokens = engine.awake().kv_cache // kv_token
+    if device == "cpu":
+        engines = engine.awake() * (rollout.num_engines or 1)
+        moments = updates | {"publish": publish, "generate": at_rest}
+        node = {name: held * trainer.n_gpus_per_node + engines for name, held in moments.items()}
+        return MemoryPlan(node, capacity, "this machine", kv_tokens)
+    if not rollout.colocate:
+        moments = updates | {"publish": publish, "generate (an engine's GPU)": engine.awake()}
+    elif rollout.free_cache_engine:
+        moments = updates | {"publish": publish + engine.receiving(), "generate": at_rest + engine.awake()}
+    else:
+        awake = {**updates, "publish": publish, "generate": at_rest}
+        moments = {name: held + engine.awake() for name, held in awake.items()}
+    return MemoryPlan(moments, capacity, f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU", kv_tokens)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A training rank without engines."""
+
+    policy: Trained
+    at_rest: Held  # while engines generate
+    publishing: Held  # the policy's turn goes on after its update
+    updates: dict[str, Held]
+
+
+def _rank(config: Config, device: Device, roles: Roles) -> Rank:
+    role = config.actor_rollout_ref
+    path, on_gpu = role.model.path, device == "cuda"
+    policy = _trained(config, device, path, role.actor.fsdp_config, config.optimiser_steps, roles.full_kl)
+    trained = {"policy": policy}
+    if roles.critic:
+        own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
+        trained["critic"] = _trained(config, device, own.model.path or path, own.fsdp_config, steps, head=False)
+    runtime, reference, reward = Held(runtime=RUNTIME[device]), Held(), Held()
+    width, shards = _bytes(role.model.dtype), policy.shards
+    if roles.reference and not (role.ref.fsdp_config.offload_policy and on_gpu):
+        reference = Held(frozen=frozen_slices(policy.sizes, shards, width))
+    scorer = config.reward_model.model
+    if roles.reward_model and not ((scorer.fsdp_config.param_offload or scorer.fsdp_config.offload_policy) and on_gpu):
+        ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+        reward = Held(frozen=frozen_slices(_sizes(role.model, scorer.path), ranks, width))
+    reference_at_rest = Held() if role.ref.fsdp_config.param_offload and on_gpu else reference
+    in_update = reference if roles.full_kl else reference_at_rest
+    updates: dict[str, Held] = {}
+    for name, one in trained.items():
+        always = runtime + reward + (in_update if name == "policy" else reference_at_rest)
+        others = sum((other.resting() for key, other in trained.items() if key != name), always)
+        updates |= {f"update of the {name}, {moment}": held + others for moment, held in one.updating().items()}
+    at_rest = sum((one.resting() for one in trained.values()), runtime + reward + reference_at_rest)
+    critics = sum((one.resting() for name, one in trained.items() if name != "policy"), runtime + reward + in_update)
+    return Rank(policy, at_rest, policy.stepped() + critics, updates)
+
+
+def _trained(
+    config: Config, device: Device, path: str, fsdp: RoleFsdp, steps: int, full_kl: bool = False, head: bool = True
+) -> Trained:
+    """steps: optimiser steps of an update."""
+    model, ranks = config.actor_rollout_ref.model, config.trainer.n_gpus_per_node * config.trainer.nnodes
+    rows, length = micro_batch(config)
+    on_gpu = device == "cuda"
+    return Trained(
+        sizes=_sizes(model, path),
+        activations=_activations(_identity(model, path), rows, length, _checkpoints(model), device, head, full_kl),
+        shards=_shards(fsdp, ranks),
+        dtype_bytes=_bytes(model.dtype),
+        whole_gradients=not fsdp.sync_each_micro_batch,
+        rest_weights=fsdp.param_offload and on_gpu,
+        rest_optimizer=fsdp.optimizer_offload and on_gpu,
+        one_step=steps == 1,
+        offload_policy=fsdp.offload_policy and on_gpu,
+    )
+
+
+def _shards(fsdp: Fsdp, ranks: int) -> int:
+    """Ranks that hold one copy together."""
+    return ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+
+
+def micro_batch(config: Config) -> tuple[int, int]:
+    """Rows and their length of the largest micro-batch of a rank: its token budget, or one row that is longer, or all
+    that an optimiser step has for it."""
+    data, actor = config.data, config.actor_rollout_ref.actor
+    longest = data.max_prompt_length + data.max_response_length
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    step = min(actor.ppo_mini_batch_size, config.trajectories)
+    tokens = max(longest, min(actor.ppo_max_token_len_per_gpu, -(-step // ranks) * longest))
+    rows = -(-tokens // longest)
+    return rows, tokens // rows
+
+
+def _engine(config: Config, device: Device, capacity: int) -> Engine:
+    """An engine's share of a device."""
+    role = config.actor_rollout_ref
+    rollout, model = role.rollout, role.model
+    sizes, width, parts = _sizes(model, model.path), _bytes(rollout.dtype), rollout.tensor_model_parallel_size
+    if rollout.name == "fake":
+        return Engine(0, 0, 0)
+    weights = width * sizes.parameters // parts
+    if device == "cpu":
+        cache = int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0
+        return Engine(budget=weights + cache, weights=weights, working=0)
+    tokens = max(rollout.max_num_batched_tokens, config.data.max_prompt_length + config.data.max_response_length)
+    working = _inference(_identity(model, model.path), tokens) // parts
+    logits = 2 * 4 * rollout.max_num_seqs * (sizes.head // sizes.hidden_size)  # float32, and a copy to sample from
+    return Engine(int(rollout.gpu_memory_utilization * capacity), weights, working + logits)
+
+
+Identity = tuple[str, bool, str]  # of a model on meta: path, trust_remote_code, dtype
+
+
+def _identity(model: Model, path: str) -> Identity:
+    return path, model.trust_remote_code, model.dtype
+
+
+def _bytes(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else 4
+
+
+def _checkpoints(model: Model) -> bool:
+    return model.enable_gradient_checkpointing is True
+
+
+@lru_cache(maxsize=4)
+def _meta(identity: Identity) -> MetaModel:
+    path, trust, dtype = identity
+    return load_meta(Model(path=path, trust_remote_code=trust), getattr(torch, dtype))
+
+
+def _sizes(model: Model, path: str) -> ModelSizes:
+    return _sizes_of(_identity(model, path))
+
+
+@lru_cache(maxsize=16)
+def _sizes_of(identity: Identity) -> ModelSizes:
+    return model_sizes(_meta(identity))
+
+
+@lru_cache(maxsize=64)
+def _activations(
+    identity: Identity, rows: int, length: int, checkpointing: bool, device: Device, head: bool, full_kl: bool
+) -> Activations:
+    return activations(_meta(identity), rows, length, checkpointing, device, head, full_kl)
+
+
+@lru_cache(maxsize=64)
+def _inference(identity: Identity, tokens: int) -> int:
+    return inference_bytes(_meta(identity), tokens)
+
+
+def fit_memory(
+    config: Config, device: Device, roles: Roles, capacity: int, may_choose: bool
+) -> tuple[Config, MemoryPlan]:
+    """The configuration with gradient checkpointing on where the plan may choose and finds it needed, and its memory,
+    with a problem where it cannot fit."""
+    plan = plan_memory(config, device, roles, capacity)
+    if may_choose and not plan.comfortable:
+        config = with_keys(config, {CHECKPOINTING: True})
+        plan = plan_memory(config, device, roles, capacity)
+    if plan.fits:
+        return config, plan
+    moment, held = plan.peak
+    largest = sorted(held.by_role().items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{NAMES[role]} {size / GIB:.1f}" for role, size in largest)
+    advice = _advice(config, device, roles, capacity)
+    problem = f"memory: {held.total / GIB:.1f} GiB are needed on {plan.what} at its peak ({moment}: {parts}). {advice}"
+    return config, replace(plan, problem=problem)
+
+
+NAMES = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimiser": "optimiser",
+    "frozen": "reference and reward model",
+    "gathered": "gathered layers",
+    "activations": "activations",
+    "logits": "logits chunk",
+    "engine": "engine",
+    "kv_cache": "KV cache",
+    "buckets": "transfer buckets",
+    "runtime": "runtime",
+}
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
+
+
+def _advice(config: Config, device: Device, roles: Roles, capacity: int) -> str:
+    keys = cheapest_keys(config, device, roles, capacity, lambda plan: plan.fits)
+    if keys is None:
+        return f"No key makes it fit on so few {'GPUs' if device == 'cuda' else 'machines'}: raise trainer.nnodes."
+    return f"Set {' '.join(f'{key}={plain(value)}' for key, value in keys.items())}."
+
+
+def cheapest_keys(
+    config: Config, device: Device, roles: Roles, capacity: int, is_good: Callable[[MemoryPlan], bool]
+) -> dict[str, object] | None:
+    """What to take of the ladder for a good plan: steps from its foot on, without those that are not needed."""
+
+    def good(keys: Mapping[str, object]) -> bool:
+        return is_good(plan_memory(with_keys(config, keys), device, roles, capacity))
+
+    keys: dict[str, object] = {}
+    steps = ladder(config, device, roles)
+    while not good(keys):
+        step = next(steps, None)
+        if step is None:
+            return None
+        keys[step[0]] = step[1]
+    for key in reversed(list(keys)):
+        fewer = {other: value for other, value in keys.items() if other != key}
+        keys = fewer if good(fewer) else keys
+    return keys
+
+
+def ladder(config: Config, device: Device, roles: Roles) -> Iterator[tuple[str, object]]:
+    """Keys that save memory, the cheapest in time first."""
+    role, data = config.actor_rollout_ref, config.data
+    if not _checkpoints(role.model):
+        yield CHECKPOINTING, True
+    trained = [ACTOR, *["critic"] * roles.critic]
+    if device == "cuda":
+        yield from ((f"{section}.fsdp_config.optimizer_offload", True) for section in trained)
+        if roles.reference:
+            yield "actor_rollout_ref.ref.fsdp_config.param_offload", True
+    longest, budget = data.max_prompt_length + data.max_response_length, role.actor.ppo_max_token_len_per_gpu
+    while budget > longest:
+        budget = max(longest, budget // 2)
+        yield f"{ACTOR}.{BUDGET}", budget
+    if device == "cpu":
+        return
+    if role.rollout.gpu_memory_utilization > 0.3:
+        yield f"{ROLLOUT}.gpu_memory_utilization", 0.3
+    for key in ("param_offload", "offload_policy"):
+        yield from ((f"{section}.fsdp_config.{key}", True) for section in trained)
+
+
+def with_keys(config: Config, values: Mapping[str, object]) -> Config:
+    """The configuration with other values of dotted keys."""
+    for key, value in values.items():
+        config = _with_key(config, key.split("."), value)
+    return config
+
+
+def _with_key(section: Any, path: list[str], value: object) -> Any:
+    name, *rest = path
+    new = _with_key(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: new})

@@ -1,0 +1,174 @@
+"""The planner's memory of an update (models/footprint.py) against the measured peak of a real policy worker, on a CPU.
+
+    .venv/bin/python scripts/bench/memory.py
+
+Each configuration runs in processes of its own, one a rank. Measured: the most resident memory (VmHWM) while the second
+of two updates runs, less what the process held before it built the worker, its libraries imported. The last line is a
+JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from alphaapollo.config.resolve import resolve_model  # noqa: E402
+from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
+from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
+from alphaapollo.data.packing import build_train_batch  # noqa: E402
+from alphaapollo.models.activations import activations, load_meta, model_sizes  # noqa: E402
+from alphaapollo.models.footprint import Held, Trained, frozen_slices  # noqa: E402
+from alphaapollo.network import free_port  # noqa: E402
+from alphaapollo.types import Row  # noqa: E402
+from alphaapollo.workers.base import RankPlacement  # noqa: E402
+from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
+from scripts.bench._task import machine  # noqa: E402
+
+PROMPT = 16  # tokens
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model (arguments of a transformers configuration) and how it is trained."""
+
+    model: str
+    config: dict[str, object]
+    rows: int  # of one micro-batch
+    length: int
+    checkpointing: bool = False
+    reference: bool = False  # with the full KL to it
+    ranks: int = 1
+
+
+DENSE = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}  # fmt: skip
+WORDY = DENSE | {"vocab_size": 100_000, "hidden_size": 512}
+EXPERTS = DENSE | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
+CASES = {
+    "dense": Case("Qwen3", DENSE, rows=4, length=512),
+    "dense, checkpointing": Case("Qwen3", DENSE, rows=8, length=512, checkpointing=True),
+    "large vocabulary": Case("Qwen3", WORDY, rows=1, length=128),
+    "full KL to a reference": Case("Qwen3", DENSE | {"vocab_size": 64_000}, rows=2, length=256, reference=True),
+    "mixture of experts": Case("Qwen3Moe", EXPERTS, rows=2, length=512),
+    "two ranks": Case("Qwen3", DENSE, rows=4, length=512, ranks=2),
+}
+
+
+def planned(case: Case, folder: str) -> dict[str, Held]:
+    model = load_meta(Model(path=folder), torch.float32)
+    sizes = model_sizes(model)
+    share = activations(model, case.rows, case.length, case.checkpointing, "cpu", full_kl=case.reference)
+    trained = Trained(sizes, share, case.ranks, dtype_bytes=4)
+    frozen = Held(frozen=frozen_slices(sizes, case.ranks, 4)) if case.reference else Held()
+    return {moment: held + frozen for moment, held in trained.updating().items()}
+
+
+def measure(case: Case, folder: str, rank: int, port: int) -> float:
+    """GiB at the peak of a rank's second update."""
+    load_meta(Model(path=folder), torch.float32)  # imports what the worker will
+    before = resident("VmRSS")
+    worker = PolicyWorker(
+        model=resolve_model(Model(path=folder, enable_gradient_checkpointing=case.checkpointing), "cpu"),
+        actor=Actor(use_kl_loss=case.reference, kl_loss_type="full"),
+        ref=Reference(),
+        needs_reference=case.reference,
+        placement=RankPlacement(rank, case.ranks, f"tcp://127.0.0.1:{port}", "cpu", 1),
+        optimiser_steps=10,
+        temperature=1.0,
+    )
+    batch, columns = make_batch(case, rank)
+    worker.load_batch(batch)
+    worker.update(columns)
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    worker.update(columns)
+    peak = resident("VmHWM") - before
+    worker.close()
+    return peak
+
+
+def resident(name: str) -> float:
+    """GiB of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 2**20
+
+
+def make_batch(case: Case, rank: int) -> tuple[RankBatch, Columns]:
+    """One micro-batch a rank."""
+    rng = np.random.default_rng(0)
+    count = case.rows * case.ranks
+    response = case.length - PROMPT
+    mask, logprobs = [0] * PROMPT + [1] * response, [0.0] * PROMPT + [-5.0] * response
+    vocabulary = int(str(case.config["vocab_size"]))
+    rows = [Row(rng.integers(0, vocabulary, case.length).tolist(), mask, logprobs, [case.length - 1])
+            for _ in range(count)]  # fmt: skip
+    tokens = case.rows * case.length
+    layout = build_train_batch(rows, range(count), case.ranks, count, tokens, padded=True, seed=0, shuffle=False)
+    batch = layout.rank_batches[rank]
+    total = int(batch.rows.response_offsets[-1])
+    return batch, Columns(
+        advantages=rng.normal(size=total).astype(np.float32),
+        loss_weights=np.full(case.rows, 1 / total, dtype=np.float32),
+        sequence_weights=np.full(case.rows, 1 / count, dtype=np.float32),
+        trajectory_ids=np.arange(case.rows),
+    )
+
+
+def make_model(case: Case, folder: str) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{case.model}Config")(**case.config)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def run(name: str) -> dict[str, object]:
+    case, port = CASES[name], free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, __file__, "--make", name, "--folder", folder], check=True)
+        commands = [
+            [sys.executable, __file__, "--rank", str(rank), "--case", name, "--folder", folder, "--port", str(port)]
+            for rank in range(case.ranks)
+        ]
+        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+        peaks = [float(process.communicate(timeout=600)[0].split()[-1]) for process in started]
+        moments = planned(case, folder)
+    moment, held = max(moments.items(), key=lambda item: item[1].total)
+    plan, peak = held.total / 2**30, max(peaks)
+    print(f"| {name} | {plan:.2f} | {peak:.2f} | {plan / peak - 1:+.0%} | {moment} |", flush=True)
+    return {"case": name, "planned_gib": round(plan, 3), "measured_gib": round(peak, 3), "moment": moment}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", default="", choices=["", *CASES])
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--make", default="")
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--port", type=int, default=0)
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if args.make:
+        make_model(CASES[args.make], args.folder)
+    elif args.rank is not None:
+        print(measure(CASES[args.case], args.folder, args.rank, args.port))
+    else:
+        print("| configuration | planned GiB | measured GiB | difference | peak at |\n|---|---|---|---|---|")
+        cases = [run(name) for name in ([args.case] if args.case else CASES)]
+        print(json.dumps({"benchmark": "memory", "cases": cases, **machine()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Which sizes of model on which machines, with the keys: the table in docs/scaling.md, by the planner's arithmetic.
+
+.venv/bin/python scripts/scaling.py            # writes the table anew
+.venv/bin/python scripts/scaling.py --check    # fails where it is out of date
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from alphaapollo.config.keys import plain  # noqa: E402
+from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
+from alphaapollo.config.schema import Config  # noqa: E402
+from alphaapollo.startup.memory import GIB, MemoryPlan, Roles, cheapest_keys, plan_memory, with_keys  # noqa: E402
+
+PAGE = ROOT / "docs" / "scaling.md"
+BEGIN, END = "<!-- scripts/scaling.py writes from here -->\n", "<!-- to here -->\n"
+MODELS = {
+    "0.5B": "qwen2.5-0.5b",
+    "1.5B": "qwen2.5-1.5b",
+    "7B": "qwen2.5-7b",
+    "32B": "qwen2.5-32b",
+    "235B-A22B": "qwen3-235b-a22b",
+}
+GRPO = Roles(reference=False, full_kl=False, critic=False, reward_model=False)
+COMMON = {"data.max_prompt_length": 1024, "data.max_response_length": 7168, "env.rollout.n": 8}
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
+@dataclass(frozen=True)
+class Machine:
+    nodes: int
+    gpus: int  # a node
+    gib: int  # a GPU
+
+    @property
+    def name(self) -> str:
+        return f"{self.nodes * self.gpus} x {self.gib} GiB"
+
+
+MACHINES = [Machine(1, 1, 24), Machine(1, 1, 80), Machine(1, 1, 140), Machine(1, 8, 24), Machine(1, 8, 80),
+            Machine(1, 8, 140), Machine(2, 8, 80), Machine(8, 8, 80), Machine(8, 8, 140)]  # fmt: skip
+
+
+def setting(model: str, machine: Machine, tensor_parallel: int) -> Config:
+    own = {
+        "actor_rollout_ref.model.path": str(ROOT / "scripts" / "published_models" / MODELS[model]),
+        "trainer.nnodes": machine.nodes,
+        "trainer.n_gpus_per_node": machine.gpus,
+        TENSOR_PARALLEL: tensor_parallel,
+        # Whatever kernels this machine has: the arithmetic is the same for all that keep no scores.
+        "actor_rollout_ref.model.attention": "varlen",
+    }
+    config = with_keys(Config(), COMMON | own)
+    role = config.actor_rollout_ref
+    resolved = resolve_model(role.model, "cuda")
+    rollout = resolve_rollout(role.rollout, resolved, "cuda", machine.nodes * machine.gpus)
+    return with_keys(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
+
+
+def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan] | None:
+    """Keys with which it fits comfortably, and an engine has room for eight rows."""
+    room = 8 * (1024 + 7168)
+    for tensor_parallel in (1, 2, 4, 8):
+        config = setting(model, machine, tensor_parallel)
+        keys = cheapest_keys(
+            config, "cuda", GRPO, machine.gib * GIB, lambda plan: plan.comfortable and plan.kv_tokens >= room
+        )
+        if keys is not None:
+            plan = plan_memory(with_keys(config, keys), "cuda", GRPO, machine.gib * GIB)
+            return {TENSOR_PARALLEL: tensor_parallel} | keys if tensor_parallel > 1 else keys, plan
+        if tensor_parallel == machine.gpus:
+            break
+    return None
+
+
+def lines() -> Iterator[str]:
+    yield "| model | GPUs | keys besides the defaults | peak GiB | at | KV cache of an engine, tokens |\n"
+    yield "|---|---|---|---|---|---|\n"
+    for model in MODELS:
+        too_small = []
+        for machine in MACHINES:
+            found = search(model, machine)
+            if found is None:
+                too_small.append(machine.name)
+                continue
+            keys, plan = found
+            moment, held = plan.peak
+            words = "<br>".join(f"`{short(key)}={plain(value)}`" for key, value in keys.items()) or "none"
+            peak = f"{held.total / GIB:.0f} | {moment.removeprefix('update of the ')}"
+            yield f"| {model} | {machine.name} | {words} | {peak} | {plan.kv_tokens // 1000:,} k |\n"
+        if too_small:
+            yield f"| {model} | {', '.join(too_small)} | does not fit | | | |\n"
+
+
+def short(key: str) -> str:
+    return key.removeprefix("actor_rollout_ref.")
+
+
+def page(text: str) -> str:
+    """The page with its table made anew."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + "\n" + "".join(lines()) + "\n" + END + rest.split(END)[1]
+
+
+def main() -> None:
+    text = PAGE.read_text()
+    new = page(text)
+    if "--check" in sys.argv:
+        raise SystemExit("docs/scaling.md is out of date: run scripts/scaling.py" if new != text else 0)
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Bytes from the model's code on the meta device against numbers worked out by hand, at published sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.activations import LiveBytes, activations, load_meta, model_sizes
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
+
+
+def meta(name: str) -> torch.nn.Module:
+    return load_meta(Model(path=str(PUBLISHED / name)), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "unit", "kv_bytes"),
+    [
+        ("qwen2.5-0.5b", 494_032_768, 14_912_384, 12_288),
+        ("qwen2.5-1.5b", 1_543_714_304, 46_797_824, 28_672),
+        ("qwen2.5-7b", 7_615_616_512, 233_057_792, 57_344),
+        ("qwen2.5-32b", 32_763_876_352, 487_605_248, 262_144),
+        ("qwen3-235b-a22b", 235_093_634_560, 2_487_755_008, 192_512),
+    ],
+)
+def test_published_sizes(name: str, parameters: int, unit: int, kv_bytes: int):
+    sizes = model_sizes(meta(name))
+    assert (sizes.parameters, sizes.unit, 2 * sizes.kv_elements) == (parameters, unit, kv_bytes)
+    assert sizes.root == parameters - sizes.num_layers * unit
+
+
+def test_what_a_layer_keeps_is_what_one_counts_by_hand():
+    """Qwen2.5-7B in bfloat16, a token and layer: two norms keep their input in float32, the normalised state and their
+    output (8 H) and a factor (4); attention its q, k, v, output (2 bytes each) and a float32 a head; the MLP the gate,
+    its activation, up and their product (8 I)."""
+    hidden, inner, queries, keys, heads = 3584, 18944, 3584, 512, 28
+    token = 2 * (8 * hidden + 4) + 4 * queries + 4 * keys + 4 * heads + 8 * inner
+    tokens, layers = 2 * 8192, 28
+    kept = activations(meta("qwen2.5-7b"), 2, 8192, False, "cuda").kept
+    assert kept == layers * tokens * token
+
+
+def test_checkpointing_keeps_the_input_of_each_layer():
+    model = meta("qwen2.5-0.5b")
+    plain, checkpointed = (activations(model, 4, 1024, on, "cuda") for on in (False, True))
+    assert checkpointed.kept == 24 * 4096 * 896 * 2
+    assert checkpointed.layer == plain.layer + plain.kept // 24  # one layer computed anew
+    assert checkpointed.head == plain.head
+
+
+def test_the_head_holds_a_chunk_of_logits_whatever_the_tokens():
+    """A quarter of 2**27 float32 logits is 512 MiB a copy; the head's gradient in float32 is 520 MiB."""
+    model = meta("qwen2.5-0.5b")
+    short, long = (activations(model, 1, tokens, False, "cuda").head for tokens in (2048, 16384))
+    assert 1.5 * 2**30 < short < long < short + 16384 * 896 * 2 * 3
+    assert activations(model, 1, 2048, False, "cuda", need_head=False).head == 0
+
+
+def test_a_float32_mixture_of_experts_is_measured(tmp_path: Path):
+    from tests.unit.tiny import save_model
+
+    model = load_meta(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
+    assert activations(model, 2, 16, False, "cpu").kept > 0
+
+
+def test_live_bytes_count_storages_as_long_as_they_live():
+    layer = torch.nn.Linear(4, 4, device="meta")
+    with torch.no_grad(), LiveBytes(layer) as live:
+        x = torch.zeros(8, 4, device="meta")
+        y = layer(x).t()  # a view: nothing new
+        assert live.now == 2 * 8 * 4 * 4
+        del x
+        assert live.now == 8 * 4 * 4
+        del y
+    assert (live.now, live.peak) == (0, 256)

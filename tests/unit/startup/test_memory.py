@@ -1,0 +1,89 @@
+"""The plan of memory: gradient checkpointing where it is needed, and refusals that name the keys to turn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from alphaapollo.config.resolve import resolve_model, resolve_rollout
+from alphaapollo.config.schema import Config
+from alphaapollo.startup.memory import CHECKPOINTING, GIB, MemoryPlan, Roles, fit_memory, micro_batch, with_keys
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
+ALONE = Roles(reference=False, full_kl=False, critic=False, reward_model=False)
+LONG = {"data.max_prompt_length": 1024, "data.max_response_length": 7168, "env.rollout.n": 8}
+TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
+def resolved(name: str, gpus: int, keys: dict[str, object], device: str = "cuda") -> Config:
+    path = {"actor_rollout_ref.model.path": str(PUBLISHED / name), "trainer.n_gpus_per_node": gpus}
+    config = with_keys(Config(), {**path, **LONG, **keys})
+    role = config.actor_rollout_ref
+    model = resolve_model(role.model, device)
+    rollout = resolve_rollout(role.rollout, model, device, gpus)
+    return with_keys(config, {"actor_rollout_ref.model": model, "actor_rollout_ref.rollout": rollout})
+
+
+def planned(name: str, gpus: int, gib: int, roles: Roles = ALONE, may_choose: bool = True, **keys: object):
+    config = resolved(name, gpus, {key.replace("__", "."): value for key, value in keys.items()})
+    config, plan = fit_memory(config, "cuda", roles, gib * GIB, may_choose)
+    return config.actor_rollout_ref.model.enable_gradient_checkpointing, plan
+
+
+def test_checkpointing_is_chosen_where_16k_tokens_would_not_fit():
+    assert planned("qwen2.5-7b", 8, 80)[0] is True
+    assert planned("qwen2.5-0.5b", 8, 80)[0] is False
+    chosen, plan = planned("qwen2.5-7b", 8, 80, may_choose=False)  # the user said false
+    assert chosen is False and f"Set {CHECKPOINTING}=true." in plan.problem
+
+
+def test_a_model_that_cannot_fit_is_refused_with_the_keys():
+    _, plan = planned("qwen2.5-7b", 1, 80)
+    assert re.match(r"memory: \d+\.\d GiB are needed on a GPU of 80 GiB at its peak \(update", plan.problem)
+    assert plan.problem.endswith("Set actor_rollout_ref.actor.fsdp_config.offload_policy=true.")
+    _, plan = planned("qwen3-235b-a22b", 8, 80)
+    assert plan.problem.endswith("raise trainer.nnodes.")
+
+
+def test_nothing_is_refused_where_the_memory_is_not_known():
+    assert planned("qwen3-235b-a22b", 1, 0)[1].problem == ""
+
+
+def test_reference_and_critic_count():
+    def weights(roles: Roles) -> int:
+        _, plan = planned("qwen2.5-1.5b", 8, 80, roles)
+        return plan.moments["publish"].total
+
+    critic = Roles(reference=False, full_kl=False, critic=True, reward_model=False)
+    reference = Roles(reference=True, full_kl=False, critic=False, reward_model=False)
+    parameters = 1_543_714_304
+    assert weights(reference) - weights(ALONE) == 2 * parameters // 8
+    assert weights(critic) - weights(ALONE) == 12 * parameters // 8
+
+
+def test_a_micro_batch_is_the_budget_or_a_longer_row_or_all_there_is():
+    def tokens(**keys: object) -> int:
+        rows, length = micro_batch(with_keys(Config(), {**LONG, **keys}))
+        return rows * length
+
+    assert tokens() == 16384
+    assert tokens(**{TOKENS: 1000}) == 8192
+    assert tokens(**{"data.train_batch_size": 1, "env.rollout.n": 1}) == 8192
+
+
+def test_engines_of_their_own_leave_the_training_gpus_alone():
+    _, shared = planned("qwen2.5-7b", 8, 80)
+    _, apart = planned("qwen2.5-7b", 8, 80, actor_rollout_ref__rollout__colocate=False)
+    assert shared.moments["generate"].engine > 14 * GIB
+    assert {name for name, held in apart.moments.items() if held.engine} == {"generate (an engine's GPU)"}
+
+
+def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
+    def plan(ranks: int, gib: int) -> MemoryPlan:
+        config = resolved("qwen2.5-0.5b", ranks, {TOKENS: 8192}, device="cpu")
+        return fit_memory(config, "cpu", ALONE, gib * GIB, True)[1]
+
+    one, two = plan(1, 1000).moments["generate"], plan(2, 1000).moments["generate"]
+    assert two.engine == one.engine and abs(two.weights - one.weights) < 10
+    assert two.runtime == 2 * one.runtime
+    assert "on this machine at its peak" in plan(1, 8).problem
