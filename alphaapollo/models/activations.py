@@ -16,10 +16,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from alphaapollo.config.schema import Model
+from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.attention import register_meta
 from alphaapollo.models.lm_head import CHUNK_LOGITS, Head, Hidden, token_stats
 from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.lora import target_names
 from alphaapollo.models.policy import logit_transform
 from alphaapollo.models.sharding import MIN_UNIT
 from alphaapollo.models.trunk import decoder_layers
@@ -84,6 +85,13 @@ def model_sizes(model: MetaModel) -> ModelSizes:
     )
 
 
+def adapter_parameters(model: MetaModel, lora: Lora) -> int:
+    """Of the matrices A [rank, in] and B [out, rank] of every linear layer that gets an adapter."""
+    targets = set(target_names(model, lora))
+    layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] in targets]
+    return sum(lora.lora_rank * sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
+
+
 def activations(
     model: MetaModel,
     rows: int,
@@ -92,6 +100,7 @@ def activations(
     device: str,
     need_head: bool = True,
     full_kl: bool = False,
+    adapters: bool = False,
 ) -> Activations:
     """Of a micro-batch of `rows` rows of `length` tokens, all of them response tokens.
 
@@ -100,12 +109,15 @@ def activations(
         device: cpu or cuda: how large a chunk of logits is.
         need_head: log-probs over the vocabulary (a critic has one number a token).
         full_kl: against a reference's distribution.
+        adapters: they alone are trained (LoRA): layers keep as much, but their weights and the head get no gradient.
     """
     (first, peak), (second, _) = (_trunk_bytes(model, rows, length, layers) for layers in (1, 2))
     layer = second - first
     parameter = next(model.parameters())
     hidden = rows * length * model.config.get_text_config().hidden_size * parameter.element_size()
-    head = _head_peak(model, rows * length, device, full_kl) if need_head else 0
+    head = _head_peak(model, rows * length, device, full_kl, adapters) if need_head else 0
+    if adapters:
+        peak -= parameter.element_size() * model_sizes(model).unit
     depth = len(decoder_layers(model))
     if checkpointing:  # a layer keeps its input and computes the rest anew in the backward pass
         return Activations(kept=depth * hidden, layer=peak, head=head)
@@ -146,8 +158,8 @@ def _layer_list(trunk: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleList]
     )
 
 
-def _head_peak(model: MetaModel, num_tokens: int, device: str, full_kl: bool) -> int:
-    output = model.get_output_embeddings()
+def _head_peak(model: MetaModel, num_tokens: int, device: str, full_kl: bool, frozen: bool) -> int:
+    output = model.get_output_embeddings().requires_grad_(not frozen)
     head = Head(output.weight, output.bias, *logit_transform(model.config))
     with LiveBytes(model) as live:
         size, dtype = output.weight.shape[1], output.weight.dtype
@@ -159,6 +171,7 @@ def _head_peak(model: MetaModel, num_tokens: int, device: str, full_kl: bool) ->
         total = stats.logprobs.sum() if stats.kl is None else stats.logprobs.sum() + stats.kl.sum()
         total.backward()
     model.zero_grad()
+    output.requires_grad_(True)
     return live.peak
 
 

@@ -60,18 +60,24 @@ class Trained:
     rest_weights: bool = False  # slices lie in host memory between turns
     rest_optimizer: bool = False  # the optimiser's state lies in host memory from a turn's end to the next one's step
     one_step: bool = False  # an update has one optimiser step
+    adapters: int = 0  # parameters that alone are trained, over a base in the dtype of the arithmetic (LoRA); 0: all
     offload_policy: bool = False  # slices and optimiser never leave host memory; layers come whole, one at a time
 
     @property
     def slices(self) -> int:
-        """Parameters of this rank."""
-        return -(-self.sizes.parameters // self.shards)
+        """Trained parameters of this rank."""
+        return -(-(self.adapters or self.sizes.parameters) // self.shards)
+
+    @property
+    def base(self) -> int:
+        """Bytes of weights of this rank that are not trained."""
+        return self.dtype_bytes * -(-self.sizes.parameters // self.shards) if self.adapters else 0
 
     def stepped(self) -> Held:
         """In its turn, after an optimiser step."""
         if self.offload_policy:
             return Held()
-        return Held(weights=FLOAT32 * self.slices, optimiser=ADAM * self.slices)
+        return Held(weights=self.base + FLOAT32 * self.slices, optimiser=ADAM * self.slices)
 
     def resting(self) -> Held:
         """Between its turns."""
@@ -84,7 +90,7 @@ class Trained:
 
     def on_host(self) -> int:
         """Bytes in host memory between its turns."""
-        return (FLOAT32 + ADAM) * self.slices - self.resting().total
+        return self.base + (FLOAT32 + ADAM) * self.slices - self.resting().total
 
     def updating(self) -> dict[str, Held]:
         """Moments of its update."""
@@ -94,6 +100,10 @@ class Trained:
         if not self.offload_policy:
             step += Held(gradients=FLOAT32 * self.slices)
         own = replace(step, optimiser=0) if self.rest_optimizer and self.one_step else step
+        if self.adapters:
+            gathered = Held(gathered=b * (root + 2 * unit))
+            head = own + gathered + Held(activations=share.kept, logits=share.head)
+            return {"head": head, "layer": own + gathered + Held(activations=share.kept + share.layer), "step": step}
         if self.whole_gradients:
             own, reduction = own + Held(gradients=FLOAT32 * sizes.parameters), 0
         return {

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from alphaapollo.config.keys import plain
-from alphaapollo.config.schema import Config, Fsdp, Model, RoleFsdp
+from alphaapollo.config.schema import Config, Fsdp, Lora, Model, RoleFsdp
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activations import (
     Activations,
     MetaModel,
     ModelSizes,
     activations,
+    adapter_parameters,
     inference_bytes,
     load_meta,
     model_sizes,
@@ -105,14 +106,17 @@ class Rank:
 def _rank(config: Config, device: Device, roles: Roles) -> Rank:
     role = config.actor_rollout_ref
     path, on_gpu = role.model.path, device == "cuda"
-    policy = _trained(config, device, path, role.actor.fsdp_config, config.optimiser_steps, roles.full_kl)
+    actor, steps = role.actor.fsdp_config, config.optimiser_steps
+    policy = _trained(config, device, path, actor, steps, role.model, full_kl=roles.full_kl)
     trained = {"policy": policy}
     if roles.critic:
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
-        trained["critic"] = _trained(config, device, own.model.path or path, own.fsdp_config, steps, head=False)
+        trained["critic"] = _trained(
+            config, device, own.model.path or path, own.fsdp_config, steps, own.model, head=False
+        )
     runtime, reference, reward = Held(runtime=RUNTIME[device]), Held(), Held()
     width, shards = _bytes(role.model.dtype), policy.shards
-    if roles.reference and not (role.ref.fsdp_config.offload_policy and on_gpu):
+    if roles.reference and not policy.adapters and not (role.ref.fsdp_config.offload_policy and on_gpu):
         reference = Held(frozen=frozen_slices(policy.sizes, shards, width))
     scorer = config.reward_model.model
     if roles.reward_model and not ((scorer.fsdp_config.param_offload or scorer.fsdp_config.offload_policy) and on_gpu):
@@ -131,21 +135,30 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
 
 
 def _trained(
-    config: Config, device: Device, path: str, fsdp: RoleFsdp, steps: int, full_kl: bool = False, head: bool = True
+    config: Config,
+    device: Device,
+    path: str,
+    fsdp: RoleFsdp,
+    steps: int,
+    lora: Lora,
+    full_kl: bool = False,
+    head: bool = True,
 ) -> Trained:
     """steps: optimiser steps of an update."""
     model, ranks = config.actor_rollout_ref.model, config.trainer.n_gpus_per_node * config.trainer.nnodes
+    identity, checkpointing, adapts = _identity(model, path), _checkpoints(model), bool(lora.lora_rank)
     rows, length = micro_batch(config)
     on_gpu = device == "cuda"
     return Trained(
         sizes=_sizes(model, path),
-        activations=_activations(_identity(model, path), rows, length, _checkpoints(model), device, head, full_kl),
+        activations=_activations(identity, rows, length, checkpointing, device, head, full_kl, adapts),
         shards=_shards(fsdp, ranks),
         dtype_bytes=_bytes(model.dtype),
         whole_gradients=not fsdp.sync_each_micro_batch,
         rest_weights=fsdp.param_offload and on_gpu,
         rest_optimizer=fsdp.optimizer_offload and on_gpu,
         one_step=steps == 1,
+        adapters=adapter_parameters(_meta(identity), lora) if adapts else 0,
         offload_policy=fsdp.offload_policy and on_gpu,
     )
 
@@ -157,12 +170,13 @@ def _shards(fsdp: Fsdp, ranks: int) -> int:
 
 def micro_batch(config: Config) -> tuple[int, int]:
     """Rows and their length of the largest micro-batch of a rank: its token budget, or one row that is longer, or all
-    that an optimiser step has for it."""
+    that an optimiser step has for it. Ranks that share sequences have a part of each."""
     data, actor = config.data, config.actor_rollout_ref.actor
+    shared = actor.ulysses_sequence_parallel_size
     longest = data.max_prompt_length + data.max_response_length
-    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    step = min(actor.ppo_mini_batch_size, config.trajectories)
-    tokens = max(longest, min(actor.ppo_max_token_len_per_gpu, -(-step // ranks) * longest))
+    copies = config.trainer.n_gpus_per_node * config.trainer.nnodes // shared
+    step = -(-min(actor.ppo_mini_batch_size, config.trajectories) // copies) * longest
+    tokens = max(longest, min(actor.ppo_max_token_len_per_gpu * shared, step)) // shared
     rows = -(-tokens // longest)
     return rows, tokens // rows
 
@@ -216,9 +230,16 @@ def _sizes_of(identity: Identity) -> ModelSizes:
 
 @lru_cache(maxsize=64)
 def _activations(
-    identity: Identity, rows: int, length: int, checkpointing: bool, device: Device, head: bool, full_kl: bool
+    identity: Identity,
+    rows: int,
+    length: int,
+    checkpointing: bool,
+    device: Device,
+    head: bool,
+    full_kl: bool,
+    adapters: bool,
 ) -> Activations:
-    return activations(_meta(identity), rows, length, checkpointing, device, head, full_kl)
+    return activations(_meta(identity), rows, length, checkpointing, device, head, full_kl, adapters)
 
 
 @lru_cache(maxsize=64)

@@ -71,6 +71,24 @@ def test_a_micro_batch_is_the_budget_or_a_longer_row_or_all_there_is():
     assert tokens(**{"data.train_batch_size": 1, "env.rollout.n": 1}) == 8192
 
 
+def test_ranks_that_share_sequences_hold_a_part_of_them():
+    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    config = with_keys(Config(), {**LONG, key: 4, "trainer.n_gpus_per_node": 8, "data.max_response_length": 127_000})
+    rows, length = micro_batch(config)
+    assert rows * length == (1024 + 127_000) // 4
+
+
+def test_adapters_train_a_7b_on_one_gpu():
+    _, plan = planned("qwen2.5-7b", 1, 80, actor_rollout_ref__model__lora_rank=16)
+    held = plan.moments["update of the policy, step"]
+    targets = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))  # q, o; k, v; gate, up, down
+    assert plan.problem == ""
+    assert (held.weights, held.optimiser) == (2 * 7_615_616_512 + 4 * targets, 8 * targets)
+    with_reference = Roles(reference=True, full_kl=False, critic=False, reward_model=False)
+    _, same = planned("qwen2.5-7b", 1, 80, with_reference, actor_rollout_ref__model__lora_rank=16)
+    assert same.moments == plan.moments  # the base is the reference
+
+
 def test_engines_of_their_own_leave_the_training_gpus_alone():
     _, shared = planned("qwen2.5-7b", 8, 80)
     _, apart = planned("qwen2.5-7b", 8, 80, actor_rollout_ref__rollout__colocate=False)
