@@ -201,7 +201,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         config=whole,
         crew=crew,
         plan=SimpleNamespace(
-            placement=SimpleNamespace(num_ranks=1, num_gpus=1),
+            placement=SimpleNamespace(data_parallel=1, sequence_parallel=1, num_gpus=1),
             padded=False,
             needs_old_logprobs=True,
             needs_ref_columns=True,
