@@ -137,12 +137,13 @@ def gradients_and_weights(
     for case, own in zip(cases, [address, *more], strict=False):
         recorder = Recorder()
         worker = worker_of(case, rank, num_ranks, own, sender=recorder)
-        batch = make_batch(case, num_ranks)
-        worker.load_batch(batch.rank_batches[rank])
+        share, num_shares = case.share(rank, num_ranks)
+        batch = make_batch(case, num_shares)
+        worker.load_batch(batch.rank_batches[share])
         worker.send_weights(1)
         reference = worker.compute_ref_log_probs()
         noted = record_gradients(worker)
-        worker.update(make_columns(case, batch, rank))
+        worker.update(make_columns(case, batch, share))
         found.append((noted[0], {name: tensor.numpy() for name, tensor in recorder.sent.items()}, reference))
         worker.close()
     return found
@@ -150,7 +151,8 @@ def gradients_and_weights(
 
 @pytest.mark.timeout(240)
 def test_ranks_units_and_recomputation_change_nothing(model_folder):
-    """A full KL, entropy and PPO; layers sharded each on its own and all in one; 3 ranks do not divide B."""
+    """A full KL, entropy and PPO; layers sharded each on its own and all in one; 3 ranks do not divide B; 2 that share
+    sequences, or hold a copy each and add up gradients once."""
     case = Case(str(model_folder("qwen3")), FULL, lora_rank=4, needs_reference=True)
     (gradients, weights, _), *others = gradients_and_weights(
         0, 1, free_address(), [case, replace(case, checkpointing=True, min_unit=10**9)], [free_address()]
@@ -159,6 +161,10 @@ def test_ranks_units_and_recomputation_change_nothing(model_folder):
     assert max(np.abs(gradient).max() for gradient in gradients.values()) > 1e-3
     many = [replace(case, max_tokens=40, checkpointing=True), replace(case, min_unit=10**9)]
     for rank in run_ranks(gradients_and_weights, 3, many, [free_address()], timeout=200):
+        others += rank
+    copies = FULL | {"fsdp_config": {"fsdp_size": 1, "sync_each_micro_batch": False}}
+    pairs = [replace(case, sequence_parallel=2), replace(case, actor=copies, max_tokens=40)]
+    for rank in run_ranks(gradients_and_weights, 2, pairs, [free_address()], timeout=200):
         others += rank
     for own, sent, _ in others:
         assert own.keys() == gradients.keys()
