@@ -15,6 +15,7 @@ from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.lora import adapter_tensors, is_adapter, lora_layers, merged_weight, plain_name, write_adapter
+from alphaapollo.models.shard_files import ShardFiles
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.models.trunk import decoder_layers
 
@@ -53,32 +54,45 @@ def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtyp
     """
     from safetensors import SafetensorError
 
-    tensors = {}
-    for name, tensor in adapter_tensors(model) if form == "adapter" else full_parameters(model, dtype):
+    whole = Path(folder)
+    partial = whole.with_name(f".writing_{whole.name}")
+    try:
+        if form == "adapter":
+            adapter = {name: tensor.cpu() for name, tensor in adapter_tensors(model)}
+            if dist.get_rank() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                write_adapter(partial, model, adapter, source.path)
+        else:
+            _write_weights(partial, model, dtype)
+            if dist.get_rank() == 0:
+                _write_rest(partial, model, source, dtype)
         if dist.get_rank() == 0:
-            tensors[name] = tensor.cpu()
-    if dist.get_rank() == 0:
-        whole = Path(folder)
-        partial = whole.with_name(f".writing_{whole.name}")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            if form == "adapter":
-                write_adapter(partial, model, tensors, source.path)
-            else:
-                _write(partial, model, tensors | _buffers(model), source, dtype)
             shutil.rmtree(whole, ignore_errors=True)
             partial.rename(whole)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            raise OSError(f"cannot write the model to {folder}: {error}") from error
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise OSError(f"cannot write the model to {folder}: {error}") from error
     dist.barrier()
 
 
-def _write(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], source: Model, dtype: torch.dtype) -> None:
-    from huggingface_hub import save_torch_state_dict
+def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """A collective of all ranks. Rank 0 writes, a file as soon as it is full: the whole model is on no rank."""
+    files = None
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        files = ShardFiles(folder)
+    for name, tensor in full_parameters(model, dtype):
+        if files:
+            files.add(name, tensor.cpu())
+    if files:
+        for name, buffer in _buffers(model).items():
+            files.add(name, buffer)
+        files.close()
+
+
+def _write_rest(folder: Path, model: PreTrainedModel, source: Model, dtype: torch.dtype) -> None:
+    """Configuration and tokenizer."""
     from transformers import AutoTokenizer
 
-    folder.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(tensors, folder)
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.architectures = [type(model).__name__]

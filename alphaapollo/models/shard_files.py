@@ -1,0 +1,55 @@
+"""Weights into the files of a Hugging Face folder while they come, so that no more than one file's are ever held.
+
+model.safetensors, or model-00001-of-00003.safetensors ... with model.safetensors.index.json
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+FILE_BYTES = 5 * 10**9
+
+
+class ShardFiles:
+    """Files in `folder`, which is made; a tensor larger than FILE_BYTES has a file of its own. `close` names them."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._held: dict[str, Tensor] = {}
+        self._files: list[list[str]] = []  # the names in each
+        self._bytes = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """On the CPU, contiguous, sharing no memory with another."""
+        if self._held and sum(one.nbytes for one in self._held.values()) + tensor.nbytes > FILE_BYTES:
+            self._write()
+        self._held[name] = tensor
+
+    def close(self) -> None:
+        """Write what is held, and the index where there are several files."""
+        self._write()
+        count = len(self._files)
+        if count == 1:
+            self._part(0).rename(self._folder / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for number, names in enumerate(self._files):
+            file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+            self._part(number).rename(self._folder / file)
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": self._bytes}, "weight_map": weight_map}
+        (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+    def _write(self) -> None:
+        save_file(self._held, self._part(len(self._files)), metadata={"format": "pt"})
+        self._files.append(list(self._held))
+        self._bytes += sum(one.nbytes for one in self._held.values())
+        self._held = {}
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"part-{number:05d}.safetensors"
