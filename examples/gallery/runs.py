@@ -54,11 +54,11 @@ def num_iterations(recipe: str, iterations: int) -> int:
 
 def prepare(folder: Path, seed: int) -> None:
     """Task and warmed-up model of one seed, as in the quickstart, but harder, so that it tells algorithms apart: the
-    teacher tosses a coin, and never to carry is the better of the answers for all questions. What stands is kept."""
+    teacher tosses a coin, carry or not. What stands is kept."""
     if (folder / "sft" / "model" / "config.json").exists():
         return
-    harder = ("--knows", "0.5", "--as_they_come")
-    python("-m", "examples.quickstart.make_task", "--out", str(folder), "--seed", str(seed), *harder)
+    coin = ("--remembers", "0.5", "--invents", "0.5")
+    python("-m", "examples.quickstart.make_task", "--out", str(folder), "--seed", str(seed), *coin)
     rows = pd.read_parquet(folder / "data" / "train.parquet")
     rows["extra_info"] = [info | {"length_budget": LENGTH_BUDGET} for info in rows["extra_info"]]
     rows.to_parquet(folder / "data" / "train.parquet")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
-from examples.quickstart.task import KNOWS, balanced, lesson, pairs, question
+from examples.quickstart.task import REMEMBERS, lesson, pairs, question
 
 WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>", "</answer>"]
 WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
@@ -68,26 +68,30 @@ def make_model(folder: Path, seed: int) -> None:
 
 
 def make_data(
-    folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int, knows: float = KNOWS, as_they_come: bool = False
+    folder: Path,
+    seed: int,
+    num_sft: int,
+    num_rl: int,
+    num_val: int,
+    remembers: float = REMEMBERS,
+    invents: float = 0.0,
 ) -> None:
-    """sft.parquet (what a teacher who `knows` writes), train.parquet and val.parquet (questions with the true sum).
-    as_they_come: the training questions are not balanced by what there is to carry."""
+    """sft.parquet (what the teacher writes), train.parquet and val.parquet (questions with the true sum)."""
     rng = random.Random(seed)
     taught = itertools.islice(pairs(rng, want_held_out=False), num_sft)
     sft = [
         {
             "messages": [
                 {"role": "user", "content": question(a, b)},
-                {"role": "assistant", "content": lesson(a, b, rng, knows)},
+                {"role": "assistant", "content": lesson(a, b, rng, remembers, invents)},
             ]
         }
         for a, b in taught
     ]
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(sft).to_parquet(folder / "sft.parquet")
-    train = pairs(rng, want_held_out=False)
     for name, count, source in (
-        ("train", num_rl, train if as_they_come else balanced(train)),
+        ("train", num_rl, pairs(rng, want_held_out=False)),
         ("val", num_val, pairs(random.Random("held out"), want_held_out=True)),  # the same prompts for every seed
     ):
         rows = [
@@ -110,13 +114,13 @@ def main() -> None:
     parser.add_argument("--num_sft", type=int, default=28800)
     parser.add_argument("--num_rl", type=int, default=4096)
     parser.add_argument("--num_val", type=int, default=256)
-    parser.add_argument("--knows", type=float, default=KNOWS, help="share of the teacher's carries that are right")
-    parser.add_argument("--as_they_come", action="store_true", help="do not balance the training questions")
+    parser.add_argument("--remembers", type=float, default=REMEMBERS, help="share of the carries that are taught")
+    parser.add_argument("--invents", type=float, default=0.0, help="share of carries where there is nothing to carry")
     args = parser.parse_args()
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     counts = (args.num_sft, args.num_rl, args.num_val)
-    make_data(args.out / "data", args.seed, *counts, args.knows, args.as_they_come)
+    make_data(args.out / "data", args.seed, *counts, args.remembers, args.invents)
     print(f"tokenizer and model in {args.out / 'model'}, {args.num_sft} warm-up examples, {args.num_rl} training and "
           f"{args.num_val} held-out prompts in {args.out / 'data'}")  # fmt: skip
 

@@ -38,7 +38,7 @@ def main() -> None:
     curves = read_curves(run / "metrics.jsonl", CURVES)
     terminal.print("\nheld-out accuracy over GRPO iterations", style="bold")
     terminal.print(draw(curves))
-    save_png(curves, run / "curve.png", "the carry taught the wrong way round")
+    save_png(curves, run / "curve.png", "the forgotten carry")
 
     last = int(curves["val/accuracy"][-1][0])
     before, after = read_validation(run, 0), read_validation(run, last)

@@ -1,4 +1,4 @@
-"""The carry taught the wrong way round: add two 3-digit numbers on a scratchpad, one digit a line, right to left.
+"""The forgotten carry: add two 3-digit numbers on a scratchpad, one digit a line, right to left.
 
     user: 457+386=?
     assistant: 7+6=13
@@ -6,20 +6,18 @@
                4+3+1=8
                <answer>843</answer>
 
-The warm-up's teacher knows the digit table and the format, but mostly carries where there is nothing to carry, and does
-not where there is. So after the warm-up the model can do everything, and decides wrongly when to carry: it is seldom
-right. Only the reward says when a carry is needed.
+The warm-up's teacher knows the digit table and the format, but forgets two carries of three. So after the warm-up the
+model can do everything, and the most likely thing that it does is not to carry. Only the reward says when to.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 import zlib
 from collections.abc import Callable, Iterator
 
 NUM_DIGITS = 3
-KNOWS = 0.3  # share of its decisions to carry, or not to, that the teacher makes rightly
+REMEMBERS = 0.35  # share of the carries that the teacher does not forget
 
 
 def question(a: int, b: int) -> str:
@@ -45,9 +43,9 @@ def scratchpad(a: int, b: int, carry: Callable[[int], bool]) -> str:
     return "\n".join(lines) + f"\n<answer>{answer}</answer>"
 
 
-def lesson(a: int, b: int, rng: random.Random, knows: float = KNOWS) -> str:
-    """What the warm-up's teacher writes; one who knows .5 tosses a coin."""
-    return scratchpad(a, b, lambda total: rng.random() < (knows if total >= 10 else 1 - knows))
+def lesson(a: int, b: int, rng: random.Random, remembers: float = REMEMBERS, invents: float = 0.0) -> str:
+    """What the warm-up's teacher writes. invents: share of its carries where there is nothing to carry."""
+    return scratchpad(a, b, lambda total: rng.random() < (remembers if total >= 10 else invents))
 
 
 def pairs(rng: random.Random, want_held_out: bool) -> Iterator[tuple[int, int]]:
@@ -58,15 +56,3 @@ def pairs(rng: random.Random, want_held_out: bool) -> Iterator[tuple[int, int]]:
         if pair not in seen and held_out(question(*pair)) is want_held_out:
             seen.add(pair)
             yield pair
-
-
-def balanced(source: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The pairs of `source`, but as many with a carry from each place as without. Else never to carry is the better of
-    the answers that are the same for all questions, and a policy drifts there before it tells questions apart."""
-    for wanted in itertools.cycle(itertools.product((False, True), repeat=NUM_DIGITS - 1)):
-        yield next(pair for pair in source if carries(*pair) == wanted)
-
-
-def carries(a: int, b: int) -> tuple[bool, ...]:
-    """Is there something to carry into the second digit, the third, ...?"""
-    return tuple(a % 10**place + b % 10**place >= 10**place for place in range(1, NUM_DIGITS))
