@@ -129,7 +129,8 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class RankBatch:
-    """Everything one training rank gets: its rows once, and how to walk over them."""
+    """Everything one training rank gets: its rows once, and how to walk over them. Ranks that share sequences get the
+    same."""
 
     rows: Rows
     mini_batches: list[MiniBatch]

@@ -14,6 +14,7 @@ from alphaapollo.checkpoint_folder import CheckpointFolder, read_progress, write
 from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_sft
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.notices import void_lines
 from alphaapollo.config.parallelism import check_fsdp_size, check_group
 from alphaapollo.config.resolve import resolve_device, resolve_model
 from alphaapollo.config.schema import Model, SftConfig
@@ -79,7 +80,7 @@ def prepare(config: SftConfig) -> SftRun:
     notices = check_sft(config, machine.num_gpus)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    _check_ranks(config, world_size, ranks_per_node)
+    notices += _check_ranks(config, world_size, ranks_per_node)
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule)
     check_adapters(config.model, "model")
@@ -113,8 +114,8 @@ def prepare(config: SftConfig) -> SftRun:
     )
 
 
-def _check_ranks(config: SftConfig, ranks: int, per_node: int) -> None:
-    """ValueError: sizes that do not fit torchrun's ranks, or the model."""
+def _check_ranks(config: SftConfig, ranks: int, per_node: int) -> list[str]:
+    """What to tell about keys of several ranks. ValueError: sizes that do not fit torchrun's ranks, or the model."""
     where = f"{ranks} ranks that torchrun started"
     size = config.ulysses_sequence_parallel_size
     problems = [
@@ -124,6 +125,7 @@ def _check_ranks(config: SftConfig, ranks: int, per_node: int) -> None:
     if problems:
         raise ConfigError(problems)
     check_sequence_parallel(size, {"model.path": config.model})
+    return void_lines(config, [("fsdp_config.sync_each_micro_batch", "there is one rank")] if ranks == 1 else [])
 
 
 def print_plan(run: SftRun) -> None:

@@ -55,11 +55,13 @@ def test_loss_falls_and_the_model_loads(task: Task, tmp_path: Path) -> None:
 
 def test_two_ranks_give_the_losses_of_one(task: Task, tmp_path: Path) -> None:
     words = ["trainer.total_training_steps=4", "trainer.export_hf=False"]
-    runs = [sft(task, tmp_path, *words, ranks=ranks, name=f"ranks{ranks}") for ranks in (1, 2)]
-    assert runs[1].code == 0, runs[1].output[-3000:]
-    for one, two in zip(runs[0].metrics, runs[1].metrics, strict=True):
-        assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-4)
-        assert two["train/tokens"] == one["train/tokens"]
+    alone = sft(task, tmp_path, *words, name="alone")
+    for name, more in (("own_rows", []), ("shared_rows", ["ulysses_sequence_parallel_size=2"])):
+        both = sft(task, tmp_path, *words, *more, ranks=2, name=name)
+        assert both.code == 0, both.output[-3000:]
+        for one, two in zip(alone.metrics, both.metrics, strict=True):
+            assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-4)
+            assert two["train/tokens"] == one["train/tokens"]
 
 
 def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None:

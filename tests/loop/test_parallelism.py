@@ -1,0 +1,50 @@
+"""Ranks that share sequences and hold copies of the model, in whole runs over Ray: the figures of one rank alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.loop.conftest import Runner
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+ACTOR = "actor_rollout_ref.actor"
+SAME = ("actor/", "critic/", "mismatch/", "kl/", "reward/", "advantage/", "val/", "batch/trajectories", "batch/tokens")
+
+
+def test_two_ranks_that_share_sequences_train_as_one(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    """PPO with a critic, a full KL and two optimiser steps an iteration, on an engine whose answers do not depend on
+    weights, so that the runs see the same texts to the end."""
+    words = [
+        "actor_rollout_ref.rollout.name=fake",
+        "algorithm.adv_estimator=gae",
+        f"{ACTOR}.use_kl_loss=True",
+        f"{ACTOR}.kl_loss_type=full",
+        f"{ACTOR}.ppo_max_token_len_per_gpu=100",
+        "trainer.save_freq=-1",
+        "trainer.export_hf=False",
+    ]
+    alone = ppo.run(*words, "trainer.controller=local", name="alone")
+    shared = ppo.run(
+        *words,
+        "trainer.n_gpus_per_node=2",
+        f"{ACTOR}.ulysses_sequence_parallel_size=2",
+        f"{ACTOR}.fsdp_config.fsdp_size=1",
+        f"{ACTOR}.fsdp_config.sync_each_micro_batch=False",
+        name="shared",
+    )
+    leaves_nothing()
+    assert "sequence parallel 2" in shared.output
+    for line, expected in zip(shared.metrics, alone.metrics, strict=True):
+        names = [name for name in expected if name.startswith(SAME)]
+        assert {name: line[name] for name in names} == pytest.approx(
+            {name: expected[name] for name in names}, rel=2e-3, abs=1e-4
+        )
+    assert shared.metrics[-1]["actor/grad_norm"] > 0 and shared.metrics[-1]["critic/grad_norm"] > 0
+
+
+def test_heads_that_ranks_cannot_share_are_refused_before_anything_starts(ppo: Runner) -> None:
+    done = ppo.refuse("trainer.n_gpus_per_node=3", f"{ACTOR}.ulysses_sequence_parallel_size=3")
+    assert "attention heads, which 3 ranks cannot share. Set one of 1, 2, 4" in done.output

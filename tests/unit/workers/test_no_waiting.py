@@ -1,0 +1,64 @@
+"""A micro-batch, from its rows to its gradients, waits for the device nowhere: on meta tensors, which have no values to
+wait for, it runs through, and one copy takes everything there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
+from alphaapollo.config.schema import Actor, RolloutCorrection
+from alphaapollo.models.attention import register
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.policy import PolicyModel
+from alphaapollo.workers.base import Sums
+from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
+from tests.unit.tiny import build_model
+from tests.unit.workers.training import Case, make_batch, make_columns
+
+META = torch.device("meta")
+
+
+class Copies(TorchDispatchMode):
+    """Counts what goes from the host to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        before = [one.device.type for one in args if isinstance(one, torch.Tensor)]
+        if isinstance(out, torch.Tensor) and out.device == META and "cpu" in before:
+            self.count += 1
+        return out
+
+
+@pytest.fixture(scope="module")
+def policy() -> PolicyModel:
+    model = build_model("qwen3").to(META)
+    model.set_attn_implementation(register("sdpa"))
+    return PolicyModel(model)
+
+
+@pytest.mark.parametrize("loss", policy_loss_names())
+@pytest.mark.parametrize("first", [False, True], ids=["old given", "old from this pass"])
+def test_a_micro_batch_is_one_copy_and_no_wait(policy: PolicyModel, loss: str, first: bool):
+    actor = {"policy_loss": {"loss_mode": loss}, "use_kl_loss": True, "kl_loss_type": "full", "entropy_coeff": 0.1}
+    case = Case("", actor, "sdpa")
+    batch = make_batch(case, 1)
+    columns = make_columns(case, batch, 0, old=not first)
+    (positions,) = batch.rank_batches[0].mini_batches[0].micro_batches
+    with Copies() as copies:
+        micro = build_micro_batch(batch.rank_batches[0].rows, positions, False, META, columns)
+        reference = policy.hidden(micro)
+        stats = policy(micro, 0.9, need_entropy=True, reference=reference)
+        matrices = policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
+        objective, figures = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
+        objective.backward()
+        Sums().add(figures)
+    assert copies.count == 1
+    assert all(parameter.grad is not None for parameter in policy.parameters())
