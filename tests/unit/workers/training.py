@@ -12,6 +12,7 @@ from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
+from alphaapollo.config.schema.base import Device
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
@@ -44,6 +45,7 @@ class Case:
     order: int | None = None  # seed of a shuffle of the rows
     correction: dict[str, Any] = field(default_factory=dict)
     sequence_parallel: int = 1
+    device: Device = "cpu"
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Which of how many parts of the rows a rank gets."""
@@ -66,12 +68,12 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
                 enable_gradient_checkpointing=case.checkpointing,
                 lora_rank=case.lora_rank,
             ),
-            "cpu",
+            case.device,
         ),
         actor=Actor(**case.actor),
         ref=Reference(),
         needs_reference=case.needs_reference,
-        placement=RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel),
+        placement=RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel),
         optimiser_steps=10,
         temperature=0.9,
         **arguments,
@@ -146,7 +148,7 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
     def step() -> StepFigures:
         module = worker.state.module
         trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-        noted.append({name: full_tensor(gradient).numpy() for name, gradient in trained.items()})
+        noted.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})
         worker.state.optimizer.zero_grad()
         return StepFigures(0.0, 0.0)
 
