@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Critic, Model
+from alphaapollo.models.sharding import local_tensor
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.critic import CriticWorker
 from tests.unit.tiny import free_address, run_ranks
@@ -136,3 +138,28 @@ def test_the_critic_shares_sequences_too(model_folder, attention: str):
     for own_values, own in run_ranks(critic_gradients, 2, replace(case, sequence_parallel=2)):
         np.testing.assert_allclose(own_values, values, atol=1e-6)
         assert_same(own, expected)
+
+
+def straight_and_resumed(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> list[dict[str, bytes]]:
+    """The bits of the weights after two updates, without and with a new worker from the checkpoint between."""
+    own, shares = case.share(rank, num_ranks)
+    batch, found = make_batch(case, shares), []
+    for resumes in (False, True):
+        worker = make_worker(case, rank, num_ranks, address)
+        worker.load_batch(batch.rank_batches[own])
+        if resumes:
+            worker.load(folder)
+        else:
+            worker.update(make_columns(case, batch, own, old=False))
+            worker.save(folder)
+        worker.update(make_columns(case, batch, own, old=False))
+        found.append({n: local_tensor(p.detach()).numpy().tobytes() for n, p in worker.policy.named_parameters()})
+    worker.close()
+    return found
+
+
+def test_a_resumed_run_has_the_same_bits(model_folder, tmp_path: Path):
+    actor = FULL | {"optim": {"lr": 1e-3}}
+    case = Case(str(model_folder("qwen3")), actor, "sdpa", needs_reference=True, max_tokens=60, sequence_parallel=2)
+    for straight, resumed in run_ranks(straight_and_resumed, 2, case, str(tmp_path)):
+        assert straight == resumed
