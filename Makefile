@@ -52,8 +52,11 @@ wheel: setup-dev ## build dist/*.whl
 bench: setup ## measure speed, against other tools on the same machine (long)
 	@for script in scripts/bench/[a-z]*.py; do echo "== $$script"; $(PY) $$script; done
 
+gpu-check: setup ## does this machine train rightly? ten minutes on one GPU; runs on a CPU too and says what it could not see
+	@$(PY) -m scripts.gpu_check $(ARGS)
+
 clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock wheel bench clean
+.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock wheel bench gpu-check clean

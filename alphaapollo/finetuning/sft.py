@@ -25,10 +25,12 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_argument
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.due import due
+from alphaapollo.finetuning.memory import fit_sft
 from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
 from alphaapollo.startup.input_checks import check_adapters, check_sequence_parallel
+from alphaapollo.startup.model_memory import GIB, NAMES, MemoryPlan
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
@@ -56,6 +58,7 @@ class SftRun:
     folder: Path
     start: Start
     notices: list[str]
+    memory: MemoryPlan  # of a rank's device
 
     @property
     def complete(self) -> bool:
@@ -94,9 +97,17 @@ def prepare(config: SftConfig) -> SftRun:
         notices.append(f"{lengths.too_long} of {lengths.total} examples were over data.max_length.")
     trainer, size = config.trainer, data.train_batch_size
     device = resolve_device(trainer.device, machine.num_gpus)
+    longest = max(len(row.token_ids) for row in examples)
+    capacity = machine.memory if device == "cpu" else machine.gpu_memory
+    model, memory = fit_sft(
+        config, resolve_model(config.model, device), device, world_size, ranks_per_node, longest, capacity
+    )
+    if memory.problem:
+        raise ValueError(memory.problem)
     return SftRun(
         config=config,
-        model=resolve_model(config.model, device),
+        model=model,
+        memory=memory,
         placement=RankPlacement(
             rank=int(os.environ.get("RANK", 0)),
             world_size=world_size,
@@ -136,6 +147,16 @@ def print_plan(run: SftRun) -> None:
         f"{run.total_steps * size / len(run.examples):.2f} epochs), {len(run.val_examples)} for validation, "
         f"{run.placement.world_size} rank(s) on {run.placement.device}{run.model.lora_words}"
     )
+    moment, held = run.memory.peak
+    checkpointing = "on" if run.model.enable_gradient_checkpointing else "off"
+    print(
+        f"memory: {held.total / GIB:.1f} GiB on {run.memory.what} at its peak ({moment}), by arithmetic; gradient "
+        f"checkpointing {checkpointing}"
+    )
+    if run.config.trainer.dry_run:
+        for moment, held in run.memory.moments.items():
+            parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_role().items() if size)
+            print(f"  {moment}: {parts}")
     for notice in run.notices:
         print(f"note: {notice}")
 

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-import torch
-
 from alphaapollo.config.keys import plain
-from alphaapollo.config.schema import Config, Fsdp, Lora, Model, RoleFsdp
+from alphaapollo.config.schema import Config, Lora, RoleFsdp
 from alphaapollo.config.schema.base import Device
-from alphaapollo.models.activations import (
-    Activations,
-    MetaModel,
-    ModelSizes,
-    activations,
-    adapter_parameters,
-    inference_bytes,
-    load_meta,
-    model_sizes,
-)
 from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, transfer_buckets
+from alphaapollo.startup.model_memory import (
+    GIB,
+    NAMES,
+    RUNTIME,
+    MemoryPlan,
+    bytes_of,
+    inference_of,
+    sizes_of,
+    trained_model,
+)
 from alphaapollo.weights.buckets import BATCH_BYTES
-
-GIB = 2**30
-RUNTIME = {"cuda": GIB, "cpu": GIB // 2}  # of a process: CUDA context and communication buffers; imported libraries
-COMFORT = 0.9  # of a device: the allocator's gaps take the rest
 
 
 @dataclass(frozen=True)
@@ -44,29 +37,6 @@ class Roles:
     reward_model: bool
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """What one device holds at each moment of an iteration."""
-
-    moments: dict[str, Held]
-    capacity: int  # bytes; 0: not known
-    what: str  # the device, for people
-    kv_tokens: int  # that an engine's cache has room for
-    problem: str = ""  # why it cannot work, and the keys to turn
-
-    @property
-    def peak(self) -> tuple[str, Held]:
-        return max(self.moments.items(), key=lambda item: item[1].total)
-
-    @property
-    def fits(self) -> bool:
-        return not self.capacity or self.peak[1].total <= self.capacity
-
-    @property
-    def comfortable(self) -> bool:
-        return not self.capacity or self.peak[1].total <= COMFORT * self.capacity
-
-
 def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> MemoryPlan:
     """Of a checked configuration whose `model` and `rollout` sections are resolved.
 
@@ -75,8 +45,8 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     rank, engine = _rank(config, device, roles), _engine(config, device, capacity)
     sizes, at_rest, updates = rank.policy.sizes, rank.at_rest, rank.updates
-    publish = rank.publishing + Held(buckets=transfer_buckets(sizes, _bytes(rollout.dtype), BATCH_BYTES))
-    kv_token = sizes.kv_elements * _bytes(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
+    publish = rank.publishing + Held(buckets=transfer_buckets(sizes, bytes_of(rollout.dtype), BATCH_BYTES))
+    kv_token = sizes.kv_elements * bytes_of(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
     kv_tokens = engine.awake().kv_cache // kv_token
     if device == "cpu":
         engines = engine.awake() * (rollout.num_engines or 1)
@@ -115,13 +85,13 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
             config, device, own.model.path or path, own.fsdp_config, steps, own.model, head=False
         )
     runtime, reference, reward = Held(runtime=RUNTIME[device]), Held(), Held()
-    width, shards = _bytes(role.model.dtype), policy.shards
+    width, shards = bytes_of(role.model.dtype), policy.shards
     if roles.reference and not policy.adapters and not (role.ref.fsdp_config.offload_policy and on_gpu):
         reference = Held(frozen=frozen_slices(policy.sizes, shards, width))
     scorer = config.reward_model.model
     if roles.reward_model and not ((scorer.fsdp_config.param_offload or scorer.fsdp_config.offload_policy) and on_gpu):
         ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-        reward = Held(frozen=frozen_slices(_sizes(role.model, scorer.path), ranks, width))
+        reward = Held(frozen=frozen_slices(sizes_of(role.model.model_copy(update={"path": scorer.path})), ranks, width))
     reference_at_rest = Held() if role.ref.fsdp_config.param_offload and on_gpu else reference
     in_update = reference if roles.full_kl else reference_at_rest
     updates: dict[str, Held] = {}
@@ -145,27 +115,10 @@ def _trained(
     head: bool = True,
 ) -> Trained:
     """steps: optimiser steps of an update."""
-    model, ranks = config.actor_rollout_ref.model, config.trainer.n_gpus_per_node * config.trainer.nnodes
-    identity, checkpointing, adapts = _identity(model, path), _checkpoints(model), bool(lora.lora_rank)
-    rows, length = micro_batch(config)
-    on_gpu = device == "cuda"
-    return Trained(
-        sizes=_sizes(model, path),
-        activations=_activations(identity, rows, length, checkpointing, device, head, full_kl, adapts),
-        shards=_shards(fsdp, ranks),
-        dtype_bytes=_bytes(model.dtype),
-        whole_gradients=not fsdp.sync_each_micro_batch,
-        rest_weights=fsdp.param_offload and on_gpu,
-        rest_optimizer=fsdp.optimizer_offload and on_gpu,
-        one_step=steps == 1,
-        adapters=adapter_parameters(_meta(identity), lora) if adapts else 0,
-        offload_policy=fsdp.offload_policy and on_gpu,
-    )
-
-
-def _shards(fsdp: Fsdp, ranks: int) -> int:
-    """Ranks that hold one copy together."""
-    return ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    model = config.actor_rollout_ref.model.model_copy(update={"path": path})
+    trained = trained_model(model, lora, fsdp, device, ranks, micro_batch(config), head, full_kl)
+    return replace(trained, rest_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
 
 
 def micro_batch(config: Config) -> tuple[int, int]:
@@ -185,7 +138,7 @@ def _engine(config: Config, device: Device, capacity: int) -> Engine:
     """An engine's share of a device."""
     role = config.actor_rollout_ref
     rollout, model = role.rollout, role.model
-    sizes, width, parts = _sizes(model, model.path), _bytes(rollout.dtype), rollout.tensor_model_parallel_size
+    sizes, width, parts = sizes_of(model), bytes_of(rollout.dtype), rollout.tensor_model_parallel_size
     if rollout.name == "fake":
         return Engine(0, 0, 0)
     weights = width * sizes.parameters // parts
@@ -193,58 +146,9 @@ def _engine(config: Config, device: Device, capacity: int) -> Engine:
         cache = int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0
         return Engine(budget=weights + cache, weights=weights, working=0)
     tokens = max(rollout.max_num_batched_tokens, config.data.max_prompt_length + config.data.max_response_length)
-    working = _inference(_identity(model, model.path), tokens) // parts
+    working = inference_of(model, tokens) // parts
     logits = 2 * 4 * rollout.max_num_seqs * (sizes.head // sizes.hidden_size)  # float32, and a copy to sample from
     return Engine(int(rollout.gpu_memory_utilization * capacity), weights, working + logits)
-
-
-Identity = tuple[str, bool, str]  # of a model on meta: path, trust_remote_code, dtype
-
-
-def _identity(model: Model, path: str) -> Identity:
-    return path, model.trust_remote_code, model.dtype
-
-
-def _bytes(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else 4
-
-
-def _checkpoints(model: Model) -> bool:
-    return model.enable_gradient_checkpointing is True
-
-
-@lru_cache(maxsize=4)
-def _meta(identity: Identity) -> MetaModel:
-    path, trust, dtype = identity
-    return load_meta(Model(path=path, trust_remote_code=trust), getattr(torch, dtype))
-
-
-def _sizes(model: Model, path: str) -> ModelSizes:
-    return _sizes_of(_identity(model, path))
-
-
-@lru_cache(maxsize=16)
-def _sizes_of(identity: Identity) -> ModelSizes:
-    return model_sizes(_meta(identity))
-
-
-@lru_cache(maxsize=64)
-def _activations(
-    identity: Identity,
-    rows: int,
-    length: int,
-    checkpointing: bool,
-    device: Device,
-    head: bool,
-    full_kl: bool,
-    adapters: bool,
-) -> Activations:
-    return activations(_meta(identity), rows, length, checkpointing, device, head, full_kl, adapters)
-
-
-@lru_cache(maxsize=64)
-def _inference(identity: Identity, tokens: int) -> int:
-    return inference_bytes(_meta(identity), tokens)
 
 
 def fit_memory(
@@ -266,19 +170,6 @@ def fit_memory(
     return config, replace(plan, problem=problem)
 
 
-NAMES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimiser": "optimiser",
-    "frozen": "reference and reward model",
-    "gathered": "gathered layers",
-    "activations": "activations",
-    "logits": "logits chunk",
-    "engine": "engine",
-    "kv_cache": "KV cache",
-    "buckets": "transfer buckets",
-    "runtime": "runtime",
-}
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
 
@@ -314,7 +205,7 @@ def cheapest_keys(
 def ladder(config: Config, device: Device, roles: Roles) -> Iterator[tuple[str, object]]:
     """Keys that save memory, the cheapest in time first."""
     role, data = config.actor_rollout_ref, config.data
-    if not _checkpoints(role.model):
+    if not role.model.enable_gradient_checkpointing:
         yield CHECKPOINTING, True
     trained = [ACTOR, *["critic"] * roles.critic]
     if device == "cuda":

@@ -14,7 +14,8 @@ from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_ro
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.startup.input_checks import environment_notices, find_environment
-from alphaapollo.startup.memory import MemoryPlan, Roles, fit_memory
+from alphaapollo.startup.memory import Roles, fit_memory
+from alphaapollo.startup.model_memory import MemoryPlan
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.user_module import load_user_module

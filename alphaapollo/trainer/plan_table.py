@@ -8,7 +8,7 @@ from rich.table import Table
 
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_registered
-from alphaapollo.startup.memory import GIB, NAMES, MemoryPlan
+from alphaapollo.startup.model_memory import GIB, NAMES, MemoryPlan
 from alphaapollo.startup.resume import Start
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.trainer.plan import Plan

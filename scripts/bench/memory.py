@@ -3,8 +3,9 @@
     .venv/bin/python scripts/bench/memory.py
 
 Each configuration runs in processes of its own, one a rank. Measured: the most resident memory (VmHWM) while the second
-of two updates runs, less what the process held before it built the worker, its libraries imported. The last line is a
-JSON object.
+of two updates runs, less what the process held before it built the worker, its libraries imported. glibc is told to
+give back what is freed (MALLOC_MMAP_THRESHOLD_), as the plan counts tensors; --as-run leaves it its gaps. The last line
+is a JSON object.
 """
 
 from __future__ import annotations
@@ -134,15 +135,18 @@ def make_model(case: Case, folder: str) -> None:
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
-def run(name: str) -> dict[str, object]:
+def run(name: str, as_run: bool) -> dict[str, object]:
     case, port = CASES[name], free_port()
+    environment = os.environ | ({} if as_run else {"MALLOC_MMAP_THRESHOLD_": str(2**16)})
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, __file__, "--make", name, "--folder", folder], check=True)
         commands = [
             [sys.executable, __file__, "--rank", str(rank), "--case", name, "--folder", folder, "--port", str(port)]
             for rank in range(case.ranks)
         ]
-        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+        started = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for command in commands
+        ]
         peaks = [float(process.communicate(timeout=600)[0].split()[-1]) for process in started]
         moments = planned(case, folder)
     moment, held = max(moments.items(), key=lambda item: item[1].total)
@@ -154,6 +158,7 @@ def run(name: str) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", default="", choices=["", *CASES])
+    parser.add_argument("--as-run", action="store_true", help="with glibc's own thresholds")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--make", default="")
     parser.add_argument("--folder", default="")
@@ -166,7 +171,7 @@ def main() -> None:
         print(measure(CASES[args.case], args.folder, args.rank, args.port))
     else:
         print("| configuration | planned GiB | measured GiB | difference | peak at |\n|---|---|---|---|---|")
-        cases = [run(name) for name in ([args.case] if args.case else CASES)]
+        cases = [run(name, args.as_run) for name in ([args.case] if args.case else CASES)]
         print(json.dumps({"benchmark": "memory", "cases": cases, **machine()}))
 
 

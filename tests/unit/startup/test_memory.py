@@ -7,7 +7,8 @@ from pathlib import Path
 
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config
-from alphaapollo.startup.memory import CHECKPOINTING, GIB, MemoryPlan, Roles, fit_memory, micro_batch, with_keys
+from alphaapollo.startup.memory import CHECKPOINTING, Roles, fit_memory, micro_batch, with_keys
+from alphaapollo.startup.model_memory import GIB, MemoryPlan
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 ALONE = Roles(reference=False, full_kl=False, critic=False, reward_model=False)

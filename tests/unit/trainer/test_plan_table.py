@@ -9,7 +9,7 @@ from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.models.footprint import Held
-from alphaapollo.startup.memory import MemoryPlan
+from alphaapollo.startup.model_memory import MemoryPlan
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.trainer.plan import make_plan
 from alphaapollo.trainer.plan_table import memory_table, print_plan

@@ -1,0 +1,145 @@
+"""A model's memory before it is loaded: its configuration on the meta device, measured once and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from alphaapollo.config.schema import Fsdp, Lora, Model
+from alphaapollo.config.schema.base import Device
+from alphaapollo.models.activations import (
+    Activations,
+    MetaModel,
+    ModelSizes,
+    activations,
+    adapter_parameters,
+    inference_bytes,
+    load_meta,
+    model_sizes,
+)
+from alphaapollo.models.footprint import Held, Trained
+
+GIB = 2**30
+RUNTIME = {"cuda": GIB, "cpu": GIB // 2}  # of a process: CUDA context and communication buffers; imported libraries
+COMFORT = 0.9  # of a device: the allocator's gaps take the rest
+NAMES = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimiser": "optimiser",
+    "frozen": "reference and reward model",
+    "gathered": "gathered layers",
+    "activations": "activations",
+    "logits": "logits chunk",
+    "engine": "engine",
+    "kv_cache": "KV cache",
+    "buckets": "transfer buckets",
+    "runtime": "runtime",
+}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What one device holds at each moment of an iteration."""
+
+    moments: dict[str, Held]
+    capacity: int  # bytes; 0: not known
+    what: str  # the device, for people
+    kv_tokens: int  # that an engine's cache has room for
+    problem: str = ""  # why it cannot work, and the keys to turn
+
+    @property
+    def peak(self) -> tuple[str, Held]:
+        return max(self.moments.items(), key=lambda item: item[1].total)
+
+    @property
+    def fits(self) -> bool:
+        return not self.capacity or self.peak[1].total <= self.capacity
+
+    @property
+    def comfortable(self) -> bool:
+        return not self.capacity or self.peak[1].total <= COMFORT * self.capacity
+
+
+def trained_model(
+    model: Model,
+    lora: Lora,
+    fsdp: Fsdp,
+    device: Device,
+    ranks: int,
+    micro_batch: tuple[int, int],
+    head: bool = True,
+    full_kl: bool = False,
+) -> Trained:
+    """A model in training on one of `ranks`.
+
+    Args:
+        model: resolved.
+        micro_batch: rows and their length, on one rank.
+        head: log-probs over the vocabulary, not one number a token.
+        full_kl: against a reference's distribution.
+    """
+    on_gpu, adapts = device == "cuda", bool(lora.lora_rank)
+    rows, length = micro_batch
+    checkpointing = model.enable_gradient_checkpointing is True
+    return Trained(
+        sizes=sizes_of(model),
+        activations=_activations(_identity(model), rows, length, checkpointing, device, head, full_kl, adapts),
+        shards=ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
+        dtype_bytes=bytes_of(model.dtype),
+        whole_gradients=not fsdp.sync_each_micro_batch,
+        rest_optimizer=fsdp.optimizer_offload and on_gpu,
+        adapters=adapter_parameters(_meta(_identity(model)), lora) if adapts else 0,
+        offload_policy=fsdp.offload_policy and on_gpu,
+    )
+
+
+def bytes_of(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else 4
+
+
+def sizes_of(model: Model) -> ModelSizes:
+    return _sizes(_identity(model))
+
+
+def inference_of(model: Model, num_tokens: int) -> int:
+    """Bytes of the largest forward pass without gradients."""
+    return _inference(_identity(model), num_tokens)
+
+
+Identity = tuple[str, bool, str]  # of a model on meta: path, trust_remote_code, dtype
+
+
+def _identity(model: Model) -> Identity:
+    return model.path, model.trust_remote_code, model.dtype
+
+
+@lru_cache(maxsize=4)
+def _meta(identity: Identity) -> MetaModel:
+    path, trust, dtype = identity
+    return load_meta(Model(path=path, trust_remote_code=trust), getattr(torch, dtype))
+
+
+@lru_cache(maxsize=16)
+def _sizes(identity: Identity) -> ModelSizes:
+    return model_sizes(_meta(identity))
+
+
+@lru_cache(maxsize=64)
+def _activations(
+    identity: Identity,
+    rows: int,
+    length: int,
+    checkpointing: bool,
+    device: Device,
+    head: bool,
+    full_kl: bool,
+    adapters: bool,
+) -> Activations:
+    return activations(_meta(identity), rows, length, checkpointing, device, head, full_kl, adapters)
+
+
+@lru_cache(maxsize=64)
+def _inference(identity: Identity, tokens: int) -> int:
+    return inference_bytes(_meta(identity), tokens)
