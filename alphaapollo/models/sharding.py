@@ -32,7 +32,7 @@ from alphaapollo.network import interface_to
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737): the default route leads there
-PATIENCE = timedelta(hours=2)  # of a rank that waits for another which loads or writes a large model
+PATIENCE = timedelta(hours=1)  # of a rank that waits for another which loads or writes a large model
 
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:

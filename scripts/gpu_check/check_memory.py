@@ -29,8 +29,7 @@ def run(kit: Kit) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     worker.update(columns)
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    if hasattr(worker, "rest"):
-        worker.rest()
+    worker.rest()
     kept = free - torch.cuda.mem_get_info()[0]
     planned = max(held.total for held in plan(folder).values())
     figures = {

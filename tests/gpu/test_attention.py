@@ -67,7 +67,7 @@ def worker(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     made = PolicyWorker(
         model=resolve_model(Model(path=str(folder), enable_gradient_checkpointing=True), "cuda"),
         actor=Actor(fsdp_config=request.param, optim={"lr": 1e-3}, use_kl_loss=True, kl_loss_type="full"),
-        ref=Reference(fsdp_config={"param_offload": request.param["param_offload"]}),
+        ref=Reference(fsdp_config={key: on for key, on in request.param.items() if key != "optimizer_offload"}),
         needs_reference=True,
         placement=RankPlacement(0, 1, free_address(), "cuda", 1),
         optimiser_steps=10,
@@ -77,10 +77,10 @@ def worker(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     made.close()
 
 
-OFFLOADS = [{"param_offload": offload, "optimizer_offload": offload} for offload in (False, True)]
+OFFLOADS = [{}, {"param_offload": True, "optimizer_offload": True}, {"offload_policy": True}]
 
 
-@pytest.mark.parametrize("worker", OFFLOADS, indirect=True, ids=["on_gpu", "offloaded"])
+@pytest.mark.parametrize("worker", OFFLOADS, indirect=True, ids=["on_gpu", "between_phases", "by_fsdp"])
 def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, tmp_path: Path):
     case = Case(str(folder))
     batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.padded, 0, False)
@@ -88,6 +88,12 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
     before = worker.compute_log_probs()
     figures = worker.update(make_columns(case, batch, 0, old=False))
     assert figures["actor/grad_norm"] > 0
+    on_gpu = torch.cuda.memory_allocated()
+    worker.rest()
+    if worker.actor.fsdp_config.param_offload:
+        trained = sum(parameter.numel() for parameter in worker.policy.parameters())
+        assert torch.cuda.memory_allocated() <= on_gpu - 3 * 4 * trained, "weights and moments lie in host memory"
+        assert all(home._host.is_pinned() for home in worker.state.parameters._homes.values())
     after = worker.compute_log_probs()
     assert np.abs(after - before).max() > 1e-3
     worker.save(str(tmp_path / "saved"))

@@ -43,7 +43,7 @@ def test_rank_0_holds_no_parameters_of_the_whole_model() -> None:
     first, second = run_ranks(kept_for_others, 2)
     assert first["parameters"] == second["parameters"] == second["names"] == []
     assert len(first["names"]) == 7
-    assert first["timeout"] == 7200 and first["interface"] == "lo"
+    assert first["timeout"] == 3600 and first["interface"] == "lo"
     (alone,) = run_ranks(kept_for_others, 1)
     assert alone["names"] == []
 
