@@ -111,7 +111,11 @@ def _load(
     disable_progress_bar()  # every rank would draw its own
     _check_layers(config, model.path)
     auto_class = getattr(transformers, auto)
-    settings = {"dtype": dtype, "trust_remote_code": model.trust_remote_code, **_attention(auto, config, attention)}
+    settings = {
+        "dtype": dtype,
+        "trust_remote_code": model.trust_remote_code,
+        **_attention(auto, model, config, attention),
+    }
     if materialise:
         loaded = _load_weights(auto_class, model, config, settings)
     else:
@@ -141,11 +145,16 @@ def _load_weights(auto_class: Any, model: Model, config: PretrainedConfig, setti
     return loaded
 
 
-def _attention(auto: str, config: PretrainedConfig, attention: Attention) -> dict[str, Any]:
+def has_own_code(model: Model, config: PretrainedConfig, auto: str = "AutoModelForCausalLM") -> bool:
+    """Does transformers' class `auto` run Python code of the model's folder? Without leave it has a class of its own
+    for the model, or refuses it."""
+    return model.trust_remote_code and auto in (getattr(config, "auto_map", None) or {})
+
+
+def _attention(auto: str, model: Model, config: PretrainedConfig, attention: Attention) -> dict[str, Any]:
     """How to ask for the attention. Code from the model's own folder may not know pluggable attention: padded rows
     then run through whatever attention it has, for they need no mask."""
-    own_code = auto in (getattr(config, "auto_map", None) or {})
-    if own_code and attention == "padded":
+    if has_own_code(model, config, auto) and attention == "padded":
         return {}
     return {"attn_implementation": register(attention)}
 
@@ -153,8 +162,7 @@ def _attention(auto: str, config: PretrainedConfig, attention: Attention) -> dic
 def _check_is_causal_lm(model: Model, config: PretrainedConfig) -> None:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    own_code = model.trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if not own_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not has_own_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Give a model that AutoModelForCausalLM loads."

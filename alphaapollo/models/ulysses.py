@@ -87,8 +87,13 @@ def gather(local: Tensor, positions: Positions, sequence: SequenceGroup | None) 
     return whole
 
 
-def check_splits(config: PretrainedConfig, what: str, size: int) -> None:
-    """ValueError: a model whose layers cannot be computed by parts. `what`: the key and the model, for messages."""
+def check_splits(config: PretrainedConfig, what: str, size: int, own_code: bool) -> None:
+    """ValueError: a model whose layers cannot be computed by parts.
+
+    Args:
+        what: the key and the model, for messages.
+        own_code: the model is Python code of its own folder, which may not hand attention on to us.
+    """
     text = config.get_text_config()
     heads, fix = getattr(text, "num_attention_heads", 0), "Set ulysses_sequence_parallel_size=1."
     if heads % size or not heads:
@@ -103,7 +108,7 @@ def check_splits(config: PretrainedConfig, what: str, size: int) -> None:
             f"ulysses_sequence_parallel_size={size}: {what} has layers of kind {', '.join(sorted(kinds))}, which carry "
             f"a state from token to token. {fix}"
         )
-    if getattr(config, "auto_map", None):
+    if own_code:
         raise ValueError(
             f"ulysses_sequence_parallel_size={size}: {what} brings its own code, whose attention cannot be split. {fix}"
         )

@@ -141,7 +141,8 @@ def check_sequence_parallel(size: int, models: Mapping[str, Model]) -> None:
     """ValueError: one of the models, by their keys, cannot be computed by `size` ranks together."""
     for key, model in models.items():
         if size > 1 and model.path:
-            check_splits(load_config(model), f"{key}={model.path}", size)
+            config = load_config(model)
+            check_splits(config, f"{key}={model.path}", size, model.trust_remote_code and hasattr(config, "auto_map"))
 
 
 def read_prompts(

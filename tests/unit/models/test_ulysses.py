@@ -86,7 +86,7 @@ def test_attention_by_parts_is_attention():
 
 def config(**fields: Any) -> Any:
     text = SimpleNamespace(**({"num_attention_heads": 14} | fields))
-    return SimpleNamespace(get_text_config=lambda: text, auto_map=fields.get("auto_map"))
+    return SimpleNamespace(get_text_config=lambda: text)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def config(**fields: Any) -> Any:
             {"num_attention_heads": 8, "layer_types": ["linear_attention", "full_attention"]},
             "layers of kind linear_attention, which carry a state from token to token",
         ),
-        ({"num_attention_heads": 8, "auto_map": {"AutoModel": "x"}}, "brings its own code"),
+        ({"num_attention_heads": 8, "own_code": True}, "brings its own code"),
         (
             {"num_attention_heads": 8, "rope_parameters": {"full": {"rope_type": "longrope"}}},
             "longrope position embeddings, which depend on the longest row",
@@ -107,10 +107,10 @@ def config(**fields: Any) -> Any:
 )
 def test_models_that_ranks_cannot_share(fields: dict[str, Any], says: str):
     with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size=4: .*") as caught:
-        check_splits(config(**fields), "some/model", 4)
+        check_splits(config(**fields), "some/model", 4, fields.get("own_code", False))
     assert says in str(caught.value)
 
 
 def test_models_that_ranks_can_share():
-    check_splits(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7)
-    check_splits(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2)
+    check_splits(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, False)
+    check_splits(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, False)

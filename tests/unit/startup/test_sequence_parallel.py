@@ -18,3 +18,13 @@ def test_the_model_is_named_by_its_key(tmp_path: Path):
         check_sequence_parallel(size, models)
     with pytest.raises(ValueError, match=r"actor_rollout_ref.model.path=.* has 4 attention heads, which 3 ranks"):
         check_sequence_parallel(3, models)
+
+
+def test_a_model_that_transformers_has_itself_may_carry_code(tmp_path: Path):
+    """Its code runs only with leave, and only then is it unknown what its attention does."""
+    config = build_model("qwen3").config
+    config.auto_map = {"AutoModelForCausalLM": "own.Model"}
+    config.save_pretrained(tmp_path)
+    check_sequence_parallel(2, {"model.path": Model(path=str(tmp_path))})
+    with pytest.raises(ValueError, match="brings its own code, whose attention cannot be split"):
+        check_sequence_parallel(2, {"model.path": Model(path=str(tmp_path), trust_remote_code=True)})
