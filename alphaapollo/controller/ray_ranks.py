@@ -22,6 +22,13 @@ W = TypeVar("W")
 A = TypeVar("A")
 
 
+ROOM = (
+    "What makes room, nearest first: a smaller ppo_max_token_len_per_gpu, model.enable_gradient_checkpointing=true, "
+    "fsdp_config.optimizer_offload=true and param_offload=true, more ranks, fsdp_config.offload_policy=true "
+    "(docs/scaling.md says what takes how much; trainer.dry_run=true prints it for a run)."
+)
+
+
 @dataclass(frozen=True)
 class Seat:
     """Where one rank runs: a bundle of a placement group, and its share of it."""
@@ -183,4 +190,6 @@ class RayRanks(Ranks[W]):
                 raise ValueError(str(cause)) from None
             if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # named and explained where it was raised
                 raise WorkerFailed(f"the {self.role} worker of rank {rank} failed: {cause}") from None
+            if type(cause).__name__ == "OutOfMemoryError":  # torch's; the driver may have no torch of that kind
+                raise WorkerFailed(f"the {self.role} worker of rank {rank}: {cause} {ROOM}") from None
             raise WorkerFailed(f"the {self.role} worker of rank {rank} failed, which is a bug:\n{error}") from None

@@ -1,10 +1,17 @@
+import asyncio
 import math
 from collections import Counter
+from pathlib import Path
 
+import pytest
 import torch
 
-from alphaapollo.rollout.hf_engine import sample_token
+from alphaapollo.config.schema import Rollout
+from alphaapollo.rollout.hf_engine import HFEngine, sample_token
+from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.types import Sampling
+from alphaapollo.weights.shared_memory import SharedMemorySender
+from tests.unit.tiny import build_model, save_model
 
 PROBS = [0.5, 0.3, 0.15, 0.05]
 LOGITS = torch.tensor(PROBS).log()
@@ -46,3 +53,27 @@ def test_a_seed_repeats():
         return [sample_token(LOGITS, Sampling(1), generator)[0] for _ in range(20)]
 
     assert sequence() == sequence()
+
+
+def test_asleep_it_holds_no_weights_and_takes_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(EngineSpec, "shares_gpu", True)
+    folder = save_model("qwen3", tmp_path / "model")
+    engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
+    trained = dict(build_model("qwen3").named_parameters())
+    trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
+
+    async def hand_over() -> tuple[bool, str, list[float]]:
+        await engine.start()
+        await engine.sleep()
+        asleep = all(parameter.is_meta for parameter in engine._model.parameters())
+        await engine.wake_weights()
+        await engine.receive_weights(update.path)
+        receipt = await engine.confirm_weights(1)
+        await engine.wake_cache()
+        return asleep, receipt.digest, await engine.log_probs([3, 4, 5])
+
+    sender = SharedMemorySender(tmp_path / "weights", torch.float32)
+    update = sender.send(((name, tensor.detach()) for name, tensor in trained.items()), 1)
+    assert update is not None
+    asleep, digest, logprobs = asyncio.run(hand_over())
+    assert asleep and digest == update.digest and all(map(math.isfinite, logprobs))

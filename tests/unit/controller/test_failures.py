@@ -1,0 +1,37 @@
+"""What the driver says of a worker's failure over Ray; no Ray is started."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from alphaapollo.controller.ranks import WorkerFailed
+from alphaapollo.controller.ray_ranks import RayRanks
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's."""
+
+
+def said(cause: Exception) -> str:
+    ranks: Any = object.__new__(RayRanks)
+    ranks.role, ranks.pids = "policy", []
+
+    async def fail() -> None:
+        raise RayTaskError("call", "traceback", cause)
+
+    with pytest.raises(WorkerFailed) as caught:
+        asyncio.run(ranks._one(3, fail()))
+    return str(caught.value)
+
+
+def test_a_gpu_without_room_names_the_keys() -> None:
+    text = said(OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert text.startswith(
+        "the policy worker of rank 3: CUDA out of memory. Tried to allocate 2.00 GiB. What makes room"
+    )
+    assert "ppo_max_token_len_per_gpu" in text and "bug" not in text
+    assert "which is a bug" in said(RuntimeError("shapes differ"))
