@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
-from alphaapollo.controller.placement import Machine, Placement
+from alphaapollo.controller.placement import Machine, Placement, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_placement import reserve
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost, Seat
@@ -46,6 +46,7 @@ def connect() -> Machine:
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
         num_gpus=max(int(node.get("GPU", 0)) for node in resources),
+        gpu_memory=smallest_gpu(),  # of the machine that we are on: a head without GPUs does not know
     )
 
 

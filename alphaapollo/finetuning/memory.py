@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.footprint import Held
@@ -43,7 +45,7 @@ def fit_sft(
     else:
         advice = "Start more ranks, lower data.max_token_len_per_gpu and data.max_length, or set model.lora_rank=16."
     problem = f"memory: {held.total / GIB:.1f} GiB are needed on {plan.what} at its peak ({moment}). {advice}"
-    return model, MemoryPlan(plan.moments, capacity, plan.what, 0, problem)
+    return model, replace(plan, problem=problem)
 
 
 def micro_batch(config: SftConfig, ranks: int, longest: int) -> tuple[int, int]:

@@ -60,7 +60,8 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
     else:
         awake = {**updates, "publish": publish, "generate": at_rest}
         moments = {name: held + engine.awake() for name, held in awake.items()}
-    return MemoryPlan(moments, capacity, f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU", kv_tokens)
+    what = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
+    return MemoryPlan(moments, capacity, what, kv_tokens, host=rank.on_host * trainer.n_gpus_per_node)
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Rank:
     policy: Trained
     at_rest: Held  # while engines generate
     publishing: Held  # the policy's turn goes on after its update
+    on_host: int  # bytes in the machine's own memory, of what rests there
     updates: dict[str, Held]
 
 
@@ -101,7 +103,8 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
         updates |= {f"update of the {name}, {moment}": held + others for moment, held in one.updating().items()}
     at_rest = sum((one.resting() for one in trained.values()), runtime + reward + reference_at_rest)
     critics = sum((one.resting() for name, one in trained.items() if name != "policy"), runtime + reward + in_update)
-    return Rank(policy, at_rest, policy.stepped() + critics, updates)
+    on_host = sum(one.on_host() for one in trained.values()) + reference.total - reference_at_rest.total
+    return Rank(policy, at_rest, policy.stepped() + critics, on_host, updates)
 
 
 def _trained(
@@ -152,14 +155,23 @@ def _engine(config: Config, device: Device, capacity: int) -> Engine:
 
 
 def fit_memory(
-    config: Config, device: Device, roles: Roles, capacity: int, may_choose: bool
+    config: Config, device: Device, roles: Roles, capacity: int, may_choose: bool, host: int = 0
 ) -> tuple[Config, MemoryPlan]:
     """The configuration with gradient checkpointing on where the plan may choose and finds it needed, and its memory,
-    with a problem where it cannot fit."""
+    with a problem where it cannot fit.
+
+    host: bytes of a GPU machine's own memory; 0: not known.
+    """
     plan = plan_memory(config, device, roles, capacity)
     if may_choose and not plan.comfortable:
         config = with_keys(config, {CHECKPOINTING: True})
         plan = plan_memory(config, device, roles, capacity)
+    if plan.fits and host and plan.host > host:
+        problem = (
+            f"memory: what is offloaded needs {plan.host / GIB:.0f} GiB of a node's own memory, which has "
+            f"{host / GIB:.0f}. Leave some of the offload keys of fsdp_config out, or raise trainer.nnodes."
+        )
+        return config, replace(plan, problem=problem)
     if plan.fits:
         return config, plan
     moment, held = plan.peak

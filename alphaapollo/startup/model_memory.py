@@ -47,6 +47,7 @@ class MemoryPlan:
     capacity: int  # bytes; 0: not known
     what: str  # the device, for people
     kv_tokens: int  # that an engine's cache has room for
+    host: int = 0  # bytes in a node's own memory, of what GPUs put there between turns
     problem: str = ""  # why it cannot work, and the keys to turn
 
     @property

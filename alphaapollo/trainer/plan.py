@@ -107,7 +107,7 @@ def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:
     may_choose = role.model.enable_gradient_checkpointing == "auto"
     resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
     try:
-        fitted, memory = fit_memory(resolved_config, device, roles, capacity, may_choose)
+        fitted, memory = fit_memory(resolved_config, device, roles, capacity, may_choose, machine.memory)
     except (RuntimeError, TypeError, AttributeError) as error:  # code of its own that cannot run without data
         reason = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
         chosen = ", and gradient checkpointing stays off" * may_choose

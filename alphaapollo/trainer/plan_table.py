@@ -108,7 +108,8 @@ def _memory(memory: MemoryPlan | None) -> str:
     if memory is None:
         return "not known"
     moment, held = memory.peak
-    return f"{held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}), by arithmetic"
+    host = f"; offloaded, {memory.host / GIB:.1f} GiB of a node's own" if memory.host else ""
+    return f"{held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}){host}, by arithmetic"
 
 
 def memory_table(memory: MemoryPlan) -> Table:

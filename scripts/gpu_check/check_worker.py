@@ -18,7 +18,7 @@ from scripts.gpu_check.kit import Kit, make_batch, relative, vocabulary_of
 
 LENGTHS = {"cuda": [512, 300, 2, 411, 256, 64], "cpu": [48, 30, 2]}
 OFFLOADS = ("param_offload", "optimizer_offload", "offload_policy")
-LIMIT = {"cuda": 0.05, "cpu": 1e-3}  # relative: bfloat16 against float32
+LIMIT = {"cuda": 0.1, "cpu": 1e-3}  # relative: bfloat16 against float32
 
 
 def run(kit: Kit) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def variants(kit: Kit) -> dict[str, dict[str, Any]]:
     plain = {"model": model}
     # The full KL to the reference that training starts from is 0, with a gradient of 0.
     kl = {"use_kl_loss": True, "kl_loss_type": "full"}
-    found = {
+    found: dict[str, dict[str, Any]] = {
         "plain": plain,
         "checkpointing": {"model": {"enable_gradient_checkpointing": True}},
         "full KL": {"model": model, "actor": kl, "needs_reference": True},

@@ -46,6 +46,15 @@ def test_a_model_that_cannot_fit_is_refused_with_the_keys():
     assert plan.problem.endswith("raise trainer.nnodes.")
 
 
+def test_what_is_offloaded_must_fit_into_the_nodes_own_memory():
+    keys = {"actor_rollout_ref.actor.fsdp_config.offload_policy": True, CHECKPOINTING: True}
+    config = resolved("qwen2.5-7b", 8, keys)
+    _, plan = fit_memory(config, "cuda", ALONE, 80 * GIB, False, host=64 * GIB)
+    assert plan.host == 8 * 12 * -(-7_615_616_512 // 8)
+    assert plan.problem.startswith("memory: what is offloaded needs 85 GiB of a node's own memory, which has 64.")
+    assert fit_memory(config, "cuda", ALONE, 80 * GIB, False, host=128 * GIB)[1].problem == ""
+
+
 def test_nothing_is_refused_where_the_memory_is_not_known():
     assert planned("qwen3-235b-a22b", 1, 0)[1].problem == ""
 
