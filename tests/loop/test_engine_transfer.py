@@ -219,6 +219,22 @@ def test_weights_wake_before_they_are_written_and_the_cache_wakes_last() -> None
         assert asyncio.run(hand_over(device, **rollout))[0] == update
 
 
+def test_a_failure_of_the_core_names_the_engine_and_its_log() -> None:
+    class Full(Llm):
+        async def wake_up(self, tags: list[str]) -> None:
+            raise Exception("Call to wake_up method failed: CUDA Error: out of memory.")
+
+    async def wake() -> None:
+        engine = VllmEngine(EngineSpec(2, "m", False, Rollout(), "cuda", "bfloat16", 64, "logs/engine_2.log"))
+        llm: Any = Full()
+        engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()
+        await engine.sleep()
+        await engine.wake_weights()
+
+    with pytest.raises(EngineError, match=r"engine 2: Call to wake_up .* out of memory\. Its log: logs/engine_2"):
+        asyncio.run(wake())
+
+
 def test_engines_take_their_places_in_the_group_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(tensor_model_parallel_size=2, colocate=False)
     engine = VllmEngine(EngineSpec(3, "m", False, rollout, "cuda", "bfloat16", 64, "log"))

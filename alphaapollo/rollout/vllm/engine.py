@@ -130,13 +130,15 @@ class VllmEngine:
         return EngineError(f"{self.spec.name}: its core process died. Its log says why: {self.spec.log_path}")
 
     async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
-        """The answer of the core to `call`, or EngineError when it dies over it."""
+        """The answer of the core to `call`, or EngineError when it fails or dies over it."""
         assert self._core_death is not None
         task = asyncio.ensure_future(call)
         await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        if self._core_death.done():
             task.cancel()
             raise self._dead()
+        if error := task.exception():  # vLLM gives the core's words alone, without their kind
+            raise EngineError(f"{self.spec.name}: {error} Its log: {self.spec.log_path}") from error
         return task.result()
 
     async def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
