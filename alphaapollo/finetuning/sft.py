@@ -30,7 +30,7 @@ from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
 from alphaapollo.startup.input_checks import check_adapters, check_sequence_parallel
-from alphaapollo.startup.model_memory import GIB, NAMES, MemoryPlan
+from alphaapollo.startup.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
@@ -58,7 +58,7 @@ class SftRun:
     folder: Path
     start: Start
     notices: list[str]
-    memory: MemoryPlan  # of a rank's device
+    memory: MemoryPlan | None  # of a rank's device; None: not known
 
     @property
     def complete(self) -> bool:
@@ -99,10 +99,13 @@ def prepare(config: SftConfig) -> SftRun:
     device = resolve_device(trainer.device, machine.num_gpus)
     longest = max(len(row.token_ids) for row in examples)
     capacity = machine.memory if device == "cpu" else machine.gpu_memory
-    model, memory = fit_sft(
-        config, resolve_model(config.model, device), device, world_size, ranks_per_node, longest, capacity
-    )
-    if memory.problem:
+    model, memory = resolve_model(config.model, device), None
+    try:
+        model, memory = fit_sft(config, model, device, world_size, ranks_per_node, longest, capacity)
+    except UNMEASURED as error:
+        may_choose = config.model.enable_gradient_checkpointing == "auto"
+        notices.append(unmeasured_notice(config.model.path, error, may_choose))
+    if memory and memory.problem:
         raise ValueError(memory.problem)
     return SftRun(
         config=config,
@@ -147,18 +150,22 @@ def print_plan(run: SftRun) -> None:
         f"{run.total_steps * size / len(run.examples):.2f} epochs), {len(run.val_examples)} for validation, "
         f"{run.placement.world_size} rank(s) on {run.placement.device}{run.model.lora_words}"
     )
-    moment, held = run.memory.peak
-    checkpointing = "on" if run.model.enable_gradient_checkpointing else "off"
-    print(
-        f"memory: {held.total / GIB:.1f} GiB on {run.memory.what} at its peak ({moment}), by arithmetic; gradient "
-        f"checkpointing {checkpointing}"
-    )
-    if run.config.trainer.dry_run:
-        for moment, held in run.memory.moments.items():
-            parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_role().items() if size)
-            print(f"  {moment}: {parts}")
+    if run.memory:
+        _print_memory(run.memory, run.model, run.config.trainer.dry_run)
     for notice in run.notices:
         print(f"note: {notice}")
+
+
+def _print_memory(memory: MemoryPlan, model: Model, whole: bool) -> None:
+    moment, held = memory.peak
+    checkpointing = "on" if model.enable_gradient_checkpointing else "off"
+    print(
+        f"memory: {held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}), by arithmetic; gradient "
+        f"checkpointing {checkpointing}"
+    )
+    for moment, held in memory.moments.items() if whole else ():
+        parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_role().items() if size)
+        print(f"  {moment}: {parts}")
 
 
 def train(run: SftRun) -> None:

@@ -2,7 +2,7 @@
 
     config.json -> the model on meta -> forward and backward of one and of two of its layers -> bytes
 
-The second layer adds what a layer keeps; the rest does not grow with depth. No formula for an architecture is needed.
+The second layer adds what a layer keeps (it stands for all of them); the rest does not grow with depth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention import register_meta
+from alphaapollo.models.attention import register, register_meta
 from alphaapollo.models.lm_head import CHUNK_LOGITS, Head, Hidden, token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import target_names
@@ -59,7 +59,8 @@ def load_meta(model: Model, dtype: torch.dtype) -> MetaModel:
     """The model that config.json describes, without weights."""
     own = model.model_copy(update={"enable_gradient_checkpointing": False})
     loaded = load_causal_lm(own, "padded", dtype, materialise=False)
-    loaded.set_attn_implementation(register_meta())
+    if loaded.config._attn_implementation == register("padded"):  # not the attention of a model's own code
+        loaded.set_attn_implementation(register_meta())
     return loaded
 
 
@@ -153,9 +154,7 @@ def _layer_list(trunk: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleList]
     for name, module in trunk.named_children():
         if isinstance(module, nn.ModuleList) and module[0] is first:
             return name, module
-    raise ValueError(
-        f"{type(trunk).__name__} does not hold its layers in a list of its own: their memory is not known."
-    )
+    raise RuntimeError(f"{type(trunk).__name__} does not hold its layers in a list of its own")
 
 
 def _head_peak(model: MetaModel, num_tokens: int, device: str, full_kl: bool, frozen: bool) -> int:

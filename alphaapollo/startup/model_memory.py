@@ -96,6 +96,16 @@ def trained_model(
     )
 
 
+UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # of a model's code that cannot run without data
+
+
+def unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:
+    """What to tell where one of these came of planning."""
+    reason = str(error).strip().split("\n")[0]
+    chosen = ", and gradient checkpointing stays off" * may_choose
+    return f"the memory of {path} is not planned{chosen}: without data it ends with {type(error).__name__}: {reason}"
+
+
 def bytes_of(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else 4
 

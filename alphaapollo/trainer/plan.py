@@ -15,7 +15,7 @@ from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.startup.input_checks import environment_notices, find_environment
 from alphaapollo.startup.memory import Roles, fit_memory
-from alphaapollo.startup.model_memory import MemoryPlan
+from alphaapollo.startup.model_memory import UNMEASURED, MemoryPlan, unmeasured_notice
 from alphaapollo.trainer.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.user_module import load_user_module
@@ -108,11 +108,7 @@ def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:
     resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
     try:
         fitted, memory = fit_memory(resolved_config, device, roles, capacity, may_choose, machine.memory)
-    except (RuntimeError, TypeError, AttributeError) as error:  # code of its own that cannot run without data
-        reason = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
-        chosen = ", and gradient checkpointing stays off" * may_choose
-        notice = (
-            f"the memory of {role.model.path} is not planned{chosen}: it does not run on the meta device ({reason})."
-        )
+    except UNMEASURED as error:
+        notice = unmeasured_notice(role.model.path, error, may_choose)
         return replace(plan, notices=[*plan.notices, notice])
     return replace(plan, model=fitted.actor_rollout_ref.model, memory=memory)
