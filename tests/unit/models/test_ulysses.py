@@ -64,8 +64,9 @@ def by_parts(rank: int, num_ranks: int, address: str) -> list[list[Tensor | None
     return found
 
 
+@pytest.mark.timeout(200)
 def test_attention_by_parts_is_attention():
-    ranks = run_ranks(by_parts, 2)
+    ranks = run_ranks(by_parts, 2, timeout=150)
     numbers = iter(range(2 * len(CASES)))
     for case in CASES:
         for kind in ("padded", "sdpa"):

@@ -104,11 +104,11 @@ def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
     np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
 def test_two_ranks_that_share_the_texts_give_the_same_scores(scorer_folder, attention: str) -> None:
     folder = scorer_folder("qwen3")
-    for scored in run_ranks(scores, 2, str(folder), attention, 100, 2):
+    for scored in run_ranks(scores, 2, str(folder), attention, 100, 2, timeout=150):
         ours = one_batch(1, 100, attention == "padded").to_matrix([scored])
         np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
 

@@ -27,6 +27,8 @@ from tests.unit.workers.training import (
     scale_weights,
 )
 
+pytestmark = pytest.mark.timeout(400)
+
 RICH = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "k3+"}
 FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
 BY_ROW = RICH | {"policy_loss": {"loss_mode": "gspo"}}
@@ -54,7 +56,6 @@ def assert_same_on_ranks(cases: list[Case], num_ranks: int) -> None:
             assert_same(rank[index], expected)
 
 
-@pytest.mark.timeout(400)
 def test_two_ranks_share_every_sequence(model_folder):
     """Padded and packed; full KL and the others; layers gathered or not; capped scores and windows; experts."""
     padded = Case(str(model_folder("qwen3")), FULL, needs_reference=True, max_tokens=60, sequence_parallel=2)
@@ -72,7 +73,6 @@ def test_two_ranks_share_every_sequence(model_folder):
     )
 
 
-@pytest.mark.timeout(400)
 def test_four_ranks_share_sequences_and_rows(model_folder):
     """Two groups of two with rows of their own, one of which may have none and computes a dummy; copies of the model
     across the groups; and one group of four, more than there are key heads."""
@@ -111,7 +111,7 @@ def test_columns_are_whole_on_every_rank(model_folder):
     expected, probe = columns_and_steps(0, 1, free_address(), case)
     np.testing.assert_allclose(expected[0], expected[2], atol=1e-6)
     assert np.abs(expected[0] - expected[3]).max() > 1e-3
-    for columns, own_probe in run_ranks(columns_and_steps, 2, replace(case, sequence_parallel=2)):
+    for columns, own_probe in run_ranks(columns_and_steps, 2, replace(case, sequence_parallel=2), timeout=300):
         for ours, column in zip(columns, expected, strict=True):
             np.testing.assert_allclose(ours, column, atol=1e-5)
         assert own_probe == pytest.approx(probe, abs=1e-5)
@@ -135,7 +135,7 @@ def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tup
 def test_the_critic_shares_sequences_too(model_folder, attention: str):
     case = Case(str(model_folder("qwen3")), attention=attention, max_tokens=60)
     values, expected = critic_gradients(0, 1, free_address(), case)
-    for own_values, own in run_ranks(critic_gradients, 2, replace(case, sequence_parallel=2)):
+    for own_values, own in run_ranks(critic_gradients, 2, replace(case, sequence_parallel=2), timeout=300):
         np.testing.assert_allclose(own_values, values, atol=1e-6)
         assert_same(own, expected)
 
@@ -161,5 +161,5 @@ def straight_and_resumed(rank: int, num_ranks: int, address: str, case: Case, fo
 def test_a_resumed_run_has_the_same_bits(model_folder, tmp_path: Path):
     actor = FULL | {"optim": {"lr": 1e-3}}
     case = Case(str(model_folder("qwen3")), actor, "sdpa", needs_reference=True, max_tokens=60, sequence_parallel=2)
-    for straight, resumed in run_ranks(straight_and_resumed, 2, case, str(tmp_path)):
+    for straight, resumed in run_ranks(straight_and_resumed, 2, case, str(tmp_path), timeout=300):
         assert straight == resumed
