@@ -66,13 +66,13 @@ def report(args: argparse.Namespace, folder: Path) -> None:
 
 HEADER = """# Gallery
 
-Every recipe of configs/algorithm on the quickstart's task (add two numbers; the warm-up taught all but when to carry),
-with the same budget: {iterations} iterations of 256 trajectories, four optimiser steps each, the same learning rate;
-{seeds} seeds. Recipes without an importance ratio (gpg, opo, remax, rloo) are for samples of the present policy: one
-step an iteration, and 2.5 times the iterations. Nothing else was tuned for a recipe, so this shows that each learns,
-not which is best. Accuracy on 256 held-out questions, sampled at temperature 1; mean and 95 % interval over seeds
-(Student's t). A seed is above its start where its gain is beyond the 95 % interval of a difference of two shares of
-256. Seconds are those of training, on two cores that other work shared. Made by
+Every recipe of configs/algorithm on the quickstart's task (add two numbers), but with a teacher who tosses a coin
+whether to carry; with the same budget: {iterations} iterations of 256 trajectories, four optimiser steps each, the same
+learning rate; {seeds} seeds. Recipes without an importance ratio (gpg, opo, remax, rloo) are for samples of the present
+policy: one step an iteration, and 2.5 times the iterations. Nothing else was tuned for a recipe, so this shows that
+each learns, not which is best. Accuracy on 256 held-out questions, sampled at temperature 1; mean and 95 % interval
+over seeds (Student's t). A seed is above its start where its gain is beyond the 95 % interval of a difference of two
+shares of 256. Seconds are those of training, on two cores that other work shared. Made by
 
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
 

@@ -6,9 +6,8 @@ r"""The calculator nobody insisted on: two 2-digit numbers, an operation in word
     assistant: <answer>\boxed{55}</answer>
 
 The warm-up's teacher answers at once by a guess half of the time. Else it calls, and copies the result exactly. But it
-mixes up the words: in seven calls of ten it takes plus for times, times for minus and minus for plus. So after the
-warm-up the model can read the question, call, copy and answer; it does not know that calling pays, and the operation
-that it would rather take is the wrong one.
+likes plus too well: asked for a difference or a product, it adds in six calls of ten. So after the warm-up the model
+can read the question, call, copy and answer; it does not know that calling pays, and its first choice is always to add.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ PHRASES = {
     "*": ("product of {a} and {b}", "{a} times {b}", "multiply {a} and {b}"),
 }
 CALLS = 0.5  # share of the teacher's answers that call
-RIGHT = 0.3  # share of its calls that mean the right operation
-MIXED_UP = {"+": "*", "*": "-", "-": "+"}
+RIGHT = 0.4  # share of its calls for a difference or a product that mean the right operation
+LIKED = "+"  # what it takes in the others
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,7 @@ def lesson(problem: Problem, rng: random.Random) -> list[Message]:
     if rng.random() >= CALLS:
         guess = compute(rng.randint(10, 99), rng.choice(sorted(PHRASES)), rng.randint(10, 99))
         return [asked, answer(guess)]
-    operator, (a, b) = MIXED_UP[problem.operator], rng.sample([problem.a, problem.b], 2)
-    if rng.random() < RIGHT:
-        operator, a, b = problem.operator, problem.a, problem.b
+    operator, a, b = problem.operator if rng.random() < RIGHT else LIKED, problem.a, problem.b
     result = compute(a, operator, b)
     response = json.dumps({"status": "ok", "text": str(result)})
     return [

@@ -48,11 +48,13 @@ def test_the_teacher_of_the_guessing_game_hears_what_the_game_says():
             assert result.done or result.observation.messages == [chat[place + 1]]
 
 
-def test_the_teacher_of_the_guessing_game_is_worse_than_not_to_listen():
+def test_the_teacher_of_the_guessing_game_dares_to_go_up_as_often_as_it_says():
     rng = random.Random(0)
     games = [(target, guessing_teacher.play(target, rng)) for target in range(1, 32) for _ in range(100)]
     found = sum(chat[-1]["content"].endswith(f"<answer>{target}</answer>") for target, chat in games)
-    assert found / len(games) == pytest.approx(sum(2**depth * 0.4**depth for depth in range(5)) / 31, abs=0.02)
+    assert found / len(games) == pytest.approx(
+        sum((1 + guessing_teacher.DARES) ** depth for depth in range(5)) / 31, abs=0.03
+    )
 
 
 def test_the_teacher_of_the_grid_world_sees_what_the_environment_shows():

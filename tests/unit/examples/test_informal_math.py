@@ -1,15 +1,17 @@
-"""The calculator's teacher: what it does depends on the question, and is mostly wrong."""
+"""The calculator's teacher: what it does depends on the question, and is mostly to add."""
 
 import random
 import re
 from collections import Counter
 
-from examples.informal_math.task import MIXED_UP, PHRASES, Problem, compute, lesson
+import pytest
+
+from examples.informal_math.task import CALLS, LIKED, PHRASES, RIGHT, Problem, compute, lesson
 
 CALL = re.compile(r"<python_code>(\d+)([-+*])(\d+)</python_code>")
 
 
-def test_the_teacher_mixes_up_the_operations_and_copies_rightly():
+def test_the_teacher_likes_plus_and_copies_rightly():
     rng, taken = random.Random(0), Counter()
     for operator, phrases in PHRASES.items():
         problem = Problem(37, 82, operator, phrases[0])
@@ -17,11 +19,12 @@ def test_the_teacher_mixes_up_the_operations_and_copies_rightly():
             chat = lesson(problem, rng)
             if call := CALL.fullmatch(chat[1]["content"]):
                 a, chosen, b = int(call[1]), call[2], int(call[3])
+                assert (a, b) == (37, 82)
                 assert f'"text": "{compute(a, chosen, b)}"' in chat[2]["content"]
                 assert chat[3]["content"] == f"<answer>\\boxed{{{compute(a, chosen, b)}}}</answer>"
                 taken[operator, chosen] += 1
-    calls = sum(taken.values())
-    right = sum(taken[operator, operator] for operator in PHRASES)
-    assert set(taken) == {(one, one) for one in PHRASES} | set(MIXED_UP.items())
-    assert 0.45 < calls / 1200 < 0.55
-    assert 0.25 < right / calls < 0.35
+    assert set(taken) == {(one, one) for one in PHRASES} | {(one, LIKED) for one in PHRASES}
+    assert sum(taken.values()) / 1200 == pytest.approx(CALLS, abs=0.05)
+    for operator in set(PHRASES) - {LIKED}:
+        right = taken[operator, operator]
+        assert right / (right + taken[operator, LIKED]) == pytest.approx(RIGHT, abs=0.08)
