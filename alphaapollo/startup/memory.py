@@ -17,6 +17,7 @@ from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, t
 from alphaapollo.startup.model_memory import (
     GIB,
     NAMES,
+    RAY,
     RUNTIME,
     MemoryPlan,
     bytes_of,
@@ -51,7 +52,8 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
     if device == "cpu":
         engines = engine.awake() * (rollout.num_engines or 1)
         moments = updates | {"publish": publish, "generate": at_rest}
-        node = {name: held * trainer.n_gpus_per_node + engines for name, held in moments.items()}
+        others = Held(runtime=_other_processes(config, roles))
+        node = {name: held * trainer.n_gpus_per_node + engines + others for name, held in moments.items()}
         return MemoryPlan(node, capacity, "this machine", kv_tokens)
     if not rollout.colocate:
         moments = updates | {"publish": publish, "generate (an engine's GPU)": engine.awake()}
@@ -62,6 +64,19 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
         moments = {name: held + engine.awake() for name, held in awake.items()}
     what = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
     return MemoryPlan(moments, capacity, what, kv_tokens, host=rank.on_host * trainer.n_gpus_per_node)
+
+
+def _other_processes(config: Config, roles: Roles) -> int:
+    """Libraries and interpreters beside the policy's ranks, where all of a run is on one machine. Bytes"""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    if trainer.controller == "local":
+        return 0  # one process, the policy's own
+    ranks = trainer.n_gpus_per_node * (roles.critic + roles.reward_model)
+    engines = (rollout.num_engines or 1) * (
+        3 if rollout.name == "vllm" else 1
+    )  # its worker, its core, their fork server
+    driver = 1
+    return (ranks + engines + driver) * RUNTIME["cpu"] + RAY
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,11 @@ from alphaapollo.models.activations import (
 from alphaapollo.models.footprint import Held, Trained
 
 GIB = 2**30
-RUNTIME = {"cuda": GIB, "cpu": GIB // 2}  # of a process: CUDA context and communication buffers; imported libraries
+RUNTIME = {
+    "cuda": GIB,
+    "cpu": GIB * 6 // 10,
+}  # of a process: CUDA context and communication buffers; imported libraries
+RAY = GIB * 9 // 10  # of Ray's own processes on a node
 COMFORT = 0.9  # of a device: the allocator's gaps take the rest
 NAMES = {
     "weights": "weights",

@@ -8,7 +8,7 @@ from pathlib import Path
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config
 from alphaapollo.startup.memory import CHECKPOINTING, Roles, fit_memory, micro_batch, with_keys
-from alphaapollo.startup.model_memory import GIB, MemoryPlan
+from alphaapollo.startup.model_memory import GIB, RUNTIME, MemoryPlan
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 ALONE = Roles(reference=False, full_kl=False, critic=False, reward_model=False)
@@ -113,5 +113,5 @@ def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
 
     one, two = plan(1, 1000).moments["generate"], plan(2, 1000).moments["generate"]
     assert two.engine == one.engine and abs(two.weights - one.weights) < 10
-    assert two.runtime == 2 * one.runtime
+    assert two.runtime - one.runtime == RUNTIME["cpu"]  # one process more
     assert "on this machine at its peak" in plan(1, 8).problem
