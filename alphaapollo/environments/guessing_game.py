@@ -8,7 +8,7 @@ from random import Random
 
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
-from alphaapollo.environments.read_tags import Action, project
+from alphaapollo.environments.read_tags import Action, read_action
 from alphaapollo.environments.text_game import Move, TextGame, fill
 from alphaapollo.types import Message
 
@@ -53,7 +53,7 @@ class GuessingGame(TextGame):
         """The instructions, then a line for each remembered guess: `16: higher`."""
         lines = [self.prompt()]
         for step in steps:
-            found = project(step.action, bare_word=True)
+            found = read_action(step.action, bare_word=True)
             guess = found.content if isinstance(found, Action) else "?"
             lines.append(f"{guess}: {step.observation[-1]['content']}")
         return [Message(role="user", content="\n".join(lines))]

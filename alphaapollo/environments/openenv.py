@@ -21,7 +21,7 @@ from typing import Any
 from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.read_tags import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, read_action
 from alphaapollo.environments.text_game import fill, instance_seed
 from alphaapollo.types import Message, Prompt, Score
 
@@ -60,7 +60,7 @@ class OpenEnv:
         return Observation([Message(role="user", content=text)])
 
     async def step(self, action: str) -> StepResult:
-        found = project(action)
+        found = read_action(action)
         if isinstance(found, Unreadable):
             return StepResult(_say(f"invalid action: {found.problem}"), valid=False)
         fields = self._action(found.content)

@@ -31,7 +31,7 @@ class Unreadable:
     problem: str
 
 
-def project(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = False) -> Action | Unreadable:
+def read_action(text: str, tags: Sequence[str] = ("answer",), bare_word: bool = False) -> Action | Unreadable:
     """The first complete action in the text. With `bare_word`, a text without one acts by its first word.
 
     Several actions of one kind: the first counts, the others are what is cut. An unreadable text is left whole, so

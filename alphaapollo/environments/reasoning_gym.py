@@ -12,7 +12,7 @@ from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.read_tags import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, read_action
 from alphaapollo.environments.text_game import fill, instance_seed
 from alphaapollo.registry import nearest
 from alphaapollo.types import Message, Prompt
@@ -86,7 +86,7 @@ class ReasoningGym:
         return Observation([Message(role="user", content=question)])
 
     async def step(self, action: str) -> StepResult:
-        found = project(action)
+        found = read_action(action)
         kept = None if isinstance(found, Unreadable) else found.kept_chars
         return StepResult(
             done=True,

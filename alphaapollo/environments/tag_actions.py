@@ -7,7 +7,7 @@ import json
 
 from alphaapollo.environments.action_results import broken, called, unreadable
 from alphaapollo.environments.base import Answer, StepResult
-from alphaapollo.environments.read_tags import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, read_action
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message
@@ -23,7 +23,7 @@ class TagActions:
         self._tags = [*(tools.names if tools else []), ANSWER]
 
     async def take(self, text: str, session: Session) -> StepResult | Answer:
-        found = project(text, self._tags)
+        found = read_action(text, self._tags)
         if isinstance(found, Unreadable):
             return unreadable(_response(ToolStatus.REFUSED, found.problem))
         if found.kind == ANSWER:

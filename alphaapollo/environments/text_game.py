@@ -11,7 +11,7 @@ from random import Random
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.environments.read_tags import Unreadable, project
+from alphaapollo.environments.read_tags import Unreadable, read_action
 from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message, Prompt, Score
 
@@ -74,7 +74,7 @@ class TextGame(ABC):
     async def step(self, action: str) -> StepResult:
         self._turns += 1
         state = self.state()
-        found = project(action, bare_word=True)
+        found = read_action(action, bare_word=True)
         if isinstance(found, Unreadable):
             move, kept = Move(f"invalid action: {found.problem}", valid=False), None
         else:

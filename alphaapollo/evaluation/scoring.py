@@ -22,7 +22,7 @@ from alphaapollo.evaluation.figures import Result, graded
 from alphaapollo.evaluation.report import report
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.disk import writing
-from alphaapollo.observability.records import finite
+from alphaapollo.observability.json_values import finite
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.startup.input_checks import check_rewards
 from alphaapollo.startup.resume import check_folder

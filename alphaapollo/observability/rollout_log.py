@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.observability.disk import writing
-from alphaapollo.observability.records import finite, plain
+from alphaapollo.observability.json_values import finite, plain
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 
 QUEUED_STEPS = 4  # more than that, and the loop waits for the disk

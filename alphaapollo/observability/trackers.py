@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.observability.disk import writing
-from alphaapollo.observability.records import as_record
+from alphaapollo.observability.metrics_file import JsonlTracker
 
 WANDB_FIX = (
     "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or leave it "
@@ -74,44 +72,6 @@ class AllTrackers:
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.close()
-
-
-class JsonlTracker:
-    """metrics.jsonl: one flat JSON object an iteration, on the disk when `log` returns.
-
-    A line is a finite float or null a name: `{"step": 3, "reward/mean": 0.5, "kl/mean": null}`.
-    """
-
-    def __init__(self, path: Path, resumed_step: int):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _cut_after(path, resumed_step)
-        self._path = path
-        self._file = path.open("a", encoding="utf-8")
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        with writing("the metrics", self._path):
-            self._file.write(json.dumps(as_record(step, metrics), allow_nan=False) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _cut_after(path: Path, step: int) -> None:
-    """Keep the lines up to `step` (none of them for a new run), and not the half of a line that a kill has left."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not step or not line.endswith("\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 class TensorboardTracker:

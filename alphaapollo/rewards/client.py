@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import failure
-from alphaapollo.rewards.isolation import GraderError, GraderPool
+from alphaapollo.rewards.grader_pool import GraderError, GraderPool
 from alphaapollo.rewards.protocol import Grading, decode_reply, encode_request
 from alphaapollo.types import Prompt, Score, Turn
 

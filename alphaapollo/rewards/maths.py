@@ -3,7 +3,7 @@ r"""Mathematical answers: compared as written, else by math-verify (symbolic equ
     marked answer -> tidy -> as it stands? letter, words, clock? unit? brackets? -> math-verify
 
 math-verify's own time-outs are signal alarms, which fail outside a main thread and miss C code: they are off here, and
-the process is killed instead (rewards.isolation). Imported only in that process: it brings sympy along.
+the process is killed instead (rewards.grader_pool). Imported only in that process: it brings sympy along.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from alphaapollo.observability.records import plain
+from alphaapollo.observability.json_values import plain
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
 
 READY = b"ready"  # started, or done with importing: the clock of the request at work starts now

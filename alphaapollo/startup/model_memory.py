@@ -1,4 +1,5 @@
-"""A model's memory before it is loaded: its configuration on the meta device, measured once and kept."""
+"""A model's memory before it is loaded: its configuration on the meta device, measured once and kept. The bytes of a
+whole run are in memory.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Drives one pre-forked interpreter from a thread of ours: hands it snippets, reads what they print, has those killed
-whose time is up, and says how they ended.
+whose time is up (by zygote.py), and says how they ended.
 
     submit -> waiting -> (at most `max_concurrent`) -> a child's control socket, stdin, stdout, stderr -> SandboxResult
 """

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from alphaapollo.environments.read_tags import Action, Unreadable, project
+from alphaapollo.environments.read_tags import Action, Unreadable, read_action
 
 
 @pytest.mark.parametrize(
@@ -19,24 +19,24 @@ from alphaapollo.environments.read_tags import Action, Unreadable, project
     ],
 )
 def test_the_first_complete_action_counts(text, content, kept):
-    assert project(text) == Action("answer", content, None if kept is None else len(kept))
+    assert read_action(text) == Action("answer", content, None if kept is None else len(kept))
 
 
 @pytest.mark.parametrize(
     "text", ["", "7", "<answer>7", "7</answer>", "<think><answer>7</answer>", "<ANSWER>7</ANSWER>", "</think>"]
 )
 def test_no_action(text):
-    assert project(text) == Unreadable("no action; write <answer>...</answer>")
+    assert read_action(text) == Unreadable("no action; write <answer>...</answer>")
 
 
 def test_several_kinds_at_once():
     tags = ["python_code", "answer"]
-    assert project("<python_code>1+1</python_code>", tags) == Action("python_code", "1+1", None)
-    both = project("<python_code>1+1</python_code> so <answer>2</answer>", tags)
+    assert read_action("<python_code>1+1</python_code>", tags) == Action("python_code", "1+1", None)
+    both = read_action("<python_code>1+1</python_code> so <answer>2</answer>", tags)
     assert both == Unreadable("several kinds of action at once (python_code, answer); make one")
     thought = "<think><answer>2</answer></think><python_code>1+1</python_code>"
-    assert project(thought, tags) == Action("python_code", "1+1", None)
-    assert project("what?", tags) == Unreadable(
+    assert read_action(thought, tags) == Action("python_code", "1+1", None)
+    assert read_action("what?", tags) == Unreadable(
         "no action; write <python_code>...</python_code> or <answer>...</answer>"
     )
 
@@ -52,17 +52,17 @@ def test_several_kinds_at_once():
     ],
 )
 def test_a_bare_word(text, word, kept):
-    found = project(text, bare_word=True)
+    found = read_action(text, bare_word=True)
     assert isinstance(found, Action) and (found.content, found.kept_chars) == (word, kept)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
 def test_no_bare_word(text):
-    assert isinstance(project(text, bare_word=True), Unreadable)
+    assert isinstance(read_action(text, bare_word=True), Unreadable)
 
 
 def test_a_megabyte_is_read_in_linear_time():
     started = time.process_time()
     for text in ("<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000, "<think></think>" * 70_000 + "x"):
-        project(text, ["a", "answer"], bare_word=True)
+        read_action(text, ["a", "answer"], bare_word=True)
     assert time.process_time() - started < 2.0

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from alphaapollo.observability.records import as_record, finite
+from alphaapollo.observability.json_values import finite
+from alphaapollo.observability.metrics_file import as_record
 from alphaapollo.observability.timing import Timer
 
 
