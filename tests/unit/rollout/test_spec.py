@@ -9,6 +9,7 @@ from alphaapollo.rollout.vllm.settings import engine_arguments, environment
 
 
 def spec(device="cpu", path="org/model", transport="shared_memory", **rollout) -> EngineSpec:
+    rollout = {"enforce_eager": device == "cpu"} | rollout  # as config/resolve.py chooses
     return EngineSpec(1, path, False, Rollout(**rollout), device, "float32", 300, "engine.log", transport)
 
 
