@@ -155,7 +155,8 @@ class RayRanks(Ranks[W]):
         return await self._all([actor.call.remote(function) for actor in self.actors])
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        sent = {id(item): ray.put(item) for item in items}  # ranks that share rows: one object
+        distinct = {id(item): item for item in items}  # ranks that share rows have one object
+        sent = {key: ray.put(item) for key, item in distinct.items()}
         return await self._all(
             [actor.call_with.remote(function, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)]
         )

@@ -62,12 +62,12 @@ class Rows:
     @cached_property
     def token_offsets(self) -> np.ndarray:
         """int64 [R + 1]: row r's tokens are token_ids[offsets[r]:offsets[r + 1]]."""
-        return _offsets(self.lengths)
+        return segment_offsets(self.lengths)
 
     @cached_property
     def response_offsets(self) -> np.ndarray:
         """int64 [R + 1]: row r's part of a flat response column is column[offsets[r]:offsets[r + 1]]."""
-        return _offsets(self.response_lengths)
+        return segment_offsets(self.response_lengths)
 
     def select(self, positions: Sequence[int]) -> Rows:
         """The rows at `positions`, in that order, e.g. one micro-batch."""
@@ -205,7 +205,8 @@ def take_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int
     return np.concatenate([flat[offsets[p] : offsets[p + 1]] for p in positions])
 
 
-def _offsets(lengths: np.ndarray) -> np.ndarray:
+def segment_offsets(lengths: np.ndarray) -> np.ndarray:
+    """int64 [n + 1]: where each of n segments begins, laid end to end, and where the last ends."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 

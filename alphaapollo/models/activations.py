@@ -23,7 +23,7 @@ from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import target_names
 from alphaapollo.models.policy import logit_transform
 from alphaapollo.models.sharding import MIN_UNIT
-from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.models.trunk import decoder_layers, head_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,9 +70,7 @@ def model_sizes(model: MetaModel) -> ModelSizes:
     counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     units = [count for count in counts if count >= MIN_UNIT]
     total = sum(parameter.numel() for parameter in model.parameters())
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return ModelSizes(
         parameters=total,
         root=total - sum(units),
@@ -81,7 +79,7 @@ def model_sizes(model: MetaModel) -> ModelSizes:
         head=model.get_output_embeddings().weight.numel(),
         tied=bool(config.tie_word_embeddings),
         hidden_size=config.hidden_size,
-        kv_elements=2 * len(layers) * kv_heads * head_dim,
+        kv_elements=2 * len(layers) * kv_heads * head_size(config),
         kv_heads=kv_heads,
     )
 

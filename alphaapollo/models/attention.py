@@ -256,7 +256,9 @@ def _cap_scores(softcap: float) -> Callable[..., Tensor]:
 
 
 def _for_sdpa(call: _Call) -> _Call:
-    """With whole heads where SDPA would otherwise write out the scores [heads, T, T]."""
+    """With whole heads where we write the scores out, and where SDPA otherwise would: [heads, T, T]."""
+    if call.softcap is not None or call.sinks is not None:
+        return call.ungrouped()
     longest = call.query.shape[2] if call.packing is None else call.packing.max_length
     has_mask = call.window is not None and call.window < longest
     return call if sdpa_knows_groups(call.query.device.type, call.query.dtype, has_mask) else call.ungrouped()
@@ -282,9 +284,7 @@ def _causal(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _explicit(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention written out, for score capping and attention sinks, which SDPA does not know."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    """Attention written out, for score capping and attention sinks, which SDPA does not know; of ungrouped heads."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = (query @ key.transpose(2, 3)).float() * scaling
     if call.softcap is not None:
@@ -307,6 +307,7 @@ def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
 def _meta(call: _Call) -> Tensor:
     """-> [b, T, heads, d]."""
     if call.softcap is not None or call.sinks is not None:
+        call = call.ungrouped()
         return _explicit(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
     output: Tensor = _Fused.apply(call.query, call.key, call.value)
     return output

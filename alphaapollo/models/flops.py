@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.models.trunk import head_size
+
 PEAK = {
     "GB200": 2.5e15,
     "B200": 2.25e15,
@@ -57,8 +59,7 @@ class ModelSize:
             passed = [parameter for parameter in passed if parameter is not embedding]
         matrices = sum(parameter.numel() for parameter in passed)
         trained = sum(parameter.numel() for parameter in passed if parameter.requires_grad)
-        heads = config.num_attention_heads
-        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        width = config.num_attention_heads * head_size(config)
         return cls(matrices, trained, config.num_hidden_layers, width)
 
     def training_flops(self, lengths: np.ndarray) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import Columns, Rows
+from alphaapollo.data.batch import Columns, Rows, segment_offsets
 from alphaapollo.models.ulysses import Positions, SequenceGroup, gather, local_positions
 from alphaapollo.models.upload import upload
 
@@ -97,7 +97,7 @@ def build_micro_batch(
     sent = {
         "token_ids": layout.token_ids[:, layout.part],
         "position_ids": layout.position_ids[None, layout.part],
-        "cu_seqlens": _offsets(layout.lengths).astype(np.int32),
+        "cu_seqlens": segment_offsets(layout.lengths).astype(np.int32),
         "states": states,
         "own_states": own_states,
         "ends": ends,
@@ -181,10 +181,6 @@ def _counting(lengths: np.ndarray) -> np.ndarray:
     """0, 1, .. n_i - 1 for each length n_i, end to end."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
 _DUMMY = Rows(

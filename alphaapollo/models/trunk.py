@@ -11,7 +11,7 @@ from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.ulysses import Positions
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 def response_states(trunk: nn.Module, micro: MicroBatch) -> Tensor:
@@ -29,6 +29,12 @@ def states_at(trunk: nn.Module, micro: MicroBatch, positions: Positions) -> Tens
     )
     states: Tensor = output[0]
     return states.flatten(0, 1).index_select(0, positions.local)
+
+
+def head_size(config: PretrainedConfig) -> int:
+    """Numbers of one attention head; of a text configuration."""
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
