@@ -7,7 +7,8 @@ aggregation        loss per token -> one number, with global weights
 kl                 estimators of the KL, and who steers its coefficient
 correction         weights for the gap between rollout engine and trainer
 groups, masked, log_ratio: what several of them share
-value_loss, reward_shaping, pf_ppo, dynamic_sampling, mismatch, pass_at_k
+value_loss, reward_shaping, pf_ppo, dynamic_sampling, mismatch
+accuracy_estimates: pass@k, majorities, intervals of an evaluation
 try_user_functions: a user's estimator and loss, called once before a run
 preference         losses on pairs of answers
 """

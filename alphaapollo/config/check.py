@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
+from alphaapollo.config.check_parallelism import check_parallelism
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
 from alphaapollo.config.notices import eval_notices, generation_notices, notices, sft_notices
-from alphaapollo.config.parallelism import check_parallelism
 from alphaapollo.config.resolve import num_engines, resolve_device
 from alphaapollo.config.schema import (
     Actor,

@@ -1,7 +1,7 @@
-"""How many processes of each role: decided once, before any of them starts. Which node and GPU: ray_crew.py.
+"""How many processes of each role: decided once, before any of them starts. Which node and GPU: ray_placement.py.
 
-The number of engines comes from config/resolve.py; Ray grants the places in ray_placement.py, and ray_crew.py tells
-each actor its GPUs. A generation, which has engines alone, has engine_crew.py: EnginePlan.
+The number of engines comes from config/resolve.py. A generation, which has engines alone, has engine_crew.py:
+EnginePlan.
 """
 
 from __future__ import annotations

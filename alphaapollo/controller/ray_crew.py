@@ -1,9 +1,4 @@
-"""The crew over Ray: one actor a worker.
-
-bundle k = node k with its training GPUs. The policy's actors hold them; those of the critic and the reward model, and
-engines that share the GPUs, hold none and are told by CUDA_VISIBLE_DEVICES. Engines with GPUs of their own have a
-second placement group.
-"""
+"""The crew over Ray: one actor a worker; started side by side, ended together. Which node and GPU: ray_placement.py."""
 
 from __future__ import annotations
 
@@ -22,8 +17,8 @@ from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Machine, Placement, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.ray_placement import reserve
-from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost, Seat
+from alphaapollo.controller.ray_placement import reserve, seats, visible_gpus
+from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 
 if TYPE_CHECKING:
@@ -85,9 +80,6 @@ async def launch_ray(placement: Placement, roles: Roles, timeout: float) -> RayC
     return crew
 
 
-CPU_SHARE = 0.01  # of its node's bundle, an actor: threads are set by the workers, Ray only needs something to count
-
-
 class RayCrew:
     """All actors of a run."""
 
@@ -99,26 +91,13 @@ class RayCrew:
     def __init__(self, nodes: PlacementGroup, engine_gpus: PlacementGroup | None, placement: Placement, roles: Roles):
         self.placement, self.roles = placement, roles
         self.groups = [group for group in (nodes, engine_gpus) if group]
-        gpu = 1.0 if placement.device == "cuda" else 0.0
-        node_of = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
-        self._policy: RayRanks[PolicyWorker] = RayRanks(
-            PolicyHost, [Seat(nodes, node, CPU_SHARE, gpu) for node in node_of]
-        )
-        beside = [Seat(nodes, node, CPU_SHARE) for node in node_of]
-        self._critic: RayRanks[CriticWorker] | None = RayRanks(CriticHost, beside) if roles.critic else None
+        places = seats(placement, nodes, engine_gpus)
+        self._policy: RayRanks[PolicyWorker] = RayRanks(PolicyHost, places.policy)
+        self._critic: RayRanks[CriticWorker] | None = RayRanks(CriticHost, places.beside) if roles.critic else None
         self._reward_model: RayRanks[RewardModelWorker] | None = (
-            RayRanks(RewardModelHost, beside) if roles.reward_model else None
+            RayRanks(RewardModelHost, places.beside) if roles.reward_model else None
         )
-        if engine_gpus:
-            seats = [
-                Seat(engine_gpus, i, CPU_SHARE, float(placement.tensor_parallel)) for i in range(placement.num_engines)
-            ]
-        else:
-            first_ranks = [
-                index * placement.tensor_parallel % placement.num_ranks for index in range(placement.num_engines)
-            ]
-            seats = [Seat(nodes, node_of[rank], CPU_SHARE) for rank in first_ranks]
-        self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutHost, seats)
+        self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutHost, places.engines)
         sharing = placement.sequence_parallel
         self.policy = PolicyGroup(self._policy, sharing)
         self.critic = CriticGroup(self._critic, sharing) if self._critic else None
@@ -132,7 +111,7 @@ class RayCrew:
         from alphaapollo.workers.base import RankPlacement
 
         placement, roles, cleanup = self.placement, self.roles, self.roles.cleanup
-        policy_env, engine_env = await self._visible_gpus()
+        visible = visible_gpus(placement, [place.gpus for place in await self._policy.places()])
         addresses = [await self._policy.free_address() for _ in range(3)]
         client = RayWeightSyncClient(self._engines.actors) if placement.device == "cuda" else None
         policy_at, critic_at, reward_model_at = (
@@ -153,15 +132,15 @@ class RayCrew:
         engines = [factory(roles.engine, index) for index in range(placement.num_engines)]
         starts = {
             "policy": self._policy.start([partial(roles.policy, one, client) for one in policy_at], cleanup),
-            "rollout": self._engines.start(engines, cleanup, engine_env),
+            "rollout": self._engines.start(engines, cleanup, visible.engines),
         }
         if self._critic and roles.critic:
             starts["critic"] = self._critic.start(
-                [partial(roles.critic, one) for one in critic_at], cleanup, policy_env
+                [partial(roles.critic, one) for one in critic_at], cleanup, visible.beside
             )
         if self._reward_model and roles.reward_model:
             starts["reward model"] = self._reward_model.start(
-                [partial(roles.reward_model, one) for one in reward_model_at], cleanup, policy_env
+                [partial(roles.reward_model, one) for one in reward_model_at], cleanup, visible.beside
             )
         await self._side_by_side(starts)
         if placement.shares_gpus:
@@ -174,21 +153,6 @@ class RayCrew:
         finally:
             for task in self._starting.values():
                 task.cancel()
-
-    async def _visible_gpus(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-        """CUDA_VISIBLE_DEVICES of what shares a rank's GPU, and of each colocated engine: the policy's GPUs."""
-        placement = self.placement
-        if placement.device != "cuda":
-            return [{}] * placement.num_ranks, [{}] * placement.num_engines
-        gpus = [place.gpus for place in await self._policy.places()]
-        policy_env = [{"CUDA_VISIBLE_DEVICES": own} for own in gpus]
-        if not placement.colocate:
-            return policy_env, [{}] * placement.num_engines
-        size = placement.tensor_parallel
-        return policy_env, [
-            {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * size : (index + 1) * size])}
-            for index in range(placement.num_engines)
-        ]
 
     def still_starting(self) -> list[str]:
         return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]

@@ -9,8 +9,8 @@ from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.engine_crew import EnginePlan
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.controller.ray_crew import CPU_SHARE, end_actors, engine_factory
-from alphaapollo.controller.ray_placement import wait_until_placed
+from alphaapollo.controller.ray_crew import end_actors, engine_factory
+from alphaapollo.controller.ray_placement import CPU_SHARE, wait_until_placed
 from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat
 
 if TYPE_CHECKING:

@@ -1,16 +1,23 @@
-"""Where the roles of a run get their places in the cluster: Ray's placement groups.
+"""Which node and GPUs each worker of a run gets, over Ray.
 
-bundle k = node k with its training GPUs; where engines do not share those, one more group with a bundle an engine.
+bundle k = node k with its training GPUs; where engines do not share those, one more group with a bundle an engine. The
+policy's actors hold the training GPUs for Ray; those of the critic and the reward model, and engines that share the
+GPUs, hold none and are told by CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.placement import Placement
+from alphaapollo.controller.ray_ranks import Seat
+
+CPU_SHARE = 0.01  # of its node's bundle, an actor: threads are set by the workers, Ray only needs something to count
 
 
 async def reserve(placement: Placement, timeout: float) -> tuple[PlacementGroup, PlacementGroup | None]:
@@ -27,6 +34,51 @@ async def reserve(placement: Placement, timeout: float) -> tuple[PlacementGroup,
     for group, bundles in groups:
         await wait_until_placed(group, bundles, timeout, "Lower trainer.nnodes or trainer.n_gpus_per_node")
     return nodes, groups[1][0] if len(groups) > 1 else None
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Of the actors of each role, by rank; of engines by index."""
+
+    policy: list[Seat]
+    beside: list[Seat]  # critic and reward model: on the policy's GPUs
+    engines: list[Seat]
+
+
+def seats(placement: Placement, nodes: PlacementGroup, engine_gpus: PlacementGroup | None) -> Seats:
+    """In what `reserve` was granted. An engine that shares GPUs sits on the node of its first one."""
+    gpu = 1.0 if placement.device == "cuda" else 0.0
+    node_of = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
+    size, count = placement.tensor_parallel, placement.num_engines
+    if engine_gpus:
+        engines = [Seat(engine_gpus, index, CPU_SHARE, float(size)) for index in range(count)]
+    else:
+        engines = [Seat(nodes, node_of[index * size % placement.num_ranks], CPU_SHARE) for index in range(count)]
+    return Seats(
+        policy=[Seat(nodes, node, CPU_SHARE, gpu) for node in node_of],
+        beside=[Seat(nodes, node, CPU_SHARE) for node in node_of],
+        engines=engines,
+    )
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Environment variables that say which GPUs a process may see, by rank or index; empty: those that Ray gave it."""
+
+    beside: list[dict[str, str]]
+    engines: list[dict[str, str]]
+
+
+def visible_gpus(placement: Placement, policy_gpus: Sequence[str]) -> Visible:
+    """policy_gpus: of each rank, what Ray gave it; without GPUs not read."""
+    ranks, size, count = placement.num_ranks, placement.tensor_parallel, placement.num_engines
+    if placement.device != "cuda":
+        return Visible([{}] * ranks, [{}] * count)
+    beside = [{"CUDA_VISIBLE_DEVICES": own} for own in policy_gpus]
+    if not placement.colocate:
+        return Visible(beside, [{}] * count)
+    shared = [",".join(policy_gpus[index * size : (index + 1) * size]) for index in range(count)]
+    return Visible(beside, [{"CUDA_VISIBLE_DEVICES": own} for own in shared])
 
 
 async def wait_until_placed(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.algorithms.pass_at_k import bootstrap_interval, majority_accuracy, pass_at_k
+from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy, pass_at_k
 from alphaapollo.evaluation.answers import answer_of
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from alphaapollo.checkpoint_folder import CheckpointFolder, read_progress, write_progress
 from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_sft
+from alphaapollo.config.check_parallelism import check_fsdp_size, check_group
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.notices import void_lines
-from alphaapollo.config.parallelism import check_fsdp_size, check_group
 from alphaapollo.config.resolve import resolve_device, resolve_model
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.controller.placement import detect_machine

@@ -67,7 +67,7 @@ def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
     world_size = dist.get_world_size()
     if fsdp_size in (-1, world_size):
         return init_device_mesh(device, (world_size,), mesh_dim_names=("shard",))
-    assert world_size % fsdp_size == 0, "config/parallelism.py sees to it"
+    assert world_size % fsdp_size == 0, "config/check_parallelism.py sees to it"
     return init_device_mesh(device, (world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
 
 

@@ -52,7 +52,7 @@ def sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.
     """This rank's group, and the ranks that together have every row once (None: all). A collective."""
     if size == 1:
         return None, None
-    assert dist.get_world_size() % size == 0, "config/parallelism.py sees to it"
+    assert dist.get_world_size() % size == 0, "config/check_parallelism.py sees to it"
     mesh = init_device_mesh(device, (dist.get_world_size() // size, size), mesh_dim_names=("data", "sequence"))
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size), mesh.get_group("data")
 

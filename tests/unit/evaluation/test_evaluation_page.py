@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.algorithms.pass_at_k import RESAMPLES
+from alphaapollo.algorithms.accuracy_estimates import RESAMPLES
 from alphaapollo.config.keys import COMMANDS, accepted_keys
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig
 from alphaapollo.evaluation.figures import problem_values
