@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
-from alphaapollo.config.check_parallelism import check_parallelism
+from alphaapollo.config.check_parallelism import check_parallelism, check_replicas
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
 from alphaapollo.config.notices import eval_notices, generation_notices, notices, sft_notices
@@ -124,6 +124,7 @@ def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus
         yield f"{key}={size}: only the vllm engine splits a model. Set 1, or rollout.name=vllm."
     gpus = trainer.n_gpus_per_node * trainer.nnodes
     engines = num_engines(rollout, device, gpus)
+    yield from check_replicas("rollout.data_parallel_size", rollout.data_parallel_size, engines)
     if trainer.controller == "local" and engines > 1:
         yield f"trainer.controller=local: it has one engine, not {engines}. Set rollout.num_engines=1, or ray."
     if device == "cpu" and size > num_cores:
@@ -331,6 +332,7 @@ def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int
             "Set both to 1, or trainer.controller=ray."
         )
     engines = num_engines(rollout, device, ranks)
+    yield from check_replicas("actor_rollout_ref.rollout.data_parallel_size", rollout.data_parallel_size, engines)
     if trainer.controller == "local" and engines > 1:
         yield (
             f"trainer.controller=local: it has one engine, but actor_rollout_ref.rollout.num_engines={engines}. Set it "

@@ -34,6 +34,13 @@ def _check_sequences(config: Config, ranks: int, per_node: int, where: str) -> I
             yield f"{section}.{name}={own}: it must be the actor's, {size}. Leave it out, or set {key}={own}."
 
 
+def check_replicas(key: str, size: int, engines: int) -> Iterator[str]:
+    """`size`: of data_parallel_size, whose groups of replicas must cover the engines."""
+    if engines % size:
+        fits = ", ".join(str(n) for n in range(1, engines + 1) if engines % n == 0)
+        yield f"{key}={size}: does not divide the {engines} engines. Set one of {fits}, or num_engines."
+
+
 def check_fsdp_size(key: str, fsdp: Fsdp, ranks: int, per_node: int, where: str) -> Iterator[str]:
     """`where`: the ranks, in words."""
     if fsdp.fsdp_size != -1:

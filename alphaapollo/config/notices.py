@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import accepted_keys, plain, sections, value_of
-from alphaapollo.config.schema import Algorithm, Config, Env, EvalConfig, GenerationConfig, Optimizer, SftConfig
+from alphaapollo.config.schema import (
+    Algorithm,
+    Config,
+    Env,
+    EvalConfig,
+    GenerationConfig,
+    Optimizer,
+    Rollout,
+    SftConfig,
+)
 from alphaapollo.config.schema.base import Device
 
 Switch = tuple[bool, str, list[str]]  # is it on, what to say if not, the keys that then do nothing
@@ -62,8 +71,12 @@ OF_ALL_ENVIRONMENTS = ("env.rollout", "env.tool_limits")  # the other sections o
 def notices(config: Config, device: Device, num_cores: int) -> list[str]:
     """One line for each key that the user set and that changes nothing, and for what will surprise."""
     trainer, validation = config.trainer, config.actor_rollout_ref.rollout.val_kwargs
-    by_device = _void_by_device(device, GPU_ONLY, CPU_ONLY)
-    lines = void_lines(config, [*_void_by_switch(config), *by_device, *_void_by_policy(config, device, OFFLOADS)])
+    by_device = [
+        *_void_by_device(device, GPU_ONLY, CPU_ONLY),
+        *_void_by_policy(config, device, OFFLOADS),
+        *_void_replicas(ROLLOUT, config.actor_rollout_ref.rollout, device),
+    ]
+    lines = void_lines(config, [*_void_by_switch(config), *by_device])
     if device == "cpu" and trainer.n_gpus_per_node > num_cores:
         ranks = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
         lines.append(f"{ranks} on {num_cores} cores: the ranks share them and slow each other down.")
@@ -101,6 +114,7 @@ def generation_notices(config: GenerationConfig, device: Device) -> list[str]:
     rollout = config.rollout.name
     void = [
         *_void_by_device(device, GENERATION_GPU_ONLY, GENERATION_CPU_ONLY),
+        *_void_replicas("rollout", config.rollout, device),
         *((key, "data.n_samples counts the samples") for key in ("rollout.n", "env.rollout.n")),
         *((key, "it is about training") for key in OF_TRAINING),
         *_switched_off(_env_switches(config.env)),
@@ -144,6 +158,14 @@ def _void_by_policy(
     for section, names in sections.items():
         if device == "cuda" and value_of(config, f"{section}.offload_policy"):
             yield from ((f"{section}.{name}", f"{section}.offload_policy is true") for name in names)
+
+
+def _void_replicas(section: str, rollout: Rollout, device: Device) -> Iterator[tuple[str, str]]:
+    if device == "cuda" or rollout.num_engines is not None:
+        yield (
+            f"{section}.data_parallel_size",
+            "each replica is an engine of its own, and their number follows otherwise",
+        )
 
 
 def _void_by_switch(config: Config) -> Iterator[tuple[str, str]]:

@@ -56,10 +56,8 @@ def chosen_attention(model: Model) -> Attention:
 
 
 def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
-    """As asked for, else one on a CPU, and on GPUs as many as fit."""
-    if rollout.num_engines is not None:
-        return rollout.num_engines
-    return 1 if device == "cpu" else max(1, training_gpus // rollout.tensor_model_parallel_size)
+    """As asked for, else on GPUs as many as fit; not fewer than data_parallel_size."""
+    return rollout.count_engines(1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size)
 
 
 def _device_dtype(device: Device) -> Dtype:

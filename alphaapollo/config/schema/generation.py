@@ -35,7 +35,7 @@ class GenerationRollout(Rollout):
     temperature: NonNegativeFloat = 1.0
     """Temperature; 0 = greedy."""
     num_engines: PositiveInt | None = None
-    """Engine replicas; null = all GPUs / tensor_model_parallel_size, 1 on a CPU."""
+    """Engine replicas; null = all GPUs / tensor_model_parallel_size, data_parallel_size on a CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     """Share of a GPU's memory that the engine may take: no trainer needs any."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

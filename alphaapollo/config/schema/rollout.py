@@ -42,7 +42,9 @@ class Rollout(Section):
     tensor_model_parallel_size: PositiveInt = 1
     """GPUs (or processes, on a CPU) of one engine."""
     num_engines: PositiveInt | None = None
-    """Engine replicas; null = training ranks / tensor_model_parallel_size on GPUs, 1 on a CPU."""
+    """Engine replicas; null = training ranks / tensor_model_parallel_size on GPUs, data_parallel_size on a CPU."""
+    data_parallel_size: PositiveInt = 1
+    """Replicas that verl serves as one engine. Here each is an engine of its own, so it must divide their number."""
     colocate: bool = True
     """Engines share the training GPUs (sleep while training); false = they get GPUs of their own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -68,3 +70,7 @@ class Rollout(Section):
     """Put the engine to sleep while training (colocated GPUs only)."""
     val_kwargs: ValSampling = ValSampling()
     engine_kwargs: EngineKwargs = EngineKwargs()
+
+    def count_engines(self, fit: int) -> int:
+        """The number asked for, else of those that fit; not fewer than data_parallel_size, nor than one."""
+        return max(fit, self.data_parallel_size) if self.num_engines is None else self.num_engines

@@ -93,6 +93,35 @@ SET_BY: dict[str, str] = {  # arguments that are not the user's, with the key th
     ),
 }
 
+REPLICAS = "every replica is an engine of its own, which rollout.num_engines counts"
+EXPERTS = (
+    "experts are not dealt to ranks: an engine splits each of them by tensors (rollout.tensor_model_parallel_size), so "
+    "that the proof of its weights counts every part once"
+)
+REFUSED: dict[str, str] = {  # arguments for which nothing is built here, with the reason
+    "enable_expert_parallel": EXPERTS,
+    "enable_eplb": EXPERTS,
+    "eplb_config": EXPERTS,
+    "expert_placement_strategy": EXPERTS,
+    "all2all_backend": EXPERTS,
+    **{
+        f"data_parallel_{name}": REPLICAS
+        for name in (
+            "size",
+            "rank",
+            "start_rank",
+            "size_local",
+            "address",
+            "rpc_port",
+            "hybrid_lb",
+            "external_lb",
+            "multi_port_external_lb",
+            "backend",
+        )
+    },
+    "pipeline_parallel_size": "engines split a model by tensors only (rollout.tensor_model_parallel_size)",
+}
+
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs; the user's own come on top."""

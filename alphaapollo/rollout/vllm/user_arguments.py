@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.registry import nearest
-from alphaapollo.rollout.vllm.settings import SET_BY
+from alphaapollo.rollout.vllm.settings import REFUSED, SET_BY
 
 
 def check_engine_kwargs(rollout: Rollout, section: str) -> None:
@@ -27,9 +27,11 @@ def check_engine_kwargs(rollout: Rollout, section: str) -> None:
 
 
 def check_not_ours(own: Collection[str], key: str, section: str) -> None:
-    """ValueError: a name that the project sets itself."""
+    """ValueError: a name that the project sets itself, or for which nothing is built here."""
     prefix = section.removesuffix("rollout")
     for name in own:
+        if name in REFUSED:
+            raise ValueError(f"{key}.{name}: {REFUSED[name].replace('rollout.', f'{prefix}rollout.')}. Leave it out.")
         if name in SET_BY:
             by = SET_BY[name]
             whole = prefix + by if by.startswith(("model.", "rollout.")) else by

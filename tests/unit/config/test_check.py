@@ -139,6 +139,18 @@ def test_local_controller_has_one_rank(needed: list[str]):
     assert "trainer.nnodes is 2" in text
 
 
+def test_replicas_in_verls_words(needed: list[str]):
+    key, engines = "actor_rollout_ref.rollout.data_parallel_size", "actor_rollout_ref.rollout.num_engines"
+    assert outcome([*needed, f"{key}=2"]) == []
+    (line,) = outcome([*needed, "trainer.n_gpus_per_node=4", f"{key}=2"], num_gpus=4)
+    assert line.startswith(f"{key}=2 has no effect: each replica is an engine of its own")
+    (text,) = problems([*needed, "trainer.n_gpus_per_node=4", f"{key}=3"], num_gpus=4)
+    assert text == f"{key}=3: does not divide the 4 engines. Set one of 1, 2, 4, or num_engines."
+    assert "that is 8 GPUs" in problems([*needed, f"{key}=8"], num_gpus=8)[0]
+    (text,) = problems([*needed, f"{engines}=3", f"{key}=2"])
+    assert "does not divide the 3 engines" in text
+
+
 def test_engines_fit_the_gpus(needed: list[str]):
     parallel, engines = "actor_rollout_ref.rollout.tensor_model_parallel_size", "actor_rollout_ref.rollout.num_engines"
     assert outcome([*needed, "trainer.n_gpus_per_node=4", f"{parallel}=2"], num_gpus=4) == []

@@ -70,6 +70,8 @@ def test_a_default_that_is_ours_is_no_difference():
     ("key", "verdict"),
     [
         ("actor_rollout_ref.actor.veomni.fsdp_size", "not supported (FSDP2 is the only way to train;"),
+        ("actor_rollout_ref.actor.veomni.expert_parallel_size", "not supported (experts are not dealt to ranks: FSDP2"),
+        ("actor_rollout_ref.rollout.expert_parallel_size", "not supported (experts are not dealt to ranks: an engine"),
         ("critic.megatron.tensor_model_parallel_size", "not supported (Megatron is not used;"),
         ("critic.fsdp.param_offload", "renamed to critic.fsdp_config.param_offload"),
         ("actor_rollout_ref.actor.megatron.param_offload", "renamed to actor_rollout_ref.actor.fsdp_config."),

@@ -2,7 +2,7 @@ import pytest
 
 from alphaapollo.config.schema import EngineKwargs, Rollout
 from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.settings import SET_BY, engine_arguments
+from alphaapollo.rollout.vllm.settings import REFUSED, SET_BY, engine_arguments
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs, check_known, check_not_ours, known_arguments
 
 KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm"
@@ -37,6 +37,18 @@ def test_what_another_key_sets_is_refused(name: str, says: str):
         check_not_ours([name], KEY, "actor_rollout_ref.rollout")
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("enable_expert_parallel", r"experts are not dealt to ranks: .*\(actor_rollout_ref\.rollout\.tensor_model_par"),
+        ("data_parallel_size", r"every replica is an engine of its own, which actor_rollout_ref\.rollout\.num_engines"),
+    ],
+)
+def test_what_is_not_built_is_refused_with_the_reason(name: str, says: str):
+    with pytest.raises(ValueError, match=rf"^{KEY}\.{name}: {says}.* Leave it out\.$"):
+        check_not_ours([name], KEY, "actor_rollout_ref.rollout")
+
+
 def test_a_name_that_vllm_does_not_know():
     known = {"max_cudagraph_capture_size", "hf_overrides"}
     check_known(["hf_overrides"], known, KEY)
@@ -51,4 +63,4 @@ def test_nothing_is_asked_of_other_engines():
 
 def test_vllm_knows_what_the_project_gives():
     pytest.importorskip("vllm")
-    assert SET_BY.keys() <= known_arguments()
+    assert SET_BY.keys() | REFUSED.keys() <= known_arguments()
