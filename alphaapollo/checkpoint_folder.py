@@ -57,21 +57,6 @@ class CheckpointFolder:
         """The whole checkpoints, oldest first."""
         return sorted(path for path in self.folder.glob("step_*") if (path / PROGRESS).exists())
 
-    def find(self, mode: str, path: str) -> Path | None:
-        """The checkpoint to resume from by trainer.resume_mode, or None to start anew."""
-        if mode == "resume_path":
-            asked = Path(path).expanduser()
-            if not (asked / PROGRESS).exists():
-                have = ", ".join(str(folder) for folder in self.whole()) or "none"
-                raise ValueError(
-                    f"trainer.resume_from_path={path!r} is no whole checkpoint (no progress.json in it). "
-                    f"Whole checkpoints of this run: {have}."
-                )
-            return asked
-        if mode == "disable":
-            return None
-        return max(self.whole(), default=None)
-
 
 def move_aside(folder: Path) -> Path | None:
     """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""

@@ -1,4 +1,4 @@
-"""KL divergence to a reference policy: its estimators, and who steers its coefficient.
+"""KL divergence to a reference policy: its estimators, as a penalty in the reward, and who steers its coefficient.
 
 From log-probs of the sampled tokens, by the expectation over samples of the policy itself (d = log pi - log ref):
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
+from alphaapollo.algorithms.masked import masked
 from alphaapollo.config.schema import KLController as KLControllerConfig
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
@@ -40,6 +41,38 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = 
     log_ratio = logp - ref_logp
     value = estimate(log_ratio, kind.removesuffix("+"), limit)
     return straight_through(value, 0.5 * log_ratio**2) if kind.endswith("+") else value
+
+
+@dataclass(frozen=True, slots=True)
+class KLShapedRewards:
+    """Token rewards after the KL was taken off, and the KL in both units."""
+
+    token_rewards: Tensor  # [B, L]
+    kl: Tensor  # [B, L], zero off the mask
+    per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; what KL controllers are steered by
+    per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
+
+
+def kl_in_reward(
+    token_rewards: Tensor,
+    old_logp: Tensor,
+    ref_logp: Tensor,
+    mask: Tensor,
+    coef: float,
+    kind: str = "kl",
+    limit: float | None = MAX_LOG_RATIO,
+) -> KLShapedRewards:
+    """R_t = r_t - coef KL_t on action tokens (arXiv 1909.08593, Eq. 2; arXiv 2203.02155). All matrices [B, L]."""
+    kl = masked(kl_penalty(old_logp, ref_logp, kind, limit), mask)
+    lengths = mask.sum(dim=1)
+    num_rows = (lengths > 0).sum().clamp(min=1)
+    sums = kl.sum(dim=1)
+    return KLShapedRewards(
+        token_rewards=token_rewards - coef * kl,
+        kl=kl,
+        per_sequence=sums.sum() / num_rows,
+        per_token=(sums / lengths.clamp(min=1)).sum() / num_rows,
+    )
 
 
 def estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:

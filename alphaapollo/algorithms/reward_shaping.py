@@ -1,15 +1,11 @@
-"""What happens to rewards between the graders and the advantage estimators."""
+"""What happens to rewards between the graders and the advantage estimators; the KL in the reward is in kl.py."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.kl import kl_penalty
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
-from alphaapollo.algorithms.masked import masked, put_on_last_action
+from alphaapollo.algorithms.masked import put_on_last_action
 
 
 def place_outcome_reward(scores: Tensor, mask: Tensor) -> Tensor:
@@ -18,38 +14,6 @@ def place_outcome_reward(scores: Tensor, mask: Tensor) -> Tensor:
     Not on the last attended token: that may be a tool's answer, and a reward there is lost behind the mask.
     """
     return put_on_last_action(scores, mask)
-
-
-@dataclass(frozen=True, slots=True)
-class KLShapedRewards:
-    """Token rewards after the KL was taken off, and the KL in both units."""
-
-    token_rewards: Tensor  # [B, L]
-    kl: Tensor  # [B, L], zero off the mask
-    per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; what KL controllers are steered by
-    per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
-
-
-def kl_in_reward(
-    token_rewards: Tensor,
-    old_logp: Tensor,
-    ref_logp: Tensor,
-    mask: Tensor,
-    coef: float,
-    kind: str = "kl",
-    limit: float | None = MAX_LOG_RATIO,
-) -> KLShapedRewards:
-    """R_t = r_t - coef KL_t on action tokens (arXiv 1909.08593, Eq. 2; arXiv 2203.02155). All matrices [B, L]."""
-    kl = masked(kl_penalty(old_logp, ref_logp, kind, limit), mask)
-    lengths = mask.sum(dim=1)
-    num_rows = (lengths > 0).sum().clamp(min=1)
-    sums = kl.sum(dim=1)
-    return KLShapedRewards(
-        token_rewards=token_rewards - coef * kl,
-        kl=kl,
-        per_sequence=sums.sum() / num_rows,
-        per_token=(sums / lengths.clamp(min=1)).sum() / num_rows,
-    )
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:

@@ -1,4 +1,5 @@
-"""Which prompt comes when: a pure function of (seed, epoch, index), so a position is one number that can be saved."""
+"""Which prompt comes when: a pure function of (seed, epoch, index), so a position is one number, which a run's
+Progress saves (trainer/progress.py, finetuning/sft.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""AdamW, its learning rate as a function of the step, and gradient clipping over slices."""
+"""AdamW, its learning rate as a function of the step, and gradient clipping over slices; train_state.py takes the
+step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sharded model in training: its optimiser, where its schedule stands, and how both are saved."""
+"""A sharded model in training: the optimiser's step, where the schedule stands, and how both are saved."""
 
 from __future__ import annotations
 

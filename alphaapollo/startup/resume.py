@@ -89,8 +89,9 @@ def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
         return Start(folder, in_the_way=folder.exists())
-    checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
-    checkpoint = checkpoints.find(trainer.resume_mode, trainer.resume_from_path)
+    checkpoint = _choose(
+        CheckpointFolder(folder / "checkpoints", keep=None).whole(), trainer.resume_mode, trainer.resume_from_path
+    )
     if _has_results(folder):
         changes = own_changes(config, rule)
         if checkpoint is None:
@@ -100,6 +101,20 @@ def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     else:
         return Start(folder)
     return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes))
+
+
+def _choose(whole: Sequence[Path], mode: str, path: str) -> Path | None:
+    """The checkpoint that resume_from_path names, or the newest of this run's; None where there is none yet."""
+    if mode != "resume_path":
+        return max(whole, default=None)
+    asked = Path(path).expanduser()
+    if not (asked / PROGRESS).exists():
+        have = ", ".join(map(str, whole)) or "none"
+        raise ValueError(
+            f"trainer.resume_from_path={path!r} is no whole checkpoint (no progress.json in it). "
+            f"Whole checkpoints of this run: {have}."
+        )
+    return asked
 
 
 def own_changes(config: Config | SftConfig | GenerationConfig, rule: ChangeRule) -> list[Change]:

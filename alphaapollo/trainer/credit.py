@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
+from alphaapollo.algorithms.kl import kl_in_reward
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.algorithms.reward_shaping import kl_in_reward
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.batch_metrics import credit_metrics, length_penalty
-from alphaapollo.trainer.shaping import invalid_cost
 from alphaapollo.trainer.token_choice import choose_tokens
 from alphaapollo.trainer.training_batch import Batch, totals
+from alphaapollo.trainer.trajectory_rewards import invalid_cost
 from alphaapollo.trainer.turn_index import number_turns
 
 

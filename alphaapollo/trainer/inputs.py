@@ -23,8 +23,8 @@ from alphaapollo.startup.input_checks import (
 )
 from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.trainer.progress import Goal
-from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader, scorer_model
+from alphaapollo.trainer.trajectory_rewards import check_length_budgets
 from alphaapollo.types import Prompt
 
 

@@ -24,8 +24,8 @@ from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.seeds import derive_seed
-from alphaapollo.trainer.shaping import invalid_cost, outcome_rewards, turn_reward
 from alphaapollo.trainer.token_choice import draw_keys
+from alphaapollo.trainer.trajectory_rewards import invalid_cost, outcome_rewards, turn_reward
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
 
 Member = tuple[Prompt, Trajectory]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms import reward_shaping
+from alphaapollo.algorithms import kl, reward_shaping
 from alphaapollo.algorithms.advantages.gae import gae as gae_advantages
 from alphaapollo.algorithms.advantages.gdpo import gdpo_sum
 from alphaapollo.algorithms.advantages.gpg import gpg as gpg_advantages
@@ -189,7 +189,7 @@ def overlong_filter(mask: Tensor, truncated: Tensor) -> Results:
 def kl_in_reward(
     token_scores: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, beta: float, kind: str = "kl"
 ) -> Results:
-    shaped = reward_shaping.kl_in_reward(token_scores, old_logp, ref_logp, mask, beta, kind, limit=None)
+    shaped = kl.kl_in_reward(token_scores, old_logp, ref_logp, mask, beta, kind, limit=None)
     return {
         "rewards": shaped.token_rewards,
         "kl_seq_sum_mean": shaped.per_sequence,

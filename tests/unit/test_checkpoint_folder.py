@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.progress import Progress
 
@@ -16,16 +14,15 @@ def write(checkpoints: CheckpointFolder, step: int) -> Path:
     return checkpoints.finish(folder)
 
 
-def test_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
+def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=None)
-    assert checkpoints.find("auto", "") is None
+    assert checkpoints.whole() == []
     write(checkpoints, 1)
     write(checkpoints, 2)
     checkpoints.begin(3)  # killed while writing
-    found = checkpoints.find("auto", "")
-    assert found is not None and found.name == "step_000002"
-    assert Progress.read(found) == Progress(2, 20, 0.5)
-    assert checkpoints.find("disable", "") is None
+    found = checkpoints.whole()
+    assert [folder.name for folder in found] == ["step_000001", "step_000002"]
+    assert Progress.read(found[-1]) == Progress(2, 20, 0.5)
 
 
 def test_older_ones_are_removed(tmp_path: Path) -> None:
@@ -39,11 +36,3 @@ def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=None)
     (write(checkpoints, 1) / "stale").touch()
     assert not (write(checkpoints, 1) / "stale").exists()
-
-
-def test_resume_path_that_is_no_checkpoint_lists_those_there_are(tmp_path: Path) -> None:
-    checkpoints = CheckpointFolder(tmp_path, keep=None)
-    whole = write(checkpoints, 4)
-    with pytest.raises(ValueError, match=r"no whole checkpoint.*step_000004"):
-        checkpoints.find("resume_path", str(tmp_path / "elsewhere"))
-    assert checkpoints.find("resume_path", str(whole)) == whole

@@ -16,9 +16,9 @@ from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, r
 from alphaapollo.algorithms.correction import mismatch_weights
 from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.algorithms.groups import Groups
-from alphaapollo.algorithms.kl import AdaptiveKL, kl_penalty
+from alphaapollo.algorithms.kl import AdaptiveKL, kl_in_reward, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
-from alphaapollo.algorithms.reward_shaping import kl_in_reward, place_outcome_reward
+from alphaapollo.algorithms.reward_shaping import place_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.models.lm_head import Head, Hidden, token_stats
 

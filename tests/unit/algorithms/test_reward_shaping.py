@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from alphaapollo.algorithms.kl import kl_in_reward
 from alphaapollo.algorithms.reward_shaping import (
     condition_reward,
-    kl_in_reward,
     overlong_filter,
     place_outcome_reward,
     soft_overlong_punishment,

@@ -120,6 +120,13 @@ def test_a_checkpoint_of_another_run_is_taken_if_it_is_asked_for(tmp_path: Path)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
 
+def test_a_path_that_is_no_checkpoint_lists_those_there_are(tmp_path: Path) -> None:
+    train(configured(tmp_path), 4)
+    trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "elsewhere")}
+    with pytest.raises(ValueError, match=r"elsewhere' is no whole checkpoint.*step_000004"):
+        start_of(configured(tmp_path, trainer=trainer))
+
+
 def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     config = configured(tmp_path)
     folder = config.trainer.folder

@@ -9,8 +9,8 @@ import torch
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.trainer.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.shaping import check_length_budgets
 from alphaapollo.trainer.training_batch import Batch, usable
+from alphaapollo.trainer.trajectory_rewards import check_length_budgets
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
