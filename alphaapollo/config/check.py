@@ -122,7 +122,7 @@ def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus
     size, key = rollout.tensor_model_parallel_size, "rollout.tensor_model_parallel_size"
     if size > 1 and rollout.name != "vllm":
         yield f"{key}={size}: only the vllm engine splits a model. Set 1, or rollout.name=vllm."
-    gpus = trainer.n_gpus_per_node * trainer.nnodes
+    gpus = trainer.num_gpus
     engines = num_engines(rollout, device, gpus)
     yield from check_replicas("rollout.data_parallel_size", rollout.data_parallel_size, engines)
     if trainer.controller == "local" and engines > 1:
@@ -325,7 +325,7 @@ def _check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:
 
 def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    ranks = trainer.n_gpus_per_node * trainer.nnodes
+    ranks = trainer.num_ranks
     if trainer.controller == "local" and ranks > 1:
         yield (
             f"trainer.controller=local: it has one process, but trainer.n_gpus_per_node x trainer.nnodes is {ranks}. "

@@ -9,8 +9,7 @@ from alphaapollo.config.schema import Config, Fsdp
 
 def check_parallelism(config: Config) -> Iterator[str]:
     """Of main_ppo, one line for each size that does not fit."""
-    per_node = config.trainer.n_gpus_per_node
-    ranks = per_node * config.trainer.nnodes
+    per_node, ranks = config.trainer.n_gpus_per_node, config.trainer.num_ranks
     where = f"trainer.n_gpus_per_node x trainer.nnodes = {ranks} training ranks"
     yield from _check_sequences(config, ranks, per_node, where)
     for section, fsdp in (

@@ -248,7 +248,7 @@ def _trainer_switches(config: Config) -> list[Switch]:
         ),
         (bool(config.data.val_files), "data.val_files is empty", ["trainer.test_freq"]),
         (
-            trainer.n_gpus_per_node * trainer.nnodes > 1,
+            trainer.num_ranks > 1,
             "there is one training rank",
             [f"{section}.fsdp_config.sync_each_micro_batch" for section in (ACTOR, "critic")],
         ),

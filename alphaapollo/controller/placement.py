@@ -24,6 +24,10 @@ class Machine:
     gpu_memory: int = 0  # bytes of one GPU; 0: none, or not known
     memory: int = 0  # bytes of the machine's own; 0: not known
 
+    def memory_for(self, device: Device) -> int:
+        """Bytes that training there may fill: of one GPU, or on a CPU of the machine. 0: not known."""
+        return self.memory if device == "cpu" else self.gpu_memory
+
 
 @dataclass(frozen=True)
 class Placement:

@@ -102,11 +102,10 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
     finished, start = _find_finished(config, prompts)
-    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
     generation = Generation(
         config=config,
         device=device,
-        rollout=resolve_rollout(config.rollout, config.model, device, gpus),
+        rollout=resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus),
         prompts=prompts,
         finished=finished,
         start=start,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.footprint import Held
-from alphaapollo.startup.model_memory import GIB, RUNTIME, MemoryPlan, trained_model
+from alphaapollo.startup.model_memory import GIB, RUNTIME, MemoryPlan, largest_micro_batch, trained_model
 
 
 def fit_sft(
@@ -19,7 +19,7 @@ def fit_sft(
         longest: tokens of the longest example.
         capacity: bytes of one GPU, or of the machine for training on a CPU; 0: not known.
 
-    `problem` of the plan says what cannot fit, and the keys to turn.
+    `problem` of the plan says what cannot fit, and the keys that help.
     """
     count = ranks_per_node if device == "cpu" else 1
 
@@ -49,9 +49,6 @@ def fit_sft(
 
 
 def micro_batch(config: SftConfig, ranks: int, longest: int) -> tuple[int, int]:
-    """Rows and their length on one rank: the token budget, or a longer example, or all that a step has for it."""
-    shared = config.ulysses_sequence_parallel_size
-    step = -(-config.data.train_batch_size // (ranks // shared)) * longest
-    tokens = max(longest, min(config.data.max_token_len_per_gpu * shared, step)) // shared
-    rows = max(1, -(-tokens // longest))
-    return rows, max(1, tokens // rows)
+    """Rows and their length of the largest micro-batch of a rank."""
+    data, shared = config.data, config.ulysses_sequence_parallel_size
+    return largest_micro_batch(longest, data.train_batch_size, data.max_token_len_per_gpu, ranks, shared)

@@ -98,7 +98,7 @@ def prepare(config: SftConfig) -> SftRun:
     trainer, size = config.trainer, data.train_batch_size
     device = resolve_device(trainer.device, machine.num_gpus)
     longest = max(len(row.token_ids) for row in examples)
-    capacity = machine.memory if device == "cpu" else machine.gpu_memory
+    capacity = machine.memory_for(device)
     model, memory = resolve_model(config.model, device), None
     try:
         model, memory = fit_sft(config, model, device, world_size, ranks_per_node, longest, capacity)

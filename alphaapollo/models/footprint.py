@@ -57,8 +57,8 @@ class Trained:
     shards: int  # ranks that hold one copy together
     dtype_bytes: int  # of forward and backward
     whole_gradients: bool = False  # float32, kept whole until the optimiser's step (no reduction a micro-batch)
-    rest_weights: bool = False  # slices lie in host memory between turns
-    rest_optimizer: bool = False  # the optimiser's state lies in host memory from a turn's end to the next one's step
+    rest_weights: bool = False  # slices lie in host memory between its phases
+    rest_optimizer: bool = False  # the optimiser's state lies in host memory from a phase's end to the next one's step
     one_step: bool = False  # an update has one optimiser step
     adapters: int = 0  # parameters that alone are trained, over a base in the dtype of the arithmetic (LoRA); 0: all
     offload_policy: bool = False  # slices and optimiser never leave host memory; layers come whole, one at a time
@@ -74,13 +74,13 @@ class Trained:
         return self.dtype_bytes * -(-self.sizes.parameters // self.shards) if self.adapters else 0
 
     def stepped(self) -> Held:
-        """In its turn, after an optimiser step."""
+        """In its phase, after an optimiser step."""
         if self.offload_policy:
             return Held()
         return Held(weights=self.base + FLOAT32 * self.slices, optimiser=ADAM * self.slices)
 
     def resting(self) -> Held:
-        """Between its turns."""
+        """Between its phases."""
         held = self.stepped()
         return replace(
             held,
@@ -89,7 +89,7 @@ class Trained:
         )
 
     def on_host(self) -> int:
-        """Bytes in host memory between its turns."""
+        """Bytes in host memory between its phases."""
         return self.base + (FLOAT32 + ADAM) * self.slices - self.resting().total
 
     def updating(self) -> dict[str, Held]:

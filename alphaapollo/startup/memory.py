@@ -1,4 +1,4 @@
-"""Memory of a run before it starts: what each GPU (on a CPU: the machine) holds at each moment, and which keys to turn
+"""Memory of a run before it starts: what each GPU (on a CPU: the machine) holds at each moment, and which keys help
 where that is too much.
 
     config.json on the meta device --models/activations.py--> sizes --models/footprint.py--> bytes by role
@@ -22,6 +22,7 @@ from alphaapollo.startup.model_memory import (
     MemoryPlan,
     bytes_of,
     inference_of,
+    largest_micro_batch,
     sizes_of,
     trained_model,
 )
@@ -72,11 +73,9 @@ def _other_processes(config: Config, roles: Roles) -> int:
     if trainer.controller == "local":
         return 0  # one process, the policy's own
     ranks = trainer.n_gpus_per_node * (roles.critic + roles.reward_model)
-    engines = (rollout.num_engines or 1) * (
-        3 if rollout.name == "vllm" else 1
-    )  # its worker, its core, their fork server
+    an_engine = 3 if rollout.name == "vllm" else 1  # its worker; vLLM's core, and the server that forked it
     driver = 1
-    return (ranks + engines + driver) * RUNTIME["cpu"] + RAY
+    return (ranks + an_engine * (rollout.num_engines or 1) + driver) * RUNTIME["cpu"] + RAY
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Rank:
 
     policy: Trained
     at_rest: Held  # while engines generate
-    publishing: Held  # the policy's turn goes on after its update
+    publishing: Held  # the policy's phase goes on after its update
     on_host: int  # bytes in the machine's own memory, of what rests there
     updates: dict[str, Held]
 
@@ -107,8 +106,8 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
         reference = Held(frozen=frozen_slices(policy.sizes, shards, width))
     scorer = config.reward_model.model
     if roles.reward_model and not ((scorer.fsdp_config.param_offload or scorer.fsdp_config.offload_policy) and on_gpu):
-        ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-        reward = Held(frozen=frozen_slices(sizes_of(role.model.model_copy(update={"path": scorer.path})), ranks, width))
+        sizes = sizes_of(role.model.model_copy(update={"path": scorer.path}))
+        reward = Held(frozen=frozen_slices(sizes, config.trainer.num_ranks, width))
     reference_at_rest = Held() if role.ref.fsdp_config.param_offload and on_gpu else reference
     in_update = reference if roles.full_kl else reference_at_rest
     updates: dict[str, Held] = {}
@@ -133,23 +132,21 @@ def _trained(
     head: bool = True,
 ) -> Trained:
     """steps: optimiser steps of an update."""
-    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
     model = config.actor_rollout_ref.model.model_copy(update={"path": path})
-    trained = trained_model(model, lora, fsdp, device, ranks, micro_batch(config), head, full_kl)
+    trained = trained_model(model, lora, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, full_kl)
     return replace(trained, rest_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
 
 
 def micro_batch(config: Config) -> tuple[int, int]:
-    """Rows and their length of the largest micro-batch of a rank: its token budget, or one row that is longer, or all
-    that an optimiser step has for it. Ranks that share sequences have a part of each."""
+    """Rows and their length of the largest micro-batch of a rank."""
     data, actor = config.data, config.actor_rollout_ref.actor
-    shared = actor.ulysses_sequence_parallel_size
-    longest = data.max_prompt_length + data.max_response_length
-    copies = config.trainer.n_gpus_per_node * config.trainer.nnodes // shared
-    step = -(-min(actor.ppo_mini_batch_size, config.trajectories) // copies) * longest
-    tokens = max(longest, min(actor.ppo_max_token_len_per_gpu * shared, step)) // shared
-    rows = -(-tokens // longest)
-    return rows, tokens // rows
+    return largest_micro_batch(
+        longest=data.max_prompt_length + data.max_response_length,
+        step_rows=min(actor.ppo_mini_batch_size, config.trajectories),
+        max_tokens=actor.ppo_max_token_len_per_gpu,
+        ranks=config.trainer.num_ranks,
+        shared=actor.ulysses_sequence_parallel_size,
+    )
 
 
 def _engine(config: Config, device: Device, capacity: int) -> Engine:

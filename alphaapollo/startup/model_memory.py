@@ -23,10 +23,7 @@ from alphaapollo.models.activations import (
 from alphaapollo.models.footprint import Held, Trained
 
 GIB = 2**30
-RUNTIME = {
-    "cuda": GIB,
-    "cpu": GIB * 6 // 10,
-}  # of a process: CUDA context and communication buffers; imported libraries
+RUNTIME = {"cuda": GIB, "cpu": GIB * 6 // 10}  # a process: CUDA's context and NCCL's buffers; imported libraries
 RAY = GIB * 9 // 10  # of Ray's own processes on a node
 COMFORT = 0.9  # of a device: the allocator's gaps take the rest
 NAMES = {
@@ -52,8 +49,8 @@ class MemoryPlan:
     capacity: int  # bytes; 0: not known
     what: str  # the device, for people
     kv_tokens: int  # that an engine's cache has room for
-    host: int = 0  # bytes in a node's own memory, of what GPUs put there between turns
-    problem: str = ""  # why it cannot work, and the keys to turn
+    host: int = 0  # bytes in a node's own memory, of what GPUs put there between phases
+    problem: str = ""  # why it cannot work, and the keys that help
 
     @property
     def peak(self) -> tuple[str, Held]:
@@ -99,6 +96,22 @@ def trained_model(
         adapters=adapter_parameters(_meta(_identity(model)), lora) if adapts else 0,
         offload_policy=fsdp.offload_policy and on_gpu,
     )
+
+
+def largest_micro_batch(longest: int, step_rows: int, max_tokens: int, ranks: int, shared: int) -> tuple[int, int]:
+    """Rows and their length of the largest micro-batch of one rank: its token budget, or one row that is longer, or all
+    that an optimiser step has for it.
+
+    Args:
+        longest: tokens of the longest row.
+        step_rows: of an optimiser step, over all ranks.
+        max_tokens: the budget of a rank.
+        shared: ranks that share every sequence; each has a part of their rows.
+    """
+    step = -(-step_rows // (ranks // shared)) * longest
+    tokens = max(longest, min(max_tokens * shared, step)) // shared
+    rows = max(1, -(-tokens // longest))
+    return rows, max(1, tokens // rows)
 
 
 UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # of a model's code that cannot run without data

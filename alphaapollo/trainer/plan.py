@@ -61,8 +61,8 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
     critic, trainer = "values" in estimator.needs, config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device)
-    rollout = resolve_rollout(rollout, model, device, trainer.n_gpus_per_node * trainer.nnodes)
-    kl_on_columns = actor.use_kl_loss and actor.kl_loss_type != "full"
+    rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
+    kl_on_columns = actor.use_kl_loss and not actor.full_kl
     return Plan(
         placement=make_placement(
             trainer,
@@ -98,12 +98,12 @@ def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     roles = Roles(
         reference=plan.needs_reference,
-        full_kl=plan.needs_reference and role.actor.use_kl_loss and role.actor.kl_loss_type == "full",
+        full_kl=role.actor.full_kl,
         critic=plan.placement.critic,
         reward_model=plan.placement.reward_model,
     )
     device = plan.placement.device
-    capacity = machine.memory if device == "cpu" else machine.gpu_memory
+    capacity = machine.memory_for(device)
     may_choose = role.model.enable_gradient_checkpointing == "auto"
     resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
     try:

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weights.digest import format_digest, tensors_digest
+from alphaapollo.weights.digest import format_digest
+from alphaapollo.weights.shared_memory import write_file
 
 
 class SharedAdapterSender:
@@ -28,25 +29,16 @@ class SharedAdapterSender:
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Write A and B of every adapted layer, B times the scale, under the names of peft's files. Every rank must
         iterate `tensors`; the writer returns the update. Raises ValueError when the shared memory is too small."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
         adapter = {name: tensor.to("cpu", self._dtype).contiguous() for name, tensor in tensors}
         if not self._is_writer:
             return None
         self.release()
         target, partial = self._folder / f"v{version}", self._folder / f".v{version}"
         partial.mkdir(parents=True)
-        try:
-            save_file(adapter, partial / "adapter_model.safetensors")
-        except (OSError, SafetensorError) as error:
-            raise ValueError(
-                f"publishing adapters through {self._folder} failed ({error}). Give the machine more shared memory "
-                "(docker run --shm-size=...)."
-            ) from error
+        digest = write_file(adapter, partial / "adapter_model.safetensors")
         (partial / "adapter_config.json").write_text(json.dumps(_config(adapter)))
         partial.rename(target)
-        return WeightUpdate(version, format_digest(tensors_digest(adapter.values())), str(target))
+        return WeightUpdate(version, format_digest(digest), str(target))
 
     def release(self) -> None:
         """Remove what was sent: the engines have confirmed that they hold it."""

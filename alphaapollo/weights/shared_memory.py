@@ -48,7 +48,7 @@ class SharedMemorySender:
             writing: Future[int] | None = None
             for number, batch in enumerate(batches(tensors, self._dtype, torch.device("cpu"))):
                 digest += writing.result() if writing else 0
-                writing = writer.submit(self._write, batch, partial / f"{number:05d}.safetensors")
+                writing = writer.submit(write_file, batch, partial / f"{number:05d}.safetensors")
             digest += writing.result() if writing else 0
         partial.rename(target)
         return WeightUpdate(version, format_digest(digest % MODULUS), str(target))
@@ -58,18 +58,19 @@ class SharedMemorySender:
         if self._is_writer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self, batch: Batch, path: Path) -> int:
-        """Write one part; its digest."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
 
-        try:
-            save_file(batch, path)
-        except (OSError, SafetensorError) as error:
-            needed = num_bytes(batch) / 2**30
-            free = shutil.disk_usage(path.parent).free / 2**30
-            raise ValueError(
-                f"publishing weights through {self._folder} failed ({error}): the next file needs {needed:.2f} GiB, "
-                f"{free:.2f} GiB are free. Give the machine more shared memory (docker run --shm-size=...)."
-            ) from error
-        return tensors_digest(batch.values())
+def write_file(tensors: Batch, path: Path) -> int:
+    """Write safetensors into shared memory; their digest. ValueError: there is too little of it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path)
+    except (OSError, SafetensorError) as error:
+        needed = num_bytes(tensors) / 2**30
+        free = shutil.disk_usage(path.parent).free / 2**30
+        raise ValueError(
+            f"publishing weights through {path.parent} failed ({error}): the next file needs {needed:.2f} GiB, "
+            f"{free:.2f} GiB are free. Give the machine more shared memory (docker run --shm-size=...)."
+        ) from error
+    return tensors_digest(tensors.values())

@@ -266,10 +266,6 @@ class PolicyWorker:
         with adapters_off(self.policy):
             yield self.policy
 
-    @property
-    def _needs_full_kl(self) -> bool:
-        return self.actor.use_kl_loss and self.actor.kl_loss_type == "full"
-
     def _positions(self, first_mini_batch: int) -> Iterator[list[int]]:
         """The micro-batches from a mini-batch on."""
         for mini_batch in self._batch.mini_batches[first_mini_batch:]:
@@ -301,7 +297,7 @@ class PolicyWorker:
     ) -> None:
         """Forward and backward of one micro-batch. noted: take the old log-probs from this forward, and note them."""
         micro = self._micro_batch(self._batch.rows, positions, replace(columns, returns=None, values=None))
-        reference = self._reference_hidden(micro) if self._needs_full_kl else None
+        reference = self._reference_hidden(micro) if self.actor.full_kl else None
         stats = self.policy(micro, self.temperature, need_entropy=True, reference=reference)
         if noted is not None:
             noted.add(positions, micro.values(stats.logprobs))

@@ -154,7 +154,7 @@ def _correction_weights(matrices: PolicyMatrices, correction: RolloutCorrection)
 
 
 def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:
-    if actor.kl_loss_type == "full":
+    if actor.full_kl:
         assert matrices.kl_full is not None
         return matrices.kl_full
     assert matrices.ref_logp is not None

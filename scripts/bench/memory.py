@@ -23,22 +23,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
-from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
-from alphaapollo.data.packing import build_train_batch  # noqa: E402
 from alphaapollo.models.activations import activations, load_meta, model_sizes  # noqa: E402
 from alphaapollo.models.footprint import Held, Trained, frozen_slices  # noqa: E402
 from alphaapollo.network import free_port  # noqa: E402
-from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.base import RankPlacement  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
-
-PROMPT = 16  # tokens
+from scripts.random_batch import random_batch  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,8 @@ def measure(case: Case, folder: str, rank: int, port: int) -> float:
         optimiser_steps=10,
         temperature=1.0,
     )
-    batch, columns = make_batch(case, rank)
+    lengths, vocabulary = [case.length] * case.rows * case.ranks, int(str(case.config["vocab_size"]))
+    batch, columns = random_batch(lengths, vocabulary, case.rows * case.length, True, case.ranks, rank)
     worker.load_batch(batch)
     worker.update(columns)
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -105,27 +101,6 @@ def resident(name: str) -> float:
     """GiB of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 2**20
-
-
-def make_batch(case: Case, rank: int) -> tuple[RankBatch, Columns]:
-    """One micro-batch a rank."""
-    rng = np.random.default_rng(0)
-    count = case.rows * case.ranks
-    response = case.length - PROMPT
-    mask, logprobs = [0] * PROMPT + [1] * response, [0.0] * PROMPT + [-5.0] * response
-    vocabulary = int(str(case.config["vocab_size"]))
-    rows = [Row(rng.integers(0, vocabulary, case.length).tolist(), mask, logprobs, [case.length - 1])
-            for _ in range(count)]  # fmt: skip
-    tokens = case.rows * case.length
-    layout = build_train_batch(rows, range(count), case.ranks, count, tokens, padded=True, seed=0, shuffle=False)
-    batch = layout.rank_batches[rank]
-    total = int(batch.rows.response_offsets[-1])
-    return batch, Columns(
-        advantages=rng.normal(size=total).astype(np.float32),
-        loss_weights=np.full(case.rows, 1 / total, dtype=np.float32),
-        sequence_weights=np.full(case.rows, 1 / count, dtype=np.float32),
-        trajectory_ids=np.arange(case.rows),
-    )
 
 
 def make_model(case: Case, folder: str) -> None:

@@ -9,7 +9,8 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.models.activations import activations, load_meta, model_sizes
 from alphaapollo.models.footprint import ADAM, FLOAT32, Trained
-from scripts.gpu_check.kit import Kit, make_batch, vocabulary_of
+from scripts.gpu_check.kit import Kit, vocabulary_of
+from scripts.random_batch import random_batch
 
 GIB = 2**30
 LENGTHS = [1024] * 8
@@ -23,7 +24,7 @@ def run(kit: Kit) -> dict[str, Any]:
     worker = kit.worker(folder, model={"enable_gradient_checkpointing": False})
     weights = FLOAT32 * sum(parameter.numel() for parameter in worker.policy.parameters())
     start = torch.cuda.max_memory_allocated()
-    batch, columns = make_batch(LENGTHS, vocabulary_of(folder), sum(LENGTHS), worker.padded)
+    batch, columns = random_batch(LENGTHS, vocabulary_of(folder), sum(LENGTHS), worker.padded)
     worker.load_batch(batch)
     worker.update(columns)
     torch.cuda.reset_peak_memory_stats()

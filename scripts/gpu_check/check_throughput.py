@@ -13,7 +13,8 @@ import torch
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.flops import ModelSize, peak_flops
 from alphaapollo.workers.policy import PolicyWorker
-from scripts.gpu_check.kit import Kit, make_batch, vocabulary_of
+from scripts.gpu_check.kit import Kit, vocabulary_of
+from scripts.random_batch import random_batch
 
 MAX_WAITS = 6.0  # a micro-batch: what is read back for the figures is summed up on the device
 ROUNDS = 3
@@ -41,7 +42,7 @@ def run(kit: Kit) -> dict[str, Any]:
 def measure(kit: Kit, folder: Path) -> dict[str, float]:
     lengths, tokens = ([1024] * 32, 4096) if kit.on_gpu else ([64] * 4, 128)
     worker = kit.worker(folder, model={"enable_gradient_checkpointing": False})
-    batch, columns = make_batch(lengths, vocabulary_of(folder), tokens, worker.padded)
+    batch, columns = random_batch(lengths, vocabulary_of(folder), tokens, worker.padded)
     worker.load_batch(batch)
     worker.update(columns)
     figures = {}

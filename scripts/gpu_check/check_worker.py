@@ -14,7 +14,8 @@ import torch
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.workers.policy import PolicyWorker
-from scripts.gpu_check.kit import Kit, make_batch, relative, vocabulary_of
+from scripts.gpu_check.kit import Kit, relative, vocabulary_of
+from scripts.random_batch import random_batch
 
 LENGTHS = {"cuda": [512, 300, 2, 411, 256, 64], "cpu": [48, 30, 2]}
 OFFLOADS = ("param_offload", "optimizer_offload", "offload_policy")
@@ -27,7 +28,7 @@ def run(kit: Kit) -> dict[str, Any]:
     norms = {}
     for name, settings in variants(kit).items():
         worker = kit.worker(folder, **settings)
-        batch, columns = make_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.padded)
+        batch, columns = random_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.padded)
         worker.load_batch(batch)
         if name == "plain":
             figures["gradient_error"] = gradient_error(worker, folder)

@@ -1,4 +1,4 @@
-"""What the checks share: sizes by device, models from a configuration, batches. Heavy libraries are imported inside."""
+"""What the checks share: sizes by device, models from a configuration. Heavy libraries are imported inside."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from alphaapollo.data.batch import Columns, RankBatch
     from alphaapollo.workers.policy import PolicyWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "scripts" / "published_models"
 SMALL = {"vocab_size": 512, "hidden_size": 448, "intermediate_size": 896, "num_hidden_layers": 2}
-PROMPT = 16  # tokens
 
 
 class Untested(Exception):
@@ -102,32 +100,6 @@ def need(*modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise Untested(f"{', '.join(missing)} not installed")
-
-
-def make_batch(lengths: list[int], vocabulary: int, max_tokens: int, padded: bool) -> tuple[RankBatch, Columns]:
-    """One optimiser step on random rows of these lengths, in micro-batches of at most `max_tokens`."""
-    import numpy as np
-
-    from alphaapollo.data.batch import Columns
-    from alphaapollo.data.packing import build_train_batch
-    from alphaapollo.types import Row
-
-    rng = np.random.default_rng(0)
-    rows = []
-    for length in lengths:
-        prompt = min(PROMPT, length // 2)
-        mask = [0] * prompt + [1] * (length - prompt)
-        rows.append(Row(rng.integers(0, vocabulary, length).tolist(), mask, [-5.0 * one for one in mask], [length - 1]))
-    count = len(rows)
-    layout = build_train_batch(rows, range(count), 1, count, max_tokens, padded, seed=0, shuffle=False)
-    batch = layout.rank_batches[0]
-    total = int(batch.rows.response_offsets[-1])
-    return batch, Columns(
-        advantages=rng.normal(size=total).astype(np.float32),
-        loss_weights=np.full(count, 1 / total, dtype=np.float32),
-        sequence_weights=np.full(count, 1 / count, dtype=np.float32),
-        trajectory_ids=np.arange(count),
-    )
 
 
 def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:

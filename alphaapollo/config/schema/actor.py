@@ -109,6 +109,11 @@ class Actor(Section):
     optim: Optimizer = Optimizer()
     fsdp_config: RoleFsdp = RoleFsdp()
 
+    @property
+    def full_kl(self) -> bool:
+        """The KL in the loss compares whole distributions, inside the update, not log-probs of the sampled tokens."""
+        return self.use_kl_loss and self.kl_loss_type == "full"
+
 
 class Reference(Section):
     ulysses_sequence_parallel_size: PositiveInt | None = None

@@ -62,6 +62,11 @@ class GenerationTrainer(RunFolder):
     dry_run: bool = False
     """Compose, check, print the plan, and stop."""
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all nodes that engines take."""
+        return self.n_gpus_per_node * self.nnodes
+
 
 class GenerationConfig(Section):
     """The whole configuration of main_generation."""

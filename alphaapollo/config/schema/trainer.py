@@ -69,3 +69,8 @@ class Trainer(RunFolder):
     """Seconds that workers and engines may take to start; then the run stops and names who did not."""
     dry_run: bool = False
     """Compose, check, print the plan, and stop."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Training ranks of all nodes."""
+        return self.n_gpus_per_node * self.nnodes

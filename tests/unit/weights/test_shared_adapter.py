@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -37,3 +38,12 @@ def test_a_rank_that_does_not_write_still_gathers(tmp_path: Path) -> None:
     sender = SharedAdapterSender(tmp_path / "w", torch.float32, is_writer=False)
     assert sender.send(((gathered.append(name), (name, tensor))[1] for name, tensor in adapter().items()), 1) is None
     assert gathered == list(adapter()) and not (tmp_path / "w").exists()
+
+
+def test_a_full_shared_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(ValueError, match=r"No space left.*needs 0\.00 GiB.*more shared memory"):
+        SharedAdapterSender(tmp_path / "w", torch.float32).send(adapter().items(), version=1)

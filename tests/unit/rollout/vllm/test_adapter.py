@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from alphaapollo.config.check_lora import LARGEST_SERVED
 from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.engine import VllmEngine
+from alphaapollo.rollout.vllm.settings import LORA_RANKS
 from alphaapollo.weights.transport import Kind
 
 pytest.importorskip("vllm")
@@ -56,3 +58,10 @@ def test_an_adapter_takes_the_place_of_the_last_one() -> None:
     first, (_, removed), second = calls[0][1], calls[1], calls[2][1]
     assert (first.lora_int_id, first.lora_path) == (1, "/shm/v1") and removed == 1
     assert (second.lora_int_id, second.lora_path) == (2, "/shm/v2") and second.lora_name != first.lora_name
+
+
+def test_ranks_of_adapters_are_those_that_vllm_has_room_for() -> None:
+    from vllm.config.lora import MaxLoRARanks
+
+    assert get_args(MaxLoRARanks) == LORA_RANKS
+    assert LORA_RANKS[-1] == LARGEST_SERVED
