@@ -242,12 +242,12 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """What the trainer published. `path` is the shared-memory folder (CPU transport), empty when vLLM's own transfer
-    has already carried the tensors (CUDA IPC, NCCL)."""
+    """What the trainer published. `folder` is its name in each node's shared memory (weights/transport.py), empty when
+    vLLM's own transfer has already carried the tensors (CUDA IPC, NCCL)."""
 
     version: int
     digest: str  # of the tensors sent: see weights/digest.py
-    path: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,6 @@ def _check_served(config: Config, lora: Lora) -> Iterator[str]:
             f"{key} with tensor_model_parallel_size={rollout.tensor_model_parallel_size}: what several ranks hold of "
             f"an adapter cannot be proved yet. {fix}"
         )
-    elif config.trainer.nnodes > 1:
-        yield f"{key} with trainer.nnodes={config.trainer.nnodes}: adapters travel through one node's memory. {fix}"
     elif lora.lora_rank > LARGEST_SERVED:
         yield f"{key}: vLLM serves ranks up to {LARGEST_SERVED}, not {MODEL}.lora_rank={lora.lora_rank}. {fix}"
 

@@ -23,7 +23,8 @@ class Roles:
     policy: Callable[[RankPlacement, Any], PolicyWorker]  # (placement, weight-sync client of the engines or None)
     critic: Callable[[RankPlacement], CriticWorker] | None
     reward_model: Callable[[RankPlacement], RewardModelWorker] | None
-    engine: Callable[[int], RolloutWorker]  # (index of the engine), still to be started
+    engine: Callable[[int, str], RolloutWorker]  # (index of the engine, its node), still to be started
+    through_memory: bool  # weights reach an engine through its node's shared memory, from a training rank there
     samples_in_flight: int  # an engine
     cleanup: list[str]  # shared-memory folders that must not outlive the driver
 

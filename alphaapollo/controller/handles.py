@@ -22,6 +22,7 @@ from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.ranks import Ranks
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.weights.proof import agreed
 
 if TYPE_CHECKING:  # the driver never imports the workers: they bring torch models and vLLM
     from alphaapollo.rollout.worker import RolloutWorker
@@ -72,10 +73,7 @@ class PolicyGroup:
 
     async def send_weights(self, version: int) -> WeightUpdate:
         """Publish the weights (a collective of all ranks); what was sent, by its digest."""
-        updates = await self.ranks.call(lambda worker: worker.send_weights(version))
-        update = updates[0]
-        assert update is not None, "rank 0 sends"
-        return update
+        return agreed(await self.ranks.call(lambda worker: worker.send_weights(version)))
 
     async def release_weights(self) -> None:
         """The engines have confirmed: free what carried the last update."""
@@ -212,7 +210,7 @@ class EngineGroup:
         return await self.ranks.call(lambda worker: worker.log_probs(token_ids))
 
     async def receive_weights(self, folder: str) -> None:
-        """Every engine takes what the trainer wrote into shared memory."""
+        """Every engine takes what a training rank wrote into the shared memory of its node."""
         await self.ranks.call(lambda worker: worker.receive_weights(folder))
 
     async def confirm_weights(self, version: int) -> list[WeightReceipt]:

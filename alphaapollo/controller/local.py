@@ -11,6 +11,8 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.network import free_port
 
+HERE = "here"  # the one node
+
 
 class LocalCrew:
     """One training rank and one engine in this process (vLLM's engine core stays a process of its own)."""
@@ -46,9 +48,9 @@ async def launch_local(placement: Placement, roles: Roles) -> LocalCrew:
 
     assert placement.num_ranks == 1 and placement.num_engines == 1
 
-    place = RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", placement.device, placement.threads)
+    place = RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", placement.device, placement.threads, feeds=HERE)
     policy = PolicyGroup(LocalRanks(roles.policy(place, None)))
     critic = CriticGroup(LocalRanks(roles.critic(place))) if roles.critic else None
     reward_model = RewardModelGroup(LocalRanks(roles.reward_model(place))) if roles.reward_model else None
-    engines = EngineGroup(LocalRanks(await started(roles.engine(0))), roles.samples_in_flight)
+    engines = EngineGroup(LocalRanks(await started(roles.engine(0, HERE))), roles.samples_in_flight)
     return LocalCrew(policy, critic, reward_model, engines, roles.cleanup)

@@ -17,12 +17,14 @@ from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Machine, Placement, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.ray_placement import reserve, seats, visible_gpus
+from alphaapollo.controller.ray_placement import check_reach, reserve, seats, visible_gpus
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
+from alphaapollo.weights.transport import feeders
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
     from alphaapollo.workers.reward_model import RewardModelWorker
@@ -108,28 +110,18 @@ class RayCrew:
     async def start(self) -> None:
         """All roles side by side: importing torch and vLLM is most of a start. On shared GPUs vLLM takes its share of
         what it finds free, so there the trainers are built, and rest, before an engine does more than import."""
-        from alphaapollo.workers.base import RankPlacement
-
         placement, roles, cleanup = self.placement, self.roles, self.roles.cleanup
-        visible = visible_gpus(placement, [place.gpus for place in await self._policy.places()])
-        addresses = [await self._policy.free_address() for _ in range(3)]
+        ranks_at, engines_at = await self._policy.places(), await self._engines.places()
+        if roles.through_memory:
+            check_reach(ranks_at, engines_at)
+        visible = visible_gpus(placement, [place.gpus for place in ranks_at])
+        feeds = feeders([place.node for place in ranks_at], [place.node for place in engines_at])
         client = RayWeightSyncClient(self._engines.actors) if placement.device == "cuda" else None
-        policy_at, critic_at, reward_model_at = (
-            [
-                RankPlacement(
-                    rank,
-                    placement.num_ranks,
-                    address,
-                    placement.device,
-                    placement.threads,
-                    placement.sequence_parallel,
-                )
-                for rank in range(placement.num_ranks)
-            ]
-            for address in addresses
-        )
+        policy_at, critic_at, reward_model_at = [
+            await self._rank_placements(feeds) for _ in (self._policy, self._critic, self._reward_model)
+        ]
         factory = prepared_engine if placement.shares_gpus else engine_factory
-        engines = [factory(roles.engine, index) for index in range(placement.num_engines)]
+        engines = [factory(partial(roles.engine, index, place.node)) for index, place in enumerate(engines_at)]
         starts = {
             "policy": self._policy.start([partial(roles.policy, one, client) for one in policy_at], cleanup),
             "rollout": self._engines.start(engines, cleanup, visible.engines),
@@ -145,6 +137,16 @@ class RayCrew:
         await self._side_by_side(starts)
         if placement.shares_gpus:
             await self._side_by_side({"rollout": self._engines.call(lambda worker: worker.start())})
+
+    async def _rank_placements(self, feeds: Sequence[str | None]) -> list[RankPlacement]:
+        """Of one role, with a meeting point of its own."""
+        from alphaapollo.workers.base import RankPlacement
+
+        at, address = self.placement, await self._policy.free_address()
+        return [
+            RankPlacement(rank, at.num_ranks, address, at.device, at.threads, at.sequence_parallel, node)
+            for rank, node in enumerate(feeds)
+        ]
 
     async def _side_by_side(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         self._starting = {role: asyncio.ensure_future(start) for role, start in starts.items()}
@@ -178,20 +180,20 @@ async def end_actors(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def engine_factory(build: Callable[[int], RolloutWorker], index: int) -> Callable[[], Any]:
+def engine_factory(build: Callable[[], RolloutWorker]) -> Callable[[], Any]:
     """Builds and starts the rollout worker in its own process."""
 
     async def make() -> RolloutWorker:
-        return await started(build(index))
+        return await started(build())
 
     return make
 
 
-def prepared_engine(build: Callable[[int], RolloutWorker], index: int) -> Callable[[], Any]:
+def prepared_engine(build: Callable[[], RolloutWorker]) -> Callable[[], Any]:
     """Builds the rollout worker in its own process and imports what its start needs."""
 
     async def make() -> RolloutWorker:
-        worker = build(index)
+        worker = build()
         await worker.prepare()
         return worker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import PlacementGroup, placement_group
@@ -30,7 +31,7 @@ class RayEngines:
 
     async def start(self) -> None:
         """All engines side by side."""
-        factories = [engine_factory(self._plan.build, index) for index in range(self._plan.num_engines)]
+        factories = [engine_factory(partial(self._plan.build, index)) for index in range(self._plan.num_engines)]
         await self._ranks.start(factories, self._plan.cleanup)
 
     async def close(self) -> None:

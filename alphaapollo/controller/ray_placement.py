@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_ranks import Seat
+from alphaapollo.controller.ray_ranks import Place, Seat
 
 CPU_SHARE = 0.01  # of its node's bundle, an actor: threads are set by the workers, Ray only needs something to count
 
@@ -46,12 +46,15 @@ class Seats:
 
 
 def seats(placement: Placement, nodes: PlacementGroup, engine_gpus: PlacementGroup | None) -> Seats:
-    """In what `reserve` was granted. An engine that shares GPUs sits on the node of its first one."""
+    """In what `reserve` was granted. An engine that shares GPUs sits on the node of its first one; without GPUs engines
+    take turns over the nodes."""
     gpu = 1.0 if placement.device == "cuda" else 0.0
     node_of = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
     size, count = placement.tensor_parallel, placement.num_engines
     if engine_gpus:
         engines = [Seat(engine_gpus, index, CPU_SHARE, float(size)) for index in range(count)]
+    elif placement.device == "cpu":
+        engines = [Seat(nodes, index % placement.num_nodes, CPU_SHARE) for index in range(count)]
     else:
         engines = [Seat(nodes, node_of[index * size % placement.num_ranks], CPU_SHARE) for index in range(count)]
     return Seats(
@@ -79,6 +82,17 @@ def visible_gpus(placement: Placement, policy_gpus: Sequence[str]) -> Visible:
         return Visible(beside, [{}] * count)
     shared = [",".join(policy_gpus[index * size : (index + 1) * size]) for index in range(count)]
     return Visible(beside, [{"CUDA_VISIBLE_DEVICES": own} for own in shared])
+
+
+def check_reach(ranks: Sequence[Place], engines: Sequence[Place]) -> None:
+    """ValueError: weights that go through a node's shared memory could not reach an engine."""
+    for index, place in enumerate(engines):
+        if place.node not in {rank.node for rank in ranks}:
+            raise ValueError(
+                f"engine {index} runs on node {place.ip}, where no training rank is, and its weights (of rollout.name=hf "
+                "or rollout.lora=adapter) come through the memory of its node. Set rollout.colocate=true, or leave "
+                "those keys out."
+            )
 
 
 async def wait_until_placed(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:

@@ -49,8 +49,9 @@ class RolloutWorker:
     """Hosts the engine, the environments and the reward client. `await start()` before anything else.
 
     `device` is cpu or cuda, and `rollout` resolved for it; `run_dir` is the run's folder (the engine's log goes to
-    `logs/` there); `index` tells the replicas apart; `transport` is how weights come; `cleanup` are shared-memory
-    folders to remove when this process dies; `engine` replaces the engine that `rollout.name` picks (tests).
+    `logs/` there); `index` tells the replicas apart; `transport` is how weights come, `weights_folder` where they lie
+    if that is through shared memory; `cleanup` are shared-memory folders to remove when this process dies; `engine`
+    replaces the engine that `rollout.name` picks (tests).
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class RolloutWorker:
         run_dir: str,
         index: int = 0,
         transport: Kind = "shared_memory",
+        weights_folder: str = "",
         cleanup: Sequence[str] = (),
         engine: Engine | None = None,
     ):
@@ -82,6 +84,7 @@ class RolloutWorker:
             cleanup=tuple(cleanup),
         )
         self.engine = engine or make_engine(spec)
+        self._weights_folder = weights_folder
         self._model = model
         self._env = env
         self._data = data
@@ -162,8 +165,8 @@ class RolloutWorker:
         return await self.engine.log_probs(token_ids)
 
     async def receive_weights(self, folder: str) -> None:
-        """Take what the trainer wrote into shared memory; no generate may be running."""
-        await self.engine.receive_weights(folder)
+        """Take what a training rank wrote into this node's shared memory; no generate may be running."""
+        await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
         """What the engine holds, after all of this version has come."""

@@ -60,7 +60,7 @@ def build_policy(
         optimiser_steps=optimiser_steps,
         temperature=role.rollout.temperature,
         correction=algorithm.rollout_correction,
-        sender=make_sender(transport, placement.rank, master_address, client),
+        sender=make_sender(transport, placement.rank, placement.feeds, master_address, client),
         seed=seed,
         engine_form=role.rollout.lora,
     )
@@ -100,8 +100,11 @@ def build_engine(
     shared_memory: str,
     transport: Kind,
     index: int,
+    node: str = "",
 ) -> RolloutWorker:
+    """`node`: where it runs, which tells where weights come to lie, if any are published."""
     from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.weights.transport import weights_folder
 
     return RolloutWorker(
         model=model,
@@ -114,5 +117,6 @@ def build_engine(
         run_dir=run_dir,
         index=index,
         transport=transport,
+        weights_folder=weights_folder(shared_memory, node),
         cleanup=[shared_memory],
     )

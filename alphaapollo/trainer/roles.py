@@ -31,7 +31,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
             adapter=plan.rollout.lora == "adapter",
         ),
         dtype=plan.rollout.dtype,
-        folder=f"{shared_memory}/weights",
+        shared_memory=shared_memory,
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,
     )
     policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
@@ -56,6 +56,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
             shared_memory,
             transport.kind,
         ),
+        through_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,
         cleanup=[shared_memory],
     )

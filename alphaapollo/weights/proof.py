@@ -20,6 +20,18 @@ class WeightSyncError(RuntimeError):
     """An engine does not hold the weights that the trainer sent."""
 
 
+def agreed(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
+    """What the ranks have sent, one a rank. Raises WeightSyncError where those that write have not the same weights."""
+    sent = [update for update in updates if update is not None]
+    for update in sent[1:]:
+        if update != sent[0]:
+            raise WeightSyncError(
+                f"training ranks sent different weights as version {sent[0].version}: digests {sent[0].digest} and "
+                f"{update.digest}."
+            )
+    return sent[0]
+
+
 def check_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> None:
     """Raises WeightSyncError where an engine's version or digest is not the trainer's. receipts: one an engine."""
     for engine, receipt in enumerate(receipts):

@@ -65,8 +65,8 @@ class WeightPublisher:
         expected = await self.policy.probe(self.probe)
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
-        if update.path:
-            await self.engines.receive_weights(update.path)
+        if update.folder:
+            await self.engines.receive_weights(update.folder)
         check_receipts(update, await self.engines.confirm_weights(version))
         await self.policy.release_weights()
         await self.policy.rest()

@@ -38,7 +38,7 @@ class SharedAdapterSender:
         digest = write_file(adapter, partial / "adapter_model.safetensors")
         (partial / "adapter_config.json").write_text(json.dumps(_config(adapter)))
         partial.rename(target)
-        return WeightUpdate(version, format_digest(digest), str(target))
+        return WeightUpdate(version, format_digest(digest), target.name)
 
     def release(self) -> None:
         """Remove what was sent: the engines have confirmed that they hold it."""

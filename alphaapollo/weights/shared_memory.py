@@ -1,6 +1,6 @@
 """The trainer's side of the CPU weight transfer: checkpoints in a shared-memory folder. No vLLM here.
 
-<folder>/v7/00000.safetensors ...       written by rank 0, loaded by every engine, then released
+<folder>/v7/00000.safetensors ...       written by one rank of the node, loaded by every engine there, then released
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from alphaapollo.weights.digest import MODULUS, format_digest, tensors_digest
 class SharedMemorySender:
     """Writes each published version into its own folder, cast to the engine's dtype.
 
-    `folder` lies under /dev/shm and belongs to one run; `is_writer` is false on the ranks that only take part in
-    gathering the tensors.
+    `folder` lies under /dev/shm and belongs to one run on one node; `is_writer` is false on the ranks that only take
+    part in gathering the tensors.
     """
 
     def __init__(self, folder: str | Path, dtype: torch.dtype, is_writer: bool = True):
@@ -51,7 +51,7 @@ class SharedMemorySender:
                 writing = writer.submit(write_file, batch, partial / f"{number:05d}.safetensors")
             digest += writing.result() if writing else 0
         partial.rename(target)
-        return WeightUpdate(version, format_digest(digest % MODULUS), str(target))
+        return WeightUpdate(version, format_digest(digest % MODULUS), target.name)
 
     def release(self) -> None:
         """Remove what was sent: the engines have confirmed that they hold it."""

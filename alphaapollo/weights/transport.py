@@ -4,11 +4,15 @@ shared_memory   engines on a CPU: safetensors under /dev/shm
 ipc             engines on the training GPUs: CUDA IPC, by vLLM's own transfer
 nccl            engines on GPUs of their own: NCCL, by vLLM's own transfer
 adapter         engines that serve adapters (LoRA) on weights that they have: peft's files under /dev/shm
+
+Between nodes they travel as the training ranks gather them: every rank has each whole tensor for a moment. So on each
+node one rank writes for the engines there, and over IPC each GPU's rank gives to the engine on it. NCCL alone sends to
+other nodes by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -37,7 +41,7 @@ class Transport:
 
     kind: Kind
     dtype: str  # the engine's: float32 | bfloat16
-    folder: str  # of shared_memory, under /dev/shm
+    shared_memory: str  # the run's folder under /dev/shm, of the same name on every node
     num_engine_ranks: int  # GPUs or processes of all engines together
 
 
@@ -51,20 +55,34 @@ def transport_kind(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool
     return "ipc" if colocate else "nccl"
 
 
-def make_sender(transport: Transport, rank: int, master_address: str, client: Any) -> WeightSender:
+def weights_folder(shared_memory: str, node: str) -> str:
+    """Where weights lie for the engines of a node (Ray's id of it): several nodes may be one machine."""
+    return f"{shared_memory}/weights/{node}"
+
+
+def feeders(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
+    """Of each rank the node whose engines it writes for: its own, if engines run there and it is the first there."""
+    return [
+        node if node in engine_nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)
+    ]
+
+
+def make_sender(transport: Transport, rank: int, feeds: str | None, master_address: str, client: Any) -> WeightSender:
     """The sender of training rank `rank`.
 
-    `master_address`: the host of rank 0, for nccl; `client`: the engines' side of vLLM's transfer, for the other two.
+    `feeds`: the node whose engines it writes for, None: another does, for shared_memory and adapter; `master_address`:
+    the host of rank 0, for nccl; `client`: the engines' side of vLLM's transfer, for nccl and ipc.
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
+    folder = weights_folder(transport.shared_memory, feeds or "")
     if transport.kind == "adapter":
         from alphaapollo.weights.shared_adapter import SharedAdapterSender
 
-        return SharedAdapterSender(transport.folder, dtype, is_writer=rank == 0)
+        return SharedAdapterSender(folder, dtype, is_writer=feeds is not None)
     if transport.kind == "shared_memory":
         from alphaapollo.weights.shared_memory import SharedMemorySender
 
-        return SharedMemorySender(transport.folder, dtype, is_writer=rank == 0)
+        return SharedMemorySender(folder, dtype, is_writer=feeds is not None)
     from alphaapollo.weights.vllm_transfer import VllmTransferSender
 
     return VllmTransferSender(client, dtype, rank, transport.kind, master_address, transport.num_engine_ranks)

@@ -35,6 +35,7 @@ class RankPlacement:
     device: str  # "cpu" or "cuda"
     threads: int  # torch threads
     sequence_parallel: int = 1  # ranks that share every sequence: consecutive ones, a divisor of all
+    feeds: str | None = None  # the node whose engines it writes weights for, where those go through shared memory
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,14 @@ class Session:
 
         return self.run(all_of_them())
 
+    async def receive(self, update: WeightUpdate) -> None:
+        await self.engine.receive_weights(str(self._shared / update.folder))
+
     def publish(self, update: WeightUpdate) -> WeightReceipt:
         """Receive and confirm, as the driver has it done."""
 
         async def both() -> WeightReceipt:
-            await self.engine.receive_weights(update.path)
+            await self.receive(update)
             return await self.engine.confirm_weights(update.version)
 
         return self.run(both())

@@ -69,7 +69,7 @@ def test_an_update_is_one_for_all_batches(no_cuda: None, monkeypatch: pytest.Mon
     sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
     for version in (1, 2):
         update = sender.send(iter(TENSORS.items()), version)
-        assert update is not None and update.version == version and update.path == ""
+        assert update is not None and update.version == version and update.folder == ""
         assert update.digest == format_digest(tensors_digest(TENSORS.values()))
     one_update = ["start", "update", "update", "finish"]  # a has 256 bytes, b and c have 20 + 256
     assert [name for name, _ in client.calls] == ["init", *one_update, *one_update]

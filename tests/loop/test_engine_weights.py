@@ -76,7 +76,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 def test_a_stale_output_head_fails_both_proofs(tied: Session) -> None:
     """Tied embeddings, and the head's packed copy not renewed: the parameters are right, but not computed with."""
     with tied.sent(NEW, 1) as update:
-        tied.run(tied.engine.receive_weights(update.path))
+        tied.run(tied.receive(update))
         (stale,) = tied.run(tied.engine._on_workers("alphaapollo_confirm", False))
         assert gap(tied, NEW) > 1e-2
         assert f"{stale:016x}" != update.digest
@@ -109,7 +109,7 @@ def test_weights_while_requests_run_are_refused(tied: Session) -> None:
         while not tied.engine._llm.get_num_unfinished_requests():
             await asyncio.sleep(0)
         try:
-            await tied.engine.receive_weights(update.path)
+            await tied.receive(update)
             await tied.engine.confirm_weights(update.version)
         finally:
             await request

@@ -30,7 +30,6 @@ RESET = ["actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.
             [RANK, SERVED, "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
             "tensor_model_parallel_size=2: what",
         ),
-        ([RANK, SERVED, "trainer.nnodes=2"], "adapters travel through one node's memory"),
         (["actor_rollout_ref.model.lora_rank=513", SERVED], "vLLM serves ranks up to 512"),
         ([RANK, *RESET], "with actor_rollout_ref.model.lora_rank=16 the reference is the model without its adapters"),
     ],

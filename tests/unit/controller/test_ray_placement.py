@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_placement import seats, visible_gpus
+from alphaapollo.controller.ray_placement import check_reach, seats, visible_gpus
+from alphaapollo.controller.ray_ranks import Place
 
 NODES: Any = "nodes"  # two, of four GPUs
 ENGINE_GPUS: Any = "GPUs of the engines"
@@ -40,5 +43,12 @@ def test_without_gpus_nobody_is_told_and_engines_take_the_nodes_in_turn() -> Non
     laptops = replace(SHARED, device="cpu", num_engines=5)
     placed = seats(laptops, NODES, None)
     assert {seat.num_gpus for seat in (*placed.policy, *placed.engines)} == {0.0}
-    assert [seat.bundle for seat in placed.engines] == [0, 0, 1, 1, 0]  # the fifth begins again
+    assert [seat.bundle for seat in placed.engines] == [0, 1, 0, 1, 0]
     assert visible_gpus(laptops, [""] * 8).engines == [{}] * 5
+
+
+def test_an_engine_beside_no_training_rank_is_named() -> None:
+    ranks = [Place(1, "a", "10.0.0.1", "")]
+    check_reach(ranks, [Place(2, "a", "10.0.0.1", "")])
+    with pytest.raises(ValueError, match=r"engine 1 runs on node 10\.0\.0\.2.*rollout\.colocate=true"):
+        check_reach(ranks, [Place(2, "a", "10.0.0.1", ""), Place(3, "b", "10.0.0.2", "")])

@@ -58,7 +58,8 @@ def test_an_engine_on_a_shared_gpu_comes_last(device: Any, colocate: bool) -> No
         policy=lambda place, client: None,  # type: ignore[arg-type, return-value]
         critic=lambda place: None,  # type: ignore[arg-type, return-value]
         reward_model=lambda place: None,  # type: ignore[arg-type, return-value]
-        engine=lambda index: Worker(calls),  # type: ignore[arg-type, return-value]
+        engine=lambda index, node: Worker(calls),  # type: ignore[arg-type, return-value]
+        through_memory=True,
         samples_in_flight=1,
         cleanup=[],
     )

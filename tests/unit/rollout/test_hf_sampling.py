@@ -67,7 +67,7 @@ def test_asleep_it_holds_no_weights_and_takes_new_ones(tmp_path: Path, monkeypat
         await engine.sleep()
         asleep = all(parameter.is_meta for parameter in engine._model.parameters())
         await engine.wake_weights()
-        await engine.receive_weights(update.path)
+        await engine.receive_weights(str(tmp_path / "weights" / update.folder))
         receipt = await engine.confirm_weights(1)
         await engine.wake_cache()
         return asleep, receipt.digest, await engine.log_probs([3, 4, 5])

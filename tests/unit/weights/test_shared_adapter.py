@@ -23,11 +23,11 @@ def test_what_is_sent_is_a_folder_of_peft_with_a_scale_of_one(tmp_path: Path) ->
     update = sender.send(adapter().items(), version=2)
     assert update is not None and update.version == 2
     assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
-    read = load_file(Path(update.path) / "adapter_model.safetensors")
+    read = load_file(tmp_path / "w" / update.folder / "adapter_model.safetensors")
     assert read.keys() == adapter().keys()
     assert all(torch.equal(read[name], tensor.bfloat16()) for name, tensor in adapter().items())
     assert update.digest == format_digest(tensors_digest(read.values()))
-    config = json.loads((Path(update.path) / "adapter_config.json").read_text())
+    config = json.loads((tmp_path / "w" / update.folder / "adapter_config.json").read_text())
     assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
     sender.release()
     assert not (tmp_path / "w").exists()

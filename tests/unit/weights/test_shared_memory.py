@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,11 +15,9 @@ def tensors() -> dict[str, torch.Tensor]:
     return {"a.weight": torch.randn(4, 6), "b.weight": torch.randn(8).t(), "c.weight": torch.randn(3, 5).t()}
 
 
-def read(update: WeightUpdate) -> dict[str, torch.Tensor]:
-    from pathlib import Path
-
+def read(folder: Path, update: WeightUpdate) -> dict[str, torch.Tensor]:
     read: dict[str, torch.Tensor] = {}
-    for path in sorted(Path(update.path).glob("*.safetensors")):
+    for path in sorted((folder / update.folder).glob("*.safetensors")):
         read |= load_file(path)
     return read
 
@@ -25,24 +25,24 @@ def read(update: WeightUpdate) -> dict[str, torch.Tensor]:
 def test_what_is_sent_can_be_read_and_its_digest_is_told(tmp_path):
     sent = tensors()
     update = SharedMemorySender(tmp_path / "w", torch.float32).send(sent.items(), version=7)
-    assert update is not None and update.version == 7 and update.path.endswith("v7")
+    assert update is not None and update.version == 7 and update.folder == "v7"
     assert update.digest == format_digest(tensors_digest(sent.values()))
-    assert read(update).keys() == sent.keys()
-    assert all(torch.equal(read(update)[name], sent[name]) for name in sent)
+    assert read(tmp_path / "w", update).keys() == sent.keys()
+    assert all(torch.equal(read(tmp_path / "w", update)[name], sent[name]) for name in sent)
 
 
 def test_tensors_are_cast_to_the_engines_dtype_before_the_digest(tmp_path):
     update = SharedMemorySender(tmp_path / "w", torch.bfloat16).send(tensors().items(), version=0)
     cast = {name: tensor.to(torch.bfloat16) for name, tensor in tensors().items()}
     assert update.digest == format_digest(tensors_digest(cast.values()))
-    assert all(torch.equal(read(update)[name], cast[name]) for name in cast)
+    assert all(torch.equal(read(tmp_path / "w", update)[name], cast[name]) for name in cast)
 
 
 def test_large_models_go_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(buckets, "BATCH_BYTES", 100)
     update = SharedMemorySender(tmp_path / "w", torch.float32).send(tensors().items(), version=0)
     assert len(list((tmp_path / "w" / "v0").iterdir())) == 2  # 96 + 32 bytes, then 60
-    assert read(update).keys() == tensors().keys()
+    assert read(tmp_path / "w", update).keys() == tensors().keys()
     assert update.digest == format_digest(tensors_digest(tensors().values()))
 
 
