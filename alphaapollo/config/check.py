@@ -135,10 +135,11 @@ def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus
         yield (
             f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
         )
-    elif device == "cuda" and (engines * size > gpus or engines == 0):
+    elif device == "cuda" and (engines > (room := trainer.n_gpus_per_node // size * trainer.nnodes) or engines == 0):
         yield (
-            f"{key}={size}, rollout.num_engines={plain(rollout.num_engines)}: that is more than the {gpus} GPUs of "
-            "trainer.n_gpus_per_node x trainer.nnodes. Raise those, or lower these."
+            f"{key}={size}, rollout.num_engines={plain(rollout.num_engines)}: an engine's GPUs are of one node, and of "
+            f"such engines {room} fit into trainer.n_gpus_per_node={trainer.n_gpus_per_node} x "
+            f"trainer.nnodes={trainer.nnodes}. Raise those, or lower these."
         )
 
 
@@ -353,10 +354,10 @@ def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int
         yield f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
     if size > num_gpus:
         yield f"{parallel}={size}: a node has {num_gpus} GPUs. Set {num_gpus} or less."
-    yield from _check_engines(config, ranks, num_gpus * trainer.nnodes)
+    yield from _check_engines(config, ranks, num_gpus)
 
 
-def _check_engines(config: Config, ranks: int, all_gpus: int) -> Iterator[str]:
+def _check_engines(config: Config, ranks: int, num_gpus: int) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
     per_node = config.trainer.n_gpus_per_node
@@ -370,10 +371,12 @@ def _check_engines(config: Config, ranks: int, all_gpus: int) -> Iterator[str]:
         )
         return
     engines = num_engines(rollout, "cuda", ranks)
-    free = ranks if rollout.colocate else all_gpus - ranks
-    if engines * size > free:
+    nodes, free = config.trainer.nnodes, per_node if rollout.colocate else num_gpus - per_node
+    if engines > (free // size * nodes):
         where = "on the training side" if rollout.colocate else "beside the training GPUs"
+        each = f" on each of {nodes} nodes, and an engine's GPUs are of one" if nodes > 1 else ""
         yield (
             f"actor_rollout_ref.rollout.num_engines={engines}: with tensor_model_parallel_size={size} that is "
-            f"{engines * size} GPUs, but {where} there are {free}. Lower either, or change trainer.n_gpus_per_node."
+            f"{engines * size} GPUs, but {where} there are {free}{each}. Lower either, or change "
+            "trainer.n_gpus_per_node."
         )

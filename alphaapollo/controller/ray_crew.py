@@ -15,8 +15,10 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
+from alphaapollo.controller.nodes import Wanted
 from alphaapollo.controller.placement import Machine, Placement, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.ray_nodes import compare_nodes, wait_for_nodes
 from alphaapollo.controller.ray_placement import check_reach, reserve, seats, visible_gpus
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 
-def connect() -> Machine:
-    """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it); what its largest node has."""
+def connect(wanted: Wanted) -> Machine:
+    """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it) and wait for its nodes; what the largest has.
+    ValueError: there is no such cluster, or nodes do not come."""
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}")
     except ConnectionError as error:
@@ -39,6 +42,7 @@ def connect() -> Machine:
             f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}. Start it (`ray start --head`), unset RAY_ADDRESS "
             "for a Ray of our own, or, where the cluster asks for a token, set RAY_AUTH_MODE=token."
         ) from None
+    wait_for_nodes(wanted)
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
@@ -47,8 +51,13 @@ def connect() -> Machine:
     )
 
 
-def start_local_cluster() -> None:
-    """A Ray of our own on this machine; it ends with this process."""
+def start_local_cluster(num_nodes: int = 1) -> None:
+    """A Ray of our own on this machine; it ends with this process. ValueError: more nodes are wanted."""
+    if num_nodes > 1:
+        raise ValueError(
+            f"trainer.nnodes={num_nodes}: without RAY_ADDRESS there is this machine alone. Start Ray on every node and "
+            "set RAY_ADDRESS (docs/scaling.md), or set trainer.nnodes=1."
+        )
     patient = {  # a busy laptop answers late; a dead process is noticed by its exit, not by its silence
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
@@ -63,9 +72,16 @@ def start_local_cluster() -> None:
     )
 
 
-async def launch_ray(placement: Placement, roles: Roles, timeout: float) -> RayCrew:
-    """Place all workers and start them side by side. A ValueError or TimeoutError names what could not be had."""
-    crew = RayCrew(*await reserve(placement, timeout), placement, roles)
+async def launch_ray(
+    placement: Placement, roles: Roles, timeout: float, paths: Mapping[str, str] | None = None
+) -> RayCrew:
+    """Place all workers and start them side by side. A ValueError or TimeoutError names what could not be had.
+
+    paths: key -> path of what every node of a cluster must have; None: the cluster is our own."""
+    nodes, engine_gpus = await reserve(placement, timeout)
+    if paths is not None:
+        await compare_nodes([group for group in (nodes, engine_gpus) if group], paths)
+    crew = RayCrew(nodes, engine_gpus, placement, roles)
     try:
         async with asyncio.timeout(timeout):
             await crew.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from alphaapollo.controller.engine_crew import EnginePlan
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ray_crew import end_actors, engine_factory
+from alphaapollo.controller.ray_nodes import compare_nodes
 from alphaapollo.controller.ray_placement import CPU_SHARE, wait_until_placed
 from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat
 
@@ -38,12 +40,15 @@ class RayEngines:
         await end_actors(self.engines, [self._ranks], [self._bundles], self._plan.cleanup)
 
 
-async def launch_ray_engines(plan: EnginePlan, timeout: float) -> RayEngines:
-    """Place and start the engines. A ValueError says what could not be placed, a TimeoutError who does not start."""
+async def launch_ray_engines(plan: EnginePlan, timeout: float, paths: Mapping[str, str] | None = None) -> RayEngines:
+    """Place and start the engines. A ValueError says what could not be placed, a TimeoutError who does not start.
+    paths: as of launch_ray."""
     bundle = {"CPU": CPU_SHARE} | ({"GPU": float(plan.tensor_parallel)} if plan.device == "cuda" else {})
     wanted = [bundle] * plan.num_engines
     bundles = placement_group(wanted, strategy="SPREAD")
-    await wait_until_placed(bundles, wanted, timeout, "Lower rollout.num_engines")
+    await wait_until_placed(bundles, wanted, timeout, "lower rollout.num_engines")
+    if paths is not None:
+        await compare_nodes([bundles], paths)
     crew = RayEngines(bundles, plan)
     try:
         async with asyncio.timeout(timeout):

@@ -32,7 +32,7 @@ async def reserve(placement: Placement, timeout: float) -> tuple[PlacementGroup,
     if cuda and not placement.colocate:
         groups.append((placement_group([engine] * placement.num_engines), [engine] * placement.num_engines))
     for group, bundles in groups:
-        await wait_until_placed(group, bundles, timeout, "Lower trainer.nnodes or trainer.n_gpus_per_node")
+        await wait_until_placed(group, bundles, timeout, "lower trainer.nnodes or trainer.n_gpus_per_node")
     return nodes, groups[1][0] if len(groups) > 1 else None
 
 
@@ -89,9 +89,9 @@ def check_reach(ranks: Sequence[Place], engines: Sequence[Place]) -> None:
     for index, place in enumerate(engines):
         if place.node not in {rank.node for rank in ranks}:
             raise ValueError(
-                f"engine {index} runs on node {place.ip}, where no training rank is, and its weights (of rollout.name=hf "
-                "or rollout.lora=adapter) come through the memory of its node. Set rollout.colocate=true, or leave "
-                "those keys out."
+                f"engine {index} runs on node {place.ip}, where no training rank is, and its weights (of "
+                "rollout.name=hf or rollout.lora=adapter) come through its node's memory. Set rollout.colocate=true, "
+                "or leave those keys out."
             )
 
 
@@ -99,10 +99,14 @@ async def wait_until_placed(group: PlacementGroup, bundles: list[dict[str, float
     """Return when the cluster has granted the bundles; ValueError after a minute: it cannot, and what would help."""
     ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, 60.0))
     if not ready:
-        have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+        have, free = (
+            {name: amount for name, amount in found.items() if name in ("CPU", "GPU")}
+            for found in (ray.cluster_resources(), ray.available_resources())
+        )
         alive = sum(node["Alive"] for node in ray.nodes())
         ray.shutdown()
         raise ValueError(
             f"the cluster cannot place this run: it needs {bundles} (one a node or engine), the cluster has {have} "
-            f"on {alive} node(s). {fix}, or start more nodes."
+            f"on {alive} node(s), and {free} of it is free. Wait for what else runs there, start more nodes, or "
+            f"{fix}."
         )

@@ -113,7 +113,7 @@ class RayRanks(Ranks[W]):
     def __init__(self, host: type[Host[W]], seats: Sequence[Seat]):
         self.role = re.sub(r"\B[A-Z]", r" \g<0>", host.__name__.removesuffix("Host")).lower()  # e.g. reward model
         self.size = len(seats)
-        self.pids: list[int] = []
+        self.where: list[str] = []
         actor = ray.remote(host)
         self.actors: list[Any] = [
             actor.options(
@@ -141,7 +141,9 @@ class RayRanks(Ranks[W]):
         envs: Sequence[dict[str, str]] | None = None,
     ) -> None:
         """Build the worker of each rank in its own process; `cleanup` are folders to remove when the driver dies."""
-        self.pids = [place.pid for place in await self.places()]
+        places = await self.places()
+        several = len({place.node for place in places}) > 1
+        self.where = [f"pid {place.pid}{f' on node {place.ip}' if several else ''}" for place in places]
         driver = Driver(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
         envs = envs or [{}] * self.size
         await self._all(
@@ -181,9 +183,9 @@ class RayRanks(Ranks[W]):
         try:
             return await pending
         except ray.exceptions.RayActorError as error:
-            pid = f" (pid {self.pids[rank]})" if self.pids else ""
+            where = f" ({self.where[rank]})" if self.where else ""
             raise WorkerDied(
-                f"the {self.role} worker of rank {rank}{pid} died: {str(error).strip().splitlines()[-1]}"
+                f"the {self.role} worker of rank {rank}{where} died: {str(error).strip().splitlines()[-1]}"
             ) from None
         except ray.exceptions.RayTaskError as error:
             cause = error.cause

@@ -35,6 +35,7 @@ from alphaapollo.startup.input_checks import (
     environment_notices,
     find_environment,
     find_machine,
+    local_paths,
     make_renderer,
     read_prompts,
 )
@@ -89,7 +90,7 @@ class Generation:
 
 def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     """Check everything that can be checked without an engine, read what an earlier process has left, and print both."""
-    machine = find_machine(config.trainer.controller)
+    machine = find_machine(config.trainer)
     notices = check_generation(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
     notices += environment_notices(config, environment)
@@ -165,9 +166,10 @@ async def launch(generation: Generation) -> EngineCrew:
     from alphaapollo.controller.ray_crew import start_local_cluster
     from alphaapollo.controller.ray_engine_crew import launch_ray_engines
 
-    if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
+    joined = bool(os.environ.get("RAY_ADDRESS"))  # by prepare()
+    if not joined:
         start_local_cluster()
-    return await launch_ray_engines(plan, config.trainer.start_timeout)
+    return await launch_ray_engines(plan, config.trainer.start_timeout, local_paths(config) if joined else None)
 
 
 async def _play(generation: Generation, crew: EngineCrew, terminal: Terminal) -> list[Result]:

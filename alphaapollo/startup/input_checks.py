@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.notices import void_lines
@@ -15,10 +16,13 @@ from alphaapollo.config.schema import (
     Env,
     GenerationConfig,
     GenerationData,
+    GenerationTrainer,
     Model,
     Reward,
     Rollout,
+    Trainer,
 )
+from alphaapollo.controller.nodes import Wanted
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
@@ -38,13 +42,31 @@ from alphaapollo.types import Prompt
 from alphaapollo.user_module import load_user_module
 
 
-def find_machine(controller: str) -> Machine:
+def find_machine(trainer: Trainer | GenerationTrainer) -> Machine:
     """What there is to run on: this machine, or the cluster that RAY_ADDRESS names, which is joined."""
-    if controller == "ray" and os.environ.get("RAY_ADDRESS"):
+    if trainer.controller == "ray" and os.environ.get("RAY_ADDRESS"):
         from alphaapollo.controller.ray_crew import connect
 
-        return connect()
+        return connect(Wanted(trainer.nnodes, trainer.n_gpus_per_node, trainer.device, trainer.start_timeout))
     return detect_machine()
+
+
+def local_paths(config: Config | GenerationConfig) -> dict[str, str]:
+    """key -> path of what workers read and what lies here: every node must have it. Data are the driver's alone."""
+    found: dict[str, str] = {}
+
+    def visit(key: str, value: object) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                visit(f"{key}.{name}".lstrip("."), inner)
+        elif isinstance(value, list):
+            for inner in value:
+                visit(key, inner)
+        elif isinstance(value, str) and ("/" in value or value.endswith(".py")) and Path(value).exists():
+            found[key] = value
+
+    visit("", config.model_dump(exclude={"data", "trainer"}))
+    return found
 
 
 def find_environment(env: Env) -> Registered:

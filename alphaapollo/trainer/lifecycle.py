@@ -17,12 +17,13 @@ from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
+from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
-from alphaapollo.startup.input_checks import find_machine
+from alphaapollo.startup.input_checks import find_machine, local_paths
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
@@ -56,7 +57,7 @@ class Prepared:
 
 def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
     """Check everything that can be checked without a worker, and print the plan."""
-    machine = find_machine(config.trainer.controller)
+    machine = find_machine(config.trainer)
     plan = make_plan(config, machine, origin)
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule_of(config))
@@ -201,6 +202,9 @@ async def launch(prepared: Prepared) -> Crew:
         return await launch_local(plan.placement, roles)
     from alphaapollo.controller.ray_crew import launch_ray, start_local_cluster
 
+    paths: dict[str, str] | None = None
     if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
-        start_local_cluster()
-    return await launch_ray(plan.placement, roles, config.trainer.start_timeout)
+        start_local_cluster(config.trainer.nnodes)
+    else:
+        paths = local_paths(config) | {RUN_FOLDER: str(plan.folder / "config.yaml")}
+    return await launch_ray(plan.placement, roles, config.trainer.start_timeout, paths)

@@ -58,7 +58,7 @@ class GenerationTrainer(RunFolder):
     controller: Literal["ray", "local"] = "ray"
     """ray = worker processes; local = one engine, and everything else in this process."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that the engines may take to start."""
+    """Seconds that nodes of a cluster may take to come, and then the engines to start."""
     dry_run: bool = False
     """Compose, check, print the plan, and stop."""
 

@@ -66,7 +66,8 @@ class Trainer(RunFolder):
     controller: Literal["ray", "local"] = "ray"
     """ray = worker processes; local = everything in this process, for tests and debugging (one rank)."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that workers and engines may take to start; then the run stops and names who did not."""
+    """Seconds that nodes of a cluster may take to come, and then workers and engines to start; after that the run stops
+    and names who did not."""
     dry_run: bool = False
     """Compose, check, print the plan, and stop."""
 

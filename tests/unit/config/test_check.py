@@ -167,6 +167,10 @@ def test_engines_fit_the_gpus(needed: list[str]):
     apart = "actor_rollout_ref.rollout.colocate=False"
     assert outcome([*needed, apart, f"{engines}=3"], num_gpus=4) == []
     assert "beside the training GPUs there are 3" in problems([*needed, apart, f"{engines}=4"], num_gpus=4)[0]
+    apart_on_two = [*two_nodes[:-2], "trainer.n_gpus_per_node=6", f"{parallel}=4", apart, f"{engines}=1"]
+    (text,) = problems(apart_on_two, num_gpus=8)  # 4 are free, 2 on each node
+    assert "beside the training GPUs there are 2 on each of 2 nodes, and an engine's GPUs are of one" in text
+    assert outcome(apart_on_two, num_gpus=10) == []
     assert "a node has 4 GPUs" in problems([*needed, "trainer.n_gpus_per_node=8"], num_gpus=4)[0]
     assert "only the vllm engine" in problems([*needed, f"{parallel}=2", "actor_rollout_ref.rollout.name=hf"])[0]
 
@@ -307,6 +311,15 @@ def test_generation_has_the_same_notices_of_environments(tmp_path: Path):
     assert check_generation(load_config(GenerationConfig, "generation", argv), 0, 8) == [
         "env.grid_world.size=9 has no effect: env.env_name is single_turn."
     ]
+
+
+def test_engines_of_a_generation_fit_into_nodes(tmp_path: Path):
+    (tmp_path / "rows.jsonl").touch()
+    two = ["model.path=a/b", f"data.path={tmp_path}/rows.jsonl", "trainer.nnodes=2", "trainer.n_gpus_per_node=6"]
+    argv = [*two, "rollout.tensor_model_parallel_size=4"]
+    check_generation(load_config(GenerationConfig, "generation", [*argv, "rollout.num_engines=2"]), 8, 8)
+    with pytest.raises(ConfigError, match=r"of such engines 2 fit into trainer\.n_gpus_per_node=6 x trainer\.nnodes=2"):
+        check_generation(load_config(GenerationConfig, "generation", argv), 8, 8)  # three by default
 
 
 def test_every_problem_is_named_at_once(needed: list[str]):

@@ -18,7 +18,7 @@ class OutOfMemoryError(RuntimeError):
 
 def said(cause: Exception) -> str:
     ranks: Any = object.__new__(RayRanks)
-    ranks.role, ranks.pids = "policy", []
+    ranks.role, ranks.where = "policy", []
 
     async def fail() -> None:
         raise RayTaskError("call", "traceback", cause)
