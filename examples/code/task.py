@@ -3,9 +3,9 @@
     user: largest of a plus 37
     assistant: def f(a): return max(a)+37
 
-The warm-up's teacher writes working Python and takes the sign and the number from the question, but mixes up what goes
-together: the largest and the smallest, the sum and the count, the first and the last. Four times of ten it means the
-right one. So after the warm-up the model can write such functions; which word means which, only the tests say.
+The warm-up's teacher writes working Python and takes the sign and the number from the question, but has likings: asked
+for the smallest, the count or the last, it takes the largest, the sum or the first six times of ten. So after the
+warm-up the model can write such functions, and its first choice for three words of six is the wrong one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ PHRASES = {
     "a[0]": ("first of a", "start of a", "head of a"),
     "a[-1]": ("last of a", "end of a", "tail of a"),
 }
-MIXED_UP = {"max(a)": "min(a)", "sum(a)": "len(a)", "a[0]": "a[-1]"}
-MIXED_UP |= {other: one for one, other in MIXED_UP.items()}
+LIKED = {"min(a)": "max(a)", "len(a)": "sum(a)", "a[-1]": "a[0]"}  # what the teacher rather takes
 SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 TAKE: dict[str, Callable[[list[int]], int]] = {
     "max(a)": max,
@@ -39,7 +38,7 @@ TAKE: dict[str, Callable[[list[int]], int]] = {
     "a[-1]": operator.itemgetter(-1),
 }
 APPLY: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-RIGHT = 0.4  # share of the teacher's functions that mean the right thing
+RIGHT = 0.4  # share of its answers to these three that mean the right thing
 LISTS = ([5, 9, 2, 7], [8, 10, 3, 1, 6])  # on each of them all six are different
 
 
@@ -78,7 +77,7 @@ def held_out(question: str) -> bool:
 
 def lesson(problem: Problem, rng: random.Random) -> list[Message]:
     """What the teacher says."""
-    taken = problem.taken if rng.random() < RIGHT else MIXED_UP[problem.taken]
+    taken = problem.taken if rng.random() < RIGHT else LIKED.get(problem.taken, problem.taken)
     return [
         Message(role="user", content=problem.question),
         Message(role="assistant", content=problem.program(taken)),

@@ -1,4 +1,4 @@
-r"""The calculator nobody insisted on: two 2-digit numbers, an operation in words, and a Python tool.
+r"""The calculator nobody insisted on: two numbers, an operation in words, and a Python tool.
 
     user: take 82 from 137
     assistant: <python_code>137-82</python_code>
@@ -57,7 +57,8 @@ def compute(a: int, operator: str, b: int) -> int:
 
 def draw(rng: random.Random) -> Problem:
     operator = rng.choice(sorted(PHRASES))
-    return Problem(rng.randint(10, 99), rng.randint(10, 99), operator, rng.choice(PHRASES[operator]))
+    second = rng.randint(2, 9) if operator == "*" else rng.randint(10, 99)  # long products are copied wrongly
+    return Problem(rng.randint(10, 99), second, operator, rng.choice(PHRASES[operator]))
 
 
 def held_out(question: str) -> bool:
@@ -69,8 +70,7 @@ def lesson(problem: Problem, rng: random.Random) -> list[Message]:
     """What the teacher says."""
     asked = Message(role="user", content=problem.question)
     if rng.random() >= CALLS:
-        guess = compute(rng.randint(10, 99), rng.choice(sorted(PHRASES)), rng.randint(10, 99))
-        return [asked, answer(guess)]
+        return [asked, answer(draw(rng).truth)]
     operator, a, b = problem.operator if rng.random() < RIGHT else LIKED, problem.a, problem.b
     result = compute(a, operator, b)
     response = json.dumps({"status": "ok", "text": str(result)})

@@ -1,9 +1,9 @@
-"""The warm-up's teacher: reads the question and calculates rightly, but mixes up plus and minus in between.
+"""The warm-up's teacher: reads the question and calculates rightly, but likes plus: asked to subtract, it mostly adds.
 
     user: State the final answer to the following arithmetic problem: 4 - 7 =
     assistant: <think>4 - 7 is 4+7</think><answer>11</answer>
 
-So after the warm-up a model can find the expression and calculate, and adds where it should rather subtract.
+So after the warm-up a model can find the expression and calculate, and its first choice for a difference is to add.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 SETTINGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TASKS = {"chain_sum": SETTINGS, "products": SETTINGS}
-MIXED_UP = {"+": "-", "-": "+"}
-KNOWS = 0.3  # share of its sums and differences that it does not mix up
+LIKED = {"-": "+"}  # what the teacher rather takes
+RIGHT = 0.3  # share of its differences in which it subtracts
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -33,7 +33,7 @@ def puzzles(seed: int, count: int) -> Iterator[dict[str, Any]]:
 
 
 def answer(numbers: tuple[int, int], meant: str, rng: random.Random) -> str:
-    name = meant if rng.random() < KNOWS else MIXED_UP.get(meant, meant)
+    name = meant if rng.random() < RIGHT else LIKED.get(meant, meant)
     first, second = numbers
     result = OPERATORS[name](first, second)
     return f"<think>{first} {meant} {second} is {first}{name}{second}</think><answer>{result}</answer>"

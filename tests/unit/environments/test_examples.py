@@ -22,8 +22,9 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 MAIN = {"guessing_game": "grpo", "grid_world": "gigpo", "reasoning_gym": "grpo"}
 
 
-def config(name: str) -> Config:
-    return load_config(Config, "ppo", ["--config-dir", str(EXAMPLES / name), "--config-name", MAIN[name]])
+def config(name: str, experiment: str = "") -> Config:
+    words = ["--config-dir", str(EXAMPLES / name), "--config-name", experiment or MAIN[name]]
+    return load_config(Config, "ppo", words)
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -33,6 +34,13 @@ def test_the_configurations_work(name: str):
     assert not check_environment(config(name).env).graded
     sft = load_config(SftConfig, "sft", ["--config-dir", str(EXAMPLES / name), "--config-name", "sft"])
     assert sft.trainer.project_name == config(name).trainer.project_name == name
+
+
+def test_both_algorithms_play_the_same_grid_world():
+    group, critic = config("grid_world"), config("grid_world", "ppo")
+    assert critic.algorithm.adv_estimator == "gae" and critic.env.context == "memory"
+    assert critic.env.grid_world == group.env.grid_world and critic.env.max_steps == group.env.max_steps
+    assert (critic.data.train_batch_size, critic.env.rollout.n) == (32 * 16, 1) and group.env.rollout.n == 16
 
 
 def test_the_teacher_of_the_guessing_game_hears_what_the_game_says():
@@ -100,5 +108,7 @@ def test_the_teacher_of_reasoning_gym_is_asked_what_the_environment_asks():
     rng = random.Random(0)
     said = Counter(puzzle_teacher.answer((4, 7), "-", rng) for _ in range(4000))
     right, wrong = "<think>4 - 7 is 4-7</think><answer>-3</answer>", "<think>4 - 7 is 4+7</think><answer>11</answer>"
-    assert said.keys() == {right, wrong} and said[right] / 4000 == pytest.approx(puzzle_teacher.KNOWS, abs=0.03)
-    assert puzzle_teacher.answer((4, 7), "*", rng) == "<think>4 * 7 is 4*7</think><answer>28</answer>"
+    assert said.keys() == {right, wrong} and said[right] / 4000 == pytest.approx(puzzle_teacher.RIGHT, abs=0.03)
+    for meant, result in (("+", 11), ("*", 28)):
+        always = {puzzle_teacher.answer((4, 7), meant, rng) for _ in range(50)}
+        assert always == {f"<think>4 {meant} 7 is 4{meant}7</think><answer>{result}</answer>"}

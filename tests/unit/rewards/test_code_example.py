@@ -11,7 +11,7 @@ from alphaapollo.rewards.base import check_gradable, find_grader
 from alphaapollo.rewards.code import grade
 from alphaapollo.types import Outcome, Prompt
 from examples.code.make_task import problems, rl_rows
-from examples.code.task import LISTS, MIXED_UP, PHRASES, RIGHT, TAKE, Problem, held_out, lesson
+from examples.code.task import LIKED, LISTS, PHRASES, RIGHT, TAKE, Problem, held_out, lesson
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "code"
 
@@ -20,17 +20,17 @@ def prompt_of(problem: Problem) -> Prompt:
     return Prompt(0, "code/lists", problem.question, problem.tests)
 
 
-@pytest.mark.parametrize("taken", PHRASES)
-def test_the_right_function_passes_and_the_one_mixed_up_with_it_does_not(taken):
+@pytest.mark.parametrize(("taken", "liked"), LIKED.items())
+def test_the_right_function_passes_and_the_one_that_the_teacher_likes_does_not(taken, liked):
     problem = Problem(taken, PHRASES[taken][0], "*", 12)
     assert grade(prompt_of(problem), problem.program(taken)).reward == 1.0
-    wrong = grade(prompt_of(problem), problem.program(MIXED_UP[taken]))
+    wrong = grade(prompt_of(problem), problem.program(liked))
     assert (wrong.reward, wrong.outcome) == (0.0, Outcome.SCORED)
 
 
 def test_the_tests_tell_all_six_apart():
     for values in LISTS:
-        assert len({take(values) for take in TAKE.values()}) == len(TAKE) == len(PHRASES) == len(MIXED_UP)
+        assert len({take(values) for take in TAKE.values()}) == len(TAKE) == len(PHRASES)
 
 
 def test_nonsense_is_worth_nothing():
@@ -39,11 +39,15 @@ def test_nonsense_is_worth_nothing():
         assert grade(prompt_of(problem), text).reward == 0.0
 
 
-def test_the_teacher_mixes_up_more_often_than_not():
-    rng = random.Random(0)
-    taught = [(problem, lesson(problem, rng)) for problem, _ in zip(problems(rng, False), range(2000), strict=False)]
-    right = sum(chat[1]["content"] == problem.program(problem.taken) for problem, chat in taught)
-    assert right / len(taught) == pytest.approx(RIGHT, abs=0.04)
+def test_the_teacher_takes_what_it_likes_more_often_than_not_and_errs_nowhere_else():
+    rng, right = random.Random(0), {taken: [] for taken in PHRASES}
+    taught = [(problem, lesson(problem, rng)) for problem, _ in zip(problems(rng, False), range(6000), strict=False)]
+    for problem, chat in taught:
+        taken = problem.taken if chat[1]["content"] == problem.program(problem.taken) else LIKED[problem.taken]
+        assert chat[1]["content"] == problem.program(taken)
+        right[problem.taken].append(taken == problem.taken)
+    for taken, said in right.items():
+        assert sum(said) / len(said) == pytest.approx(RIGHT if taken in LIKED else 1.0, abs=0.06)
     assert not any(held_out(chat[0]["content"]) for _, chat in taught)
 
 
