@@ -89,7 +89,8 @@ def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Shares of the generated groups. Right, wrong, mixed and equal look at the samples that did not fail."""
+    """Shares of the generated groups. Right, wrong, mixed and equal look at the samples that did not fail. A group
+    of one (`env.rollout.n=1`, a critic's) compares nothing, and is not called equal."""
     counts: Counter[str] = Counter()
     for group in generated:
         scored = _scored(group.trajectories)
@@ -98,7 +99,7 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
         counts["all_right"] += bool(right) and all(right)
         counts["all_wrong"] += bool(right) and not any(right)
         counts["mixed"] += any(right) and not all(right)
-        counts["equal"] += bool(rewards) and max(rewards) == min(rewards)
+        counts["equal"] += len(group.trajectories) > 1 and bool(rewards) and max(rewards) == min(rewards)
         counts["partial"] += 0 < len(scored) < len(group.trajectories)
     counts["dropped"] = len(generated) - len(trained)
     names = ("all_right", "all_wrong", "mixed", "equal", "partial", "dropped")

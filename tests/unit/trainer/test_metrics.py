@@ -70,6 +70,11 @@ def test_groups_by_what_they_teach() -> None:
     assert metrics["reward/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
 
 
+def test_a_group_of_one_is_not_called_equal() -> None:
+    metrics = measured(group(trajectory(0, 0.0, 1)), group(trajectory(0, 1.0, 1)))
+    assert metrics["groups/equal"] == 0.0 and metrics["groups/all_right"] == metrics["groups/all_wrong"] == 0.5
+
+
 def test_each_data_source_has_its_own_figures_where_there_are_several() -> None:
     def of(source: str, *trajectories: Trajectory) -> TrajectoryGroup:
         return TrajectoryGroup(Prompt(0, source, "text"), list(trajectories))
