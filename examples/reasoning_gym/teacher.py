@@ -16,7 +16,7 @@ from typing import Any
 SETTINGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TASKS = {"chain_sum": SETTINGS, "products": SETTINGS}
 LIKED = {"-": "+"}  # what the teacher rather takes
-RIGHT = 0.3  # share of its differences in which it subtracts
+RIGHT = 0.4  # share of its differences in which it subtracts
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
