@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NotRequired, TypedDict
 
+import numpy as np
+
 
 class Message(TypedDict):
     """One chat message, e.g. `{"role": "user", "content": "2+2=?"}`."""
@@ -65,6 +67,9 @@ class Completion:
     stop_reason: StopReason
     weight_version: int  # the publish that the engine held
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
+    routed_experts: np.ndarray | None = None
+    """uint8 or uint16 [prompt + T - 1, layers, k]: the experts that each token, but for the last, was sent to; of a
+    mixture of experts, where asked for. Rows take it over (rollout/context.py)."""
 
 
 class Outcome(StrEnum):
@@ -163,6 +168,7 @@ class Row:
     logprobs: list[float]  # [T] the engine's log-probs, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each of its turns
     first_turn: int = 0  # its first turn's index in Trajectory.turns
+    routed_experts: np.ndarray | None = None  # [T, layers, k], as the completions'
 
     @property
     def response_start(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
+from alphaapollo.config.check_experts import check_balance, check_experts
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
 from alphaapollo.config.check_parallelism import check_parallelism, check_replicas
 from alphaapollo.config.errors import ConfigError
@@ -44,6 +45,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *_check_batch(config),
         *_check_algorithm(config),
         *check_lora(config),
+        *check_experts(config),
         *_check_sampling(config),
         *_check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
         *_check_optimizer("critic.optim", config.critic.optim),
@@ -67,6 +69,7 @@ def check_sft(config: SftConfig, num_gpus: int) -> list[str]:
         *_check_template_arguments(config.data.apply_chat_template_kwargs),
         *_check_optimizer("optim", config.optim),
         *check_sft_lora(config),
+        *check_balance("model", config.model),
         *_check_resume(config.trainer.resume_mode, config.trainer.resume_from_path),
     ]
     if device == "cuda" and not num_gpus:

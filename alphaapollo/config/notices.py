@@ -49,12 +49,14 @@ GENERATION_CPU_ONLY = ("rollout.kv_cache_gib", "rollout.block_size")
 OF_TRAINING = (  # keys of sections that main_generation shares with main_ppo
     "model.attention",
     "model.enable_gradient_checkpointing",
+    "model.router_aux_loss_coef",
     "model.lora_rank",
     "model.lora_alpha",
     "model.target_modules",
     "rollout.colocate",
     "rollout.free_cache_engine",
     "rollout.lora",
+    "rollout.router_replay",
     *(f"rollout.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k", "greedy")),
 )
 OFF: dict[str, float | None] = {  # values that say what is so anyway where the key has no effect
@@ -77,6 +79,8 @@ def notices(config: Config, device: Device, num_cores: int) -> list[str]:
         *_void_replicas(ROLLOUT, config.actor_rollout_ref.rollout, device),
     ]
     lines = void_lines(config, [*_void_by_switch(config), *by_device])
+    if device == "cpu" and config.actor_rollout_ref.rollout.router_replay:
+        lines.append(f"{ROLLOUT}.router_replay=true: without a GPU the engine is many times slower with it.")
     if device == "cpu" and trainer.n_gpus_per_node > num_cores:
         ranks = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
         lines.append(f"{ranks} on {num_cores} cores: the ranks share them and slow each other down.")

@@ -36,6 +36,7 @@ class Rows:
     response_starts: np.ndarray  # int64 [R], always >= 1: a first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], the engine's; 0 off the mask
+    routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k]: those that the engine's router chose
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row]) -> Rows:
@@ -49,6 +50,7 @@ class Rows:
             response_starts=np.array(starts, dtype=np.int64),
             action_mask=_concatenate([row.action_mask[start:] for row, start in responses], np.uint8),
             rollout_logprobs=_concatenate([row.logprobs[start:] for row, start in responses], np.float32),
+            routed_experts=_routed_experts(rows),
         )
 
     def __len__(self) -> int:
@@ -77,7 +79,12 @@ class Rows:
             response_starts=self.response_starts[list(positions)],
             action_mask=take_segments(self.action_mask, self.response_offsets, positions),
             rollout_logprobs=take_segments(self.rollout_logprobs, self.response_offsets, positions),
+            routed_experts=None if self.routed_experts is None else self._experts(positions),
         )
+
+    def _experts(self, positions: Sequence[int]) -> np.ndarray:
+        assert self.routed_experts is not None
+        return take_segments(self.routed_experts, self.token_offsets, positions)
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,11 @@ class MiniBatch:
     then computes on a dummy row of weight 0, because all ranks run equally many forward and backward passes."""
 
     micro_batches: list[list[int]]
+
+    @property
+    def positions(self) -> list[int]:
+        """Of all its rows."""
+        return [position for micro_batch in self.micro_batches for position in micro_batch]
 
 
 @dataclass(frozen=True)
@@ -212,3 +224,10 @@ def segment_offsets(lengths: np.ndarray) -> np.ndarray:
 
 def _concatenate(parts: Sequence[Sequence[int] | Sequence[float]], dtype: type) -> np.ndarray:
     return np.concatenate([np.asarray(part, dtype=dtype) for part in parts]) if parts else np.zeros(0, dtype=dtype)
+
+
+def _routed_experts(rows: Sequence[Row]) -> np.ndarray | None:
+    """None unless the engine returned them."""
+    there = [row.routed_experts for row in rows if row.routed_experts is not None]
+    assert len(there) in (0, len(rows)), "some rows lack the experts that the engine chose"
+    return np.concatenate(there) if there else None

@@ -139,7 +139,7 @@ async def launch(generation: Generation) -> EngineCrew:
     # The engine keeps the GPU's memory to itself: it does not sleep.
     rollout, num_engines = generation.rollout, generation.rollout.num_engines
     assert num_engines is not None
-    rollout = rollout.model_copy(update={"colocate": False, "free_cache_engine": False})
+    rollout = rollout.model_copy(update={"colocate": False, "free_cache_engine": False, "router_replay": False})
     plan = EnginePlan(
         device=generation.device,
         num_engines=num_engines,

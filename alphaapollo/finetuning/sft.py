@@ -29,7 +29,7 @@ from alphaapollo.finetuning.memory import fit_sft
 from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
-from alphaapollo.startup.input_checks import check_adapters, check_sequence_parallel
+from alphaapollo.startup.input_checks import check_adapters, check_experts, check_sequence_parallel
 from alphaapollo.startup.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.types import Row
@@ -87,6 +87,7 @@ def prepare(config: SftConfig) -> SftRun:
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule)
     check_adapters(config.model, "model")
+    check_experts(config.model, "model")
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     notices += unread_arguments(config.data.apply_chat_template_kwargs, tokenizer)
     renderer = Renderer(tokenizer, config.data.apply_chat_template_kwargs)

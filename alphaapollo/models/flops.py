@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.models.experts import ExpertSizes
 from alphaapollo.models.trunk import head_size
+
+EXPERTS = ".experts."  # in the names of parameters, whether stacked or one by one; not of shared experts
 
 PEAK = {
     "GB200": 2.5e15,
@@ -42,23 +45,29 @@ def peak_flops(device_name: str) -> float | None:
 class ModelSize:
     """What the arithmetic of a decoder depends on."""
 
-    num_parameters: int  # of the matrices that every token passes, the head among them
+    num_parameters: int  # of the matrices that a token passes, the head among them
     num_trained: int  # of these, those that get a gradient: with LoRA the adapters'
     num_layers: int
     attention_width: int  # heads x their size
 
     @classmethod
     def of(cls, model: Any) -> ModelSize | None:
-        """None for a mixture of experts: how many parameters a token passes is not known here."""
+        """Of a mixture of experts those count that a token is sent to. None where their number is not known."""
         config = model.config.get_text_config()
-        if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+        experts = ExpertSizes.of(model.config)
+        passed = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim >= 2}
+        if experts is None and any(EXPERTS in name for name in passed):
             return None
-        passed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
         if not config.tie_word_embeddings:
             embedding = model.get_input_embeddings().weight  # looked up, not multiplied
-            passed = [parameter for parameter in passed if parameter is not embedding]
-        matrices = sum(parameter.numel() for parameter in passed)
-        trained = sum(parameter.numel() for parameter in passed if parameter.requires_grad)
+            passed = {name: parameter for name, parameter in passed.items() if parameter is not embedding}
+
+        def active(name: str, parameter: Any) -> int:
+            count: int = parameter.numel()
+            return count * experts.chosen // experts.num_experts if experts and EXPERTS in name else count
+
+        matrices = sum(active(name, parameter) for name, parameter in passed.items())
+        trained = sum(active(name, parameter) for name, parameter in passed.items() if parameter.requires_grad)
         width = config.num_attention_heads * head_size(config)
         return cls(matrices, trained, config.num_hidden_layers, width)
 

@@ -43,6 +43,8 @@ class MicroBatch:
 
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T
     position_ids: Tensor  # int64 [1, T] or [1, sum T], likewise
+    is_real: Tensor  # bool, as token_ids: a token of a row; not padding, not the dummy
+    routed_experts: Tensor | None  # integers, as token_ids, [.., L, k]: see data.batch.Rows
     packing: Packing | None  # of whole rows; None: padded
     states: Positions  # n: whose hidden state predicts each response token
     ends: Positions  # b: each row's last token, which is its response's last
@@ -97,6 +99,7 @@ def build_micro_batch(
     sent = {
         "token_ids": layout.token_ids[:, layout.part],
         "position_ids": layout.position_ids[None, layout.part],
+        "is_real": layout.is_real[:, layout.part] & (not is_dummy),
         "cu_seqlens": segment_offsets(layout.lengths).astype(np.int32),
         "states": states,
         "own_states": own_states,
@@ -107,10 +110,14 @@ def build_micro_batch(
         "mask": chosen.action_mask.astype(np.float32),
         "rollout_logprobs": chosen.rollout_logprobs.astype(np.float32),
     }
+    if rows.routed_experts is not None:
+        sent["routed_experts"] = layout.lay_out(_experts(rows, chosen))[:, layout.part]
     there = upload(sent | _columns_to_send(given), device)
     return MicroBatch(
         token_ids=there["token_ids"],
         position_ids=there["position_ids"],
+        is_real=there["is_real"],
+        routed_experts=there.get("routed_experts"),
         packing=None if padded else Packing(there["cu_seqlens"], layout.lengths.tolist()),
         states=Positions(there["states"], there["own_states"] if sequence else None, len(targets)),
         ends=Positions(there["ends"], there["own_ends"] if sequence else None, len(chosen)),
@@ -131,11 +138,18 @@ class _Layout:
 
     token_ids: np.ndarray  # int64 [b, T] or [1, T], whole
     position_ids: np.ndarray  # int64 [T]
+    is_real: np.ndarray  # bool, as token_ids
     lengths: np.ndarray  # int64 [b]; packed: one more where T was padded
     starts: np.ndarray  # int64 [b]: the flat position of each row's first token
     offsets: np.ndarray  # int64 [b + 1], of the rows' tokens
     part: slice  # of T
     sequence: SequenceGroup | None
+
+    def lay_out(self, values: np.ndarray) -> np.ndarray:
+        """What stands beside the rows' tokens, as token_ids; zero where there is none. [sum T, ..] -> [b, T, ..]"""
+        there = np.zeros((*self.token_ids.shape, *values.shape[1:]), dtype=values.dtype)
+        there[self.is_real] = values
+        return there
 
     def places(self, token_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of tokens by their index in the rows: the flat positions of a rank's own, and which of them those are."""
@@ -152,15 +166,25 @@ def _lay_out(rows: Rows, padded: bool, sequence: SequenceGroup | None) -> _Layou
     width = -(-needed // size) * size
     if padded:
         token_ids = np.zeros((len(lengths), width), dtype=np.int64)
-        token_ids[np.arange(width) < lengths[:, None]] = rows.token_ids
+        is_real = np.arange(width) < lengths[:, None]
         position_ids, starts = np.arange(width), np.arange(len(lengths)) * width
     else:
         lengths = np.append(lengths, width - needed) if width > needed else lengths
         token_ids = np.zeros((1, width), dtype=np.int64)
-        token_ids[0, :needed] = rows.token_ids
+        is_real = np.arange(width)[None] < needed
         position_ids, starts = _counting(lengths), rows.token_offsets[:-1]
+    token_ids[is_real] = rows.token_ids
     part = sequence.part(width) if sequence else slice(0, width)
-    return _Layout(token_ids, position_ids, lengths, starts, rows.token_offsets, part, sequence)
+    return _Layout(token_ids, position_ids, is_real, lengths, starts, rows.token_offsets, part, sequence)
+
+
+def _experts(rows: Rows, chosen: Rows) -> np.ndarray:
+    """Of the chosen rows, or of the dummy's two tokens; torch computes little with numpy's uint16."""
+    assert rows.routed_experts is not None
+    experts = chosen.routed_experts
+    if experts is None:
+        experts = np.zeros((2, *rows.routed_experts.shape[1:]), dtype=rows.routed_experts.dtype)
+    return experts.astype(np.int32) if experts.dtype == np.uint16 else experts
 
 
 def _columns_to_send(given: Columns[np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from alphaapollo.data.batch import Rows
+from alphaapollo.models.experts import Routers
 from alphaapollo.models.lm_head import Head, Hidden, TokenStats, token_stats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.trunk import response_states
@@ -35,6 +36,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
         self.scale, self.softcap = logit_transform(model.config)
+        self.routers = Routers.of(model)  # of a mixture of experts
 
     def forward(
         self, micro: MicroBatch, temperature: float, need_entropy: bool = False, reference: Hidden | None = None
@@ -55,12 +57,19 @@ class PolicyModel(nn.Module):
     def _hidden(self, micro: MicroBatch) -> Hidden:
         output = self.model.get_output_embeddings()
         head = Head(output.weight, output.bias, self.scale, self.softcap)
-        return Hidden(response_states(self.model.base_model, micro), head)
+        if self.routers is None:
+            return Hidden(response_states(self.model.base_model, micro), head)
+        self.routers.begin(micro.is_real, micro.routed_experts)
+        states = response_states(self.model.base_model, micro)
+        self.routers.end()
+        return Hidden(states, head)
 
     def own_logprobs(self, token_ids: Tensor) -> Tensor:
         """Log-probs of tokens 1 .. T-1 by the model's own forward pass and eager attention. [1, T] -> [T - 1]."""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
+        if self.routers is not None:
+            self.routers.forget()
         logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
         self.model.set_attn_implementation(attention)
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from alphaapollo.environments.base import Environment, blaming
 from alphaapollo.environments.memory import MemoryType, Step, select
 from alphaapollo.rollout.check_replies import check_messages
-from alphaapollo.types import Message, Row, Turn
+from alphaapollo.types import Completion, Message, Row, Turn
 
 RenderPrompt = Callable[[list[Message] | str], list[int]]
 RenderDelta = Callable[[list[Message], int | None], list[int]]
@@ -126,6 +128,7 @@ def append_context_rows(turns: Sequence[Turn]) -> list[Row]:
     row = Row(token_ids=[], action_mask=[], logprobs=[], turn_ends=[])
     for turn in turns:
         _extend(row, turn)
+    row.routed_experts = experts_of([turn.completion for turn in turns], row.turn_ends)
     return [row]
 
 
@@ -134,7 +137,23 @@ def memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
     rows = [Row(token_ids=[], action_mask=[], logprobs=[], turn_ends=[], first_turn=i) for i in range(len(turns))]
     for row, turn in zip(rows, turns, strict=True):
         _extend(row, turn)
+        row.routed_experts = experts_of([turn.completion], row.turn_ends)
     return rows
+
+
+def experts_of(completions: Sequence[Completion], ends: Sequence[int]) -> np.ndarray | None:
+    """The experts of a row's tokens, each token's from the first completion after it. The last one was never computed:
+    it gets its neighbour's, and nothing reads what they make of it.
+
+    `ends`: the position of each completion's last token. None where the engine gave none. -> [T, layers, k]"""
+    parts: list[np.ndarray] = []
+    known = 0
+    for completion, end in zip(completions, ends, strict=True):
+        if completion.routed_experts is None:
+            return None
+        parts.append(completion.routed_experts[known:end])
+        known = end
+    return np.concatenate([*parts, parts[-1][-1:]])
 
 
 def _extend(row: Row, turn: Turn) -> None:

@@ -118,6 +118,8 @@ class EpisodeRunner:
                 end, score = EpisodeEnd.ENVIRONMENT_FAILED, _failed(f"{failure} (attempt {number} of {ATTEMPTS})")
         rows = attempt.rows(attempt.turns)
         check_rows(rows, attempt.turns, attempt.seen)
+        for turn in attempt.turns:  # the rows have them
+            turn.completion = replace(turn.completion, routed_experts=None)
         seconds = time.perf_counter() - started
         return Trajectory(task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.asked)
 

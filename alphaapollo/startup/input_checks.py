@@ -144,6 +144,17 @@ def check_adapters(model: Model, key: str) -> None:
         check_targets(model, key)
 
 
+def check_experts(model: Model, section: str, router_replay: bool = False) -> None:
+    """ValueError: keys about experts, and a model without any that are known. section: e.g. actor_rollout_ref.model."""
+    if model.router_aux_loss_coef or router_replay:
+        from alphaapollo.models.experts import check_routers  # brings torch
+
+        key = (
+            f"{section}.router_aux_loss_coef" if model.router_aux_loss_coef else f"{section[:-5]}rollout.router_replay"
+        )
+        check_routers(model, key, balance=bool(model.router_aux_loss_coef))
+
+
 def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
     """ValueError: prompt and response together are longer than the model has positions, which vLLM refuses to serve."""
     if rollout.name != "vllm":

@@ -15,6 +15,7 @@ from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import critic_model
 from alphaapollo.startup.input_checks import (
     check_adapters,
+    check_experts,
     check_lengths,
     check_rewards,
     check_sequence_parallel,
@@ -51,6 +52,7 @@ def read_inputs(config: Config) -> Inputs:
     data, model = config.data, config.actor_rollout_ref.model
     check_engine_kwargs(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
     check_adapters(model, "actor_rollout_ref.model")
+    check_experts(model, "actor_rollout_ref.model", config.actor_rollout_ref.rollout.router_replay)
     check_adapters(critic_model(model, config.critic), "critic.model")
     check_lengths(model, config.actor_rollout_ref.rollout, data)
     check_sequence_parallel(config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, _trained_models(config))

@@ -46,6 +46,7 @@ from alphaapollo.workers.base import (
     step_figures,
     torch_dtype,
 )
+from alphaapollo.workers.expert_load import ExpertLoad
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
 
 
@@ -131,6 +132,7 @@ class PolicyWorker:
         """
         batch, sums = self._batch, Sums(self.groups.data)
         self.state.fetch()
+        load = self._expert_load()
         takes_own = columns.old_logprobs is None
         old = self._old_log_probs(columns)
         started = time.perf_counter()
@@ -138,8 +140,10 @@ class PolicyWorker:
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(batch.mini_batches):
                 noted = ColumnInParts(batch.rows) if takes_own and epoch == index == 0 else None
+                if load:
+                    load.begin_step(batch.rows, mini_batch.positions)
                 for positions in self.state.accumulate(mini_batch.micro_batches):
-                    self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums)
+                    self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums, load)
                 steps.append(self.state.step())
                 if noted:
                     noted.fetch(old)
@@ -147,6 +151,7 @@ class PolicyWorker:
         totals = sums.over_ranks(self.device)
         figures = normalise(totals, len(steps)) | step_figures(steps, self.actor.grad_clip)
         figures |= {"optimizer_steps": float(len(steps)), "tokens": totals["tokens"]}
+        figures |= load.figures() if load else {}
         if self.peak is not None and self.size is not None:
             flops = self.actor.ppo_epochs * self.size.training_flops(batch.rows.lengths)
             own_flops = flops / self.placement.sequence_parallel
@@ -281,6 +286,12 @@ class PolicyWorker:
         reshard(model)
         return column.fetch()
 
+    def _expert_load(self) -> ExpertLoad | None:
+        routers = self.policy.routers
+        if routers is None:
+            return None
+        return ExpertLoad(routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
+
     def _micro_batch(
         self, rows: Rows, positions: Sequence[int], columns: Columns[np.ndarray] | None = None
     ) -> MicroBatch:
@@ -293,7 +304,12 @@ class PolicyWorker:
         return self._log_probs(self.policy, self._batch.rows, self._positions(first_mini_batch=1))
 
     def _accumulate(
-        self, positions: list[int], columns: Columns[np.ndarray], noted: ColumnInParts | None, sums: Sums
+        self,
+        positions: list[int],
+        columns: Columns[np.ndarray],
+        noted: ColumnInParts | None,
+        sums: Sums,
+        load: ExpertLoad | None,
     ) -> None:
         """Forward and backward of one micro-batch. noted: take the old log-probs from this forward, and note them."""
         micro = self._micro_batch(self._batch.rows, positions, replace(columns, returns=None, values=None))
@@ -303,6 +319,8 @@ class PolicyWorker:
             noted.add(positions, micro.values(stats.logprobs))
         matrices = policy_matrices(micro, stats, old_logprobs=None if noted is None else stats.logprobs.detach())
         loss, figures = policy_objective(matrices, self.actor, self.policy_loss, self.correction)
+        if load:
+            loss = loss + load.note()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the weights are global
         sums.add(figures)
 

@@ -19,6 +19,7 @@ from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.train_state import TrainState
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.workers.base import RankPlacement, Sums, join, leave, torch_dtype
+from alphaapollo.workers.expert_load import ExpertLoad
 
 
 class SftWorker:
@@ -50,15 +51,20 @@ class SftWorker:
         """One optimiser step on the mean loss over the trained tokens of all ranks."""
         (mini_batch,) = batch.mini_batches
         num_tokens = self._tokens(batch).over_ranks(self.device)["tokens"]
-        sums = Sums(self.groups.data)
+        sums, load = Sums(self.groups.data), self._expert_load()
+        if load:
+            load.begin_step(batch.rows, mini_batch.positions)
         for positions in self.state.accumulate(mini_batch.micro_batches):
             loss = self._loss(batch, positions) / num_tokens
-            (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
             sums.add({"loss": loss})
+            if load:
+                loss = loss + load.note()
+            (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
         figures = self.state.step()
         self.state.rest()
         mean = sums.over_ranks(self.device)["loss"]
-        return {
+        experts = {f"train/{name}": value for name, value in load.figures().items()} if load else {}
+        return experts | {
             "train/loss": mean,
             "train/perplexity": math.exp(min(mean, 50.0)),
             "train/grad_norm": figures.grad_norm,
@@ -76,6 +82,11 @@ class SftWorker:
         reshard(self.model)
         totals = sums.over_ranks(self.device)
         return {"val/loss": totals["loss"] / totals["tokens"]}
+
+    def _expert_load(self) -> ExpertLoad | None:
+        if self.model.routers is None:
+            return None
+        return ExpertLoad(self.model.routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
 
     def _tokens(self, batch: RankBatch) -> Sums:
         sums = Sums(self.groups.data)

@@ -47,6 +47,9 @@ class Model(Lora):
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto = where the
     plan finds that the token budget would not fit without."""
+    router_aux_loss_coef: NonNegativeFloat = 0.0
+    """Weight of the loss that evens out the load of a mixture of experts (docs/moe.md), beside the policy's or the
+    next-token loss; 0 = none, as is usual in RL. config.json names the one of pre-training, e.g. 0.001."""
 
 
 class Optimizer(Section):

@@ -66,6 +66,9 @@ class Rollout(Section):
     """What an engine gets of a policy with LoRA: whole weights, or the adapters, which vLLM then serves."""
     enable_prefix_caching: bool = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
+    router_replay: bool = False
+    """Of a mixture of experts: the engine returns the experts that its routers chose for each token, and the policy's
+    and the reference's log-probs, and the update, are computed with them (R3, arXiv 2510.11370; docs/moe.md)."""
     free_cache_engine: bool = True
     """Put the engine to sleep while training (colocated GPUs only)."""
     val_kwargs: ValSampling = ValSampling()

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.interpreted import interpret_triton
 from alphaapollo.rollout.vllm.process import EngineContext, log_to_file, process_environment, start_fork_server
 from alphaapollo.rollout.vllm.settings import engine_arguments, environment, sockets_folder
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 if TYPE_CHECKING:
+    import numpy as np
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -55,6 +57,7 @@ class VllmEngine:
             Path(sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
         os.environ.update(environment(self.spec) | process_environment(self.spec.log_path, self.spec.cleanup))
         log_to_file("vllm", self.spec.log_path)
+        interpret_triton()
         if self.spec.device == "cpu":
             self._context = start_fork_server()
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
@@ -158,7 +161,17 @@ class VllmEngine:
             stop_reason=StopReason(answer.finish_reason),
             weight_version=self.version,
             num_cached_tokens=output.num_cached_tokens or 0,
+            routed_experts=self._experts(answer.routed_experts, len(token_ids) + len(answer.token_ids) - 1),
         )
+
+    def _experts(self, returned: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
+        """Those of every token that was computed, where they are asked for."""
+        if not self.spec.rollout.router_replay:
+            return None
+        if returned is None or len(returned) != num_tokens:
+            found = "none" if returned is None else str(len(returned))
+            raise EngineError(f"{self.spec.name} returned the experts of {found} of {num_tokens} tokens")
+        return returned
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         from vllm.sampling_params import SamplingParams

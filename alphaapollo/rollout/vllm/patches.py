@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from alphaapollo.rollout.vllm.interpreted import is_interpreted
 from alphaapollo.weights.digest import tensors_digest
 from alphaapollo.weights.vllm_digest import owned_parts
 
@@ -24,6 +25,7 @@ def apply_patches() -> None:
     """Patch this process, once, before the model is built."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
+    from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     TopKTopPSampler.forward_native = untruncated_logprobs(TopKTopPSampler.forward_native)
@@ -34,7 +36,11 @@ def apply_patches() -> None:
         UnquantizedFusedMoEMethod.process_weights_after_loading = pack_experts_anew(process)
         utils.dispatch_cpu_unquantized_gemm = note_packing(utils.dispatch_cpu_unquantized_gemm)
         TopKTopPSampler.forward_cpu = untruncated_logprobs(TopKTopPSampler.forward_cpu)
-    else:
+        if is_interpreted():
+            from vllm.v1.worker.gpu.sample import sampler
+
+            sampler.apply_top_k_top_p = topk_topp_sampler.apply_top_k_top_p_pytorch
+    if not current_platform.is_cpu() or is_interpreted():
         from vllm.v1.worker.gpu.sample.sampler import Sampler
 
         Sampler._sample_random = untruncated_logits(Sampler._sample_random)

@@ -7,9 +7,11 @@ import os
 
 import setproctitle
 
+from alphaapollo.rollout.vllm.interpreted import interpret_triton
 from alphaapollo.rollout.vllm.process import CORE_MODULES, LOG, redirect_output
 
 redirect_output(os.environ[LOG])
+interpret_triton()
 setproctitle.getproctitle()  # finds where titles go while it still can, so that the children show as VLLM::EngineCore
 gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
 for module in CORE_MODULES:

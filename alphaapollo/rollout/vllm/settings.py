@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm import interpreted
 
 EXTENSION = "alphaapollo.rollout.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # our own weight transfer, registered with vLLM by the extension
@@ -48,6 +49,8 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
     }
     if tensor_parallel == 1:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model runs in the core's process, not in one more
+    if spec.rollout.router_replay:
+        variables |= interpreted.ENVIRONMENT
     if spec.rollout.enforce_eager:
         variables["TORCH_COMPILE_DISABLE"] = "1"  # else the first log-probs pay for a compilation
     return variables
@@ -62,6 +65,8 @@ SET_BY: dict[str, str] = {  # arguments that are not the user's, with the key th
     "tensor_parallel_size": "rollout.tensor_model_parallel_size",
     "kv_cache_memory_bytes": "rollout.kv_cache_gib",
     "enable_sleep_mode": "rollout.free_cache_engine",
+    "enable_return_routed_experts": "rollout.router_replay",
+    "aux_output_config": "rollout.router_replay",
     **{
         name: f"rollout.{name}"
         for name in (
@@ -148,6 +153,7 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
         "max_logprobs": 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
+        "enable_return_routed_experts": rollout.router_replay,
     }
 
 

@@ -22,6 +22,10 @@ RESET = ["actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.
         ),
         (["actor_rollout_ref.model.target_modules=[q_proj]"], "target_modules=[q_proj]: there are no adapters"),
         ([RANK, "actor_rollout_ref.model.target_modules=[]"], "no layer would get an adapter"),
+        (
+            [RANK, "actor_rollout_ref.model.router_aux_loss_coef=0.01"],
+            "router_aux_loss_coef=0.01: with actor_rollout_ref.model.lora_rank=16 the routers are frozen",
+        ),
         (["critic.model.lora_alpha=8"], "Set critic.model.lora_rank=16, or leave lora_alpha out."),
         (["trainer.export_lora=adapter"], "trainer.export_lora=adapter: there is none"),
         ([SERVED], "rollout.lora=adapter: there is none, for actor_rollout_ref.model.lora_rank is 0"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from alphaapollo.models.flops import ModelSize, peak_flops
+from tests.unit.tiny import VOCABULARY, build_model
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,16 @@ class Tiny(torch.nn.Module):
 def test_the_head_counts_and_the_lookup_does_not() -> None:
     assert ModelSize.of(Tiny(tied=False)) == ModelSize.of(Tiny(tied=True)) == ModelSize(24 + 40, 24 + 40, 3, 4)
     assert ModelSize.of(Tiny(tied=True, head_dim=8)) == ModelSize(64, 64, 3, 16)
-    assert ModelSize.of(Tiny(tied=True, num_experts=8)) is None
+
+
+def test_of_experts_those_count_that_a_token_is_sent_to() -> None:
+    """Two layers of attention 32 x 32 x (1 + .5 + .5 + 1), router 4 x 32, two of four experts 3 x 24 x 32; a head."""
+    layer = 32 * 32 * 3 + 4 * 32 + 2 * 3 * 24 * 32
+    size = ModelSize.of(build_model("qwen3_moe"))
+    assert size is not None and size.num_parameters == size.num_trained == 2 * layer + VOCABULARY * 32
+    model = build_model("qwen3_moe")
+    model.config = build_model("qwen3").config  # which says nothing of experts
+    assert ModelSize.of(model) is None
 
 
 def test_arithmetic_of_two_sequences() -> None:

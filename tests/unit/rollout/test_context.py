@@ -1,7 +1,9 @@
 """How the past is shown: tokens are small numbers, and text is the numbers with spaces between them."""
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from alphaapollo.environments.base import StepResult
@@ -136,3 +138,25 @@ def test_step_results_without_a_score_are_worth_nothing_at_the_limit():
     trajectory = play(engine, Environment(StepResult(done=False, observation=show("3").observation)), max_tokens=3)
     assert trajectory.end is EpisodeEnd.TOKEN_LIMIT
     assert trajectory.score == Score(0.0, reason="no score before the token limit")
+
+
+def routed(context_ids: list[int], actions: int, tokens: int, cut: int = 0) -> Turn:
+    """A turn whose completion was sent to experts that are their positions, one layer and one expert a token."""
+    experts = np.arange(tokens, dtype=np.uint8).reshape(-1, 1, 1)
+    ids = [5] * (actions - cut)
+    return Turn(context_ids, Completion(ids, [-1.0] * len(ids), StopReason.STOP, 0, routed_experts=experts), "")
+
+
+def test_experts_of_a_row_come_from_the_turn_that_computed_them():
+    """Two prompt tokens, an action of three cut to two, three tokens of the environment, an action of two."""
+    first, second = routed([1, 2], 3, 2 + 3 - 1, cut=1), routed([7, 8, 9], 2, 7 + 2 - 1)
+    second.completion.routed_experts[:] += 100
+    (row,) = append_context_rows([first, second])
+    assert row.routed_experts is not None and row.turn_ends == [3, 8]
+    # Position 3, the last that is left of the first action, was computed in the second turn; position 8 never.
+    assert row.routed_experts.ravel().tolist() == [0, 1, 2, 103, 104, 105, 106, 107, 107]
+    one, other = memory_context_rows([first, replace(second, context_ids=[1, 2, 7, 8, 9, 9, 9])])
+    assert one.routed_experts.ravel().tolist() == [0, 1, 2, 2]
+    assert other.routed_experts.ravel().tolist() == [*range(100, 108), 107]
+    second.completion = replace(second.completion, routed_experts=None)
+    assert append_context_rows([first, second])[0].routed_experts is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class Case:
     order: int | None = None  # seed of a shuffle of the rows
     correction: dict[str, Any] = field(default_factory=dict)
     sequence_parallel: int = 1
+    aux: float = 0.0  # weight of the load-balancing loss
+    replay: bool = False  # rows come with experts
     device: Device = "cpu"
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
@@ -67,6 +69,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
                 dtype=case.dtype,
                 enable_gradient_checkpointing=case.checkpointing,
                 lora_rank=case.lora_rank,
+                router_aux_loss_coef=case.aux,
             ),
             case.device,
         ),
@@ -84,6 +87,8 @@ def make_batch(case: Case, num_ranks: int) -> TrainBatch:
     rows = some_rows(case.num_rows)
     if case.rough:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
+    if case.replay:
+        rows = [replace(row, routed_experts=some_experts(row, index)) for index, row in enumerate(rows)]
     rows = [rows[index] for index in case.row_order]
     padded = case.attention == "padded"
     return build_train_batch(
@@ -94,6 +99,12 @@ def make_batch(case: Case, num_ranks: int) -> TrainBatch:
 def cut_to_one_token(row: Row) -> Row:
     end = row.response_start + 1
     return Row(row.token_ids[:end], row.action_mask[:end], row.logprobs[:end], [end - 1])
+
+
+def some_experts(row: Row, seed: int) -> np.ndarray:
+    """Two of four for each token and each of two layers."""
+    generator = np.random.default_rng(seed)
+    return generator.random((len(row.token_ids), 2, 4)).argsort(-1)[..., :2].astype(np.uint8)
 
 
 def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref: bool = False) -> Columns:

@@ -1,0 +1,64 @@
+"""main_ppo on a tiny Qwen3-MoE: weights proved in the engine, its experts replayed in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import Runner
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+
+def save_mixture(dense: Path, folder: Path) -> Path:
+    """With the tokenizer of the task's model."""
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    AutoTokenizer.from_pretrained(dense).save_pretrained(folder)
+    base = AutoConfig.from_pretrained(dense)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=base.vocab_size,
+        eos_token_id=base.eos_token_id,
+        pad_token_id=base.pad_token_id,
+        bos_token_id=None,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_the_experts_of_the_engine_are_trained_with(ppo: Runner) -> None:
+    """Bfloat16 in the engine and float32 in the trainer choose differently. Two steps; the second is sampled from
+    published weights."""
+    done = ppo.run(
+        f"actor_rollout_ref.model.path={save_mixture(ppo.task.model, ppo.out / 'mixture')}",
+        "actor_rollout_ref.rollout.router_replay=True",
+        "actor_rollout_ref.rollout.dtype=bfloat16",
+        "actor_rollout_ref.model.router_aux_loss_coef=0.01",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        name="experts",
+    )
+    assert len(done.metrics) == 3
+    for line in done.metrics[1:]:
+        assert 0 < line["actor/router_differs"] < 0.2
+        assert 1.0 < line["actor/expert_load_max"] < 8 and 0 <= line["actor/expert_dead"] < 1
+        assert 1.9 < line["actor/router_aux_loss"] < 4
+        assert line["actor/grad_norm"] > 0 and line["mismatch/k3"] < 0.01
+    assert done.metrics[1]["actor/ref_kl"] == pytest.approx(0, abs=1e-6)  # the reference is sent to the same experts
+    from transformers import AutoModelForCausalLM
+
+    assert type(AutoModelForCausalLM.from_pretrained(done.folder / "model")).__name__ == "Qwen3MoeForCausalLM"
