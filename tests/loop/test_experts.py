@@ -50,6 +50,9 @@ def test_the_experts_of_the_engine_are_trained_with(ppo: Runner) -> None:
         "actor_rollout_ref.rollout.dtype=bfloat16",
         "actor_rollout_ref.model.router_aux_loss_coef=0.01",
         "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "data.val_files=",
+        "data.max_response_length=8",
         name="experts",
     )
     assert len(done.metrics) == 3

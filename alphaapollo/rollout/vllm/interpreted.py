@@ -19,9 +19,11 @@ def is_interpreted() -> bool:
 
 
 def interpret_triton() -> None:
-    """Before vLLM is imported, in every process that does."""
+    """Before vLLM is imported, in every process that does. Raises ValueError where there is no triton."""
     if not is_interpreted():
         return
-    from triton.backends import backends  # type: ignore[import-untyped]
-
+    try:
+        from triton.backends import backends  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ValueError(f"rollout.router_replay=true without a GPU needs triton: {error}. Leave it out.") from error
     backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))

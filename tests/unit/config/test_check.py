@@ -139,24 +139,6 @@ def test_local_controller_has_one_rank(needed: list[str]):
     assert "trainer.nnodes is 2" in text
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["actor_rollout_ref.rollout.name=hf"], "only vllm returns the experts that it chose, not hf"),
-        (["actor_rollout_ref.rollout.enable_prefix_caching=False"], "Set actor_rollout_ref.rollout.enable_prefix_cach"),
-        (
-            ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.rollout.lora=adapter"],
-            "router_replay=true with actor_rollout_ref.rollout.lora=adapter was never tried",
-        ),
-    ],
-)
-def test_replay_needs_an_engine_that_returns_experts(needed: list[str], overrides: list[str], says: str):
-    replay = "actor_rollout_ref.rollout.router_replay=True"
-    (text,) = problems([*needed, replay, *overrides])
-    assert says in text and text.endswith(".")
-    assert "many times slower" in outcome([*needed, replay])[0]
-
-
 def test_replicas_in_verls_words(needed: list[str]):
     key, engines = "actor_rollout_ref.rollout.data_parallel_size", "actor_rollout_ref.rollout.num_engines"
     assert outcome([*needed, f"{key}=2"]) == []
