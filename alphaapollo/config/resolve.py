@@ -65,7 +65,7 @@ def _device_dtype(device: Device) -> Dtype:
 
 
 def _attention(asked: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
-    has_flash = _has_flash_attn()
+    has_flash = has_flash_attn()
     if asked == "auto":
         if device == "cpu":
             return "padded"
@@ -83,12 +83,12 @@ def _attention(asked: Literal["auto"] | Attention, dtype: Dtype, device: Device)
         )
     if asked == "flash" and not has_flash:
         raise ValueError(
-            "model.attention=flash, but flash-attn 2 is not installed. Install it (pip install flash-attn "
-            "--no-build-isolation) or set model.attention=varlen, torch's own kernel."
+            "model.attention=flash, but flash-attn 2 is not installed. Build it (pip install flash-attn "
+            "--no-build-isolation; docs/install.md) or set model.attention=varlen, torch's own kernel."
         )
     return asked
 
 
-def _has_flash_attn() -> bool:
+def has_flash_attn() -> bool:
     """Version 2, by its compiled part: version 4 is another package, whose module is `flash_attn`, too."""
     return importlib.util.find_spec("flash_attn_2_cuda") is not None

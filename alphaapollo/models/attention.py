@@ -5,7 +5,7 @@
     sdpa     packed  anywhere: one call a row
     varlen   packed  GPU: torch.nn.attention.varlen
     flex     packed  GPU: FlexAttention with a block mask (on a CPU it has no backward)
-    flash    packed  GPU: flash-attn, where it is installed
+    flash    packed  GPU: flash-attn 2, where somebody built it (docs/install.md)
 
 Where ranks share sequences (ulysses.py) each computes its part of the heads, of whole rows.
 

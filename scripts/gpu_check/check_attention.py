@@ -3,13 +3,13 @@ of two tokens; and one row's change leaves every bit of the others alone."""
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from alphaapollo.config.resolve import has_flash_attn
 from alphaapollo.models.attention import attend
 from alphaapollo.models.micro_batch import Packing
 from scripts.gpu_check.kit import Kit, relative
@@ -31,7 +31,7 @@ SHAPES = [Shape(14, 2, 64, None), Shape(14, 2, 128, None), Shape(8, 8, 64, None)
 
 
 def run(kit: Kit) -> dict[str, Any]:
-    kinds = [kind for kind in GPU_KINDS if kind != "flash" or importlib.util.find_spec("flash_attn")]
+    kinds = [kind for kind in GPU_KINDS if kind != "flash" or has_flash_attn()]
     kinds = kinds if kit.on_gpu else ["sdpa"]
     figures: dict[str, Any] = {}
     for kind in kinds:
@@ -43,7 +43,7 @@ def run(kit: Kit) -> dict[str, Any]:
             assert worst < TOLERANCE[dtype], f"{kind} in {dtype}: {worst:.2g} from the reference"
         check_rows_are_apart(kind, kit.device, dtypes[0])
     if kit.on_gpu and "flash" not in kinds:
-        figures["flash"] = "untested: flash_attn not installed"
+        figures["flash"] = "untested: flash-attn 2 not installed"
     return figures
 
 

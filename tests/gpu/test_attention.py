@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.resolve import has_flash_attn, resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.data.packing import build_train_batch
@@ -29,7 +28,7 @@ KINDS = [
     "flex",
     pytest.param(
         "flash",
-        marks=pytest.mark.skipif(importlib.util.find_spec("flash_attn_2_cuda") is None, reason="no flash-attn 2"),
+        marks=pytest.mark.skipif(not has_flash_attn(), reason="no flash-attn 2"),
     ),
 ]
 

@@ -6,16 +6,21 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from scripts.lock import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+PYTHONS = ("3.11", "3.12")
+ENVIRONMENTS = [{"extra": "", "python_version": python, "python_full_version": f"{python}.0"} for python in PYTHONS]
 
 
 def pinned(*lists: str) -> dict[str, Requirement]:
@@ -66,15 +71,47 @@ def test_the_lists_are_complete(device: str) -> None:
                 assert needed.specifier.contains(pinned_version.version, prereleases=True), f"{name} needs {needed}"
 
 
-def needs(name: str, version: str) -> list[Requirement]:
-    """What a package declares, if just this version of it is installed."""
+def installed_as_pinned(name: str, version: str) -> Distribution | None:
     try:
-        installed = distribution(name)
+        found = distribution(name)
     except PackageNotFoundError:
-        return []
-    lines = [Requirement(line) for line in installed.requires or []]
-    lines = [line for line in lines if line.marker is None or line.marker.evaluate({"extra": ""})]
-    return lines if installed.version == version else []
+        return None
+    return found if found.version == version else None
+
+
+def needs(name: str, version: str) -> list[Requirement]:
+    """What a package declares on either Python, if just this version of it is installed."""
+    found = installed_as_pinned(name, version)
+    lines = [Requirement(line) for line in (found.requires if found else None) or []]
+    return [line for line in lines if line.marker is None or any(map(line.marker.evaluate, ENVIRONMENTS))]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_every_pin_admits_both_pythons(device: str) -> None:
+    """Checked for what is installed here."""
+    checked = 0
+    for name, pin in pinned(device, "dev").items():
+        found = installed_as_pinned(name, str(pin.specifier).removeprefix("=="))
+        admitted = SpecifierSet((found.metadata["Requires-Python"] if found else None) or "")
+        assert all(admitted.contains(f"{python}.0") for python in PYTHONS), f"{pin} is for Python {admitted}"
+        checked += found is not None
+    assert checked > 100
+
+
+def test_the_pythons_are_the_same_everywhere() -> None:
+    admitted = SpecifierSet(PROJECT["requires-python"])
+    assert [minor for minor in range(20) if admitted.contains(f"3.{minor}.0")] == [11, 12]
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 12)" in (ROOT / "scripts" / "setup.sh").read_text()
+    assert {target["python_version"] for target in TARGETS} == set(PYTHONS)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_an_image_installs_the_lists(device: str) -> None:
+    """By the set-up of everybody else, from files that are there."""
+    lines = (ROOT / "docker" / f"Dockerfile.{device}").read_text().splitlines()
+    assert f"RUN DEVICE={device} scripts/setup.sh dev" in lines
+    copied = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+    assert {"pyproject.toml", "requirements", "scripts"} <= {*copied} and all((ROOT / one).exists() for one in copied)
 
 
 def test_every_imported_library_is_declared() -> None:

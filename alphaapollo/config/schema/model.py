@@ -43,7 +43,8 @@ class Model(Lora):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of forward and backward; auto = bfloat16 on GPU, float32 on CPU. Master weights stay float32."""
     attention: Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"] = "auto"
-    """Attention over unpadded rows. auto = flash if installed, else varlen, on GPU; padded (length-sorted) on CPU."""
+    """Attention over unpadded rows. auto = on a GPU flash if flash-attn 2 is installed, else varlen, which is torch's
+    own (sdpa in float32); on a CPU padded, over rows sorted by length."""
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto = where the
     plan finds that the token budget would not fit without."""
