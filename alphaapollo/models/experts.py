@@ -82,13 +82,15 @@ class Routers:
         self.now: RoutingPass | None = None
         kinds = _router_classes(model)
         found = [(i, one) for i, layer in enumerate(layers) for one in layer.modules() if isinstance(one, kinds)]
+        if not all(_is_known(router, sizes, model.config) for _, router in found):
+            found = []
         self.layers = [layer for layer, _ in found]
         for layer, router in found:
             router.forward = self._wrapped(router.forward, layer)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Routers | None:
-        """None where there are none that transformers knows."""
+        """None where there are none, or others than those that this file knows."""
         sizes = ExpertSizes.of(model.config)
         routers = cls(model, sizes) if sizes else None
         return routers if routers and routers.layers else None
@@ -126,10 +128,8 @@ class Routers:
             wanted = None if now.forced is None else now.forced[:, layer].long()
             with _Choice(self.sizes, wanted) as choice:
                 output = forward(*arguments, **keywords)
-            if not choice.own.numel():
-                raise ValueError(f"layer {layer}: its router takes experts otherwise than by torch.topk")
-            logits, experts = output[0], output[2]
-            now.note(layer, logits.reshape(-1, logits.shape[-1]), experts, choice.own)
+            assert choice.own is not None, "_is_known has seen to it"
+            now.note(layer, output[0], output[2], choice.own)
             return output
 
         return route
@@ -141,7 +141,7 @@ class _Choice(TorchFunctionMode):
     def __init__(self, sizes: ExpertSizes, wanted: Tensor | None):
         super().__init__()
         self.sizes, self.wanted = sizes, wanted
-        self.own = torch.empty(0)
+        self.own: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -181,6 +181,23 @@ def check_routers(model: Model, key: str, balance: bool) -> None:
         )
     if balance and not hasattr(loaded.config.get_text_config(), "router_aux_loss_coef"):
         raise ValueError(f"{key}: transformers has no such loss for {type(loaded).__name__}. Leave it out.")
+
+
+@torch.no_grad()
+def _is_known(router: nn.Module, sizes: ExpertSizes, config: PretrainedConfig) -> bool:
+    """Tried on three tokens: it answers with logits, weights and experts, and takes them by torch.topk."""
+    parameter = next(router.parameters(), None)
+    if parameter is None:
+        return False
+    tokens = torch.zeros(3, config.get_text_config().hidden_size, dtype=parameter.dtype, device=parameter.device)
+    with _Choice(sizes, None) as choice:
+        try:
+            output = router(tokens)
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):  # it wants something else
+            return False
+    shapes = [tuple(one.shape) for one in output if isinstance(one, Tensor)] if isinstance(output, tuple) else []
+    expected = [(3, sizes.num_experts), (3, sizes.chosen), (3, sizes.chosen)]
+    return choice.own is not None and shapes == expected and not output[2].is_floating_point()
 
 
 def _router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:

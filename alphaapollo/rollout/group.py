@@ -38,8 +38,9 @@ async def run_group(
     try:
         trajectories = await asyncio.gather(*episodes)
         baseline = trajectories.pop() if request.greedy_baseline else None
-        for row in [row for one in trajectories for row in one.rows] if request.validate else []:
-            row.routed_experts = None  # which only training reads
+        untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
+        for row in [row for one in untrained for row in one.rows]:
+            row.routed_experts = None  # which nobody reads
         return TrajectoryGroup(prompt, trajectories, baseline)
     finally:
         for episode in episodes:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
@@ -140,13 +141,57 @@ def test_experts_of_another_shape_are_refused(model_folder):
         policy(build_micro_batch(other, [0], True, CPU), 1.0)
 
 
-def test_a_router_that_takes_experts_otherwise_is_told(moe):
-    routers = Routers.of(moe)
-    assert routers is not None
-    routers.sizes = ExpertSizes(4, 3)  # as if its choice were another one's
-    routers.begin(torch.ones(5, dtype=torch.bool), None)
-    with pytest.raises(ValueError, match=r"layer 0: its router takes experts otherwise than by torch\.topk"):
-        moe(torch.arange(5)[None])
+SHAPE = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+GROUPED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+
+
+def small(name: str, **more: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SHAPE | more)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "layers"),
+    [
+        ("Mixtral", {"num_local_experts": 4}, [0, 1]),
+        ("Qwen2Moe", {"num_experts": 4, "shared_expert_intermediate_size": 24}, [0, 1]),
+        ("Olmoe", {"num_experts": 4}, [0, 1]),
+        ("GptOss", {"num_local_experts": 4}, [0, 1]),
+        ("DeepseekV3", GROUPED | LATENT, [1]),  # sigmoids, groups, a first layer without experts
+        ("Glm4Moe", GROUPED, [1]),
+    ],
+)
+def test_routers_of_other_models_take_what_they_are_given(name: str, more: dict[str, object], layers: list[int]):
+    model = small(name, **more)
+    routers = Routers.of(model)
+    assert routers is not None and routers.layers == layers
+    forced = torch.stack([torch.randperm(4)[:2] for _ in range(14)]).view(7, 2, 2)
+    now = routers.begin(torch.ones(7, dtype=torch.bool), forced)
+    model(torch.arange(2, 9)[None], use_cache=False)
+    for layer in layers:
+        assert now.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
+    assert now.counts.sum() == 14 * len(layers) and now.differs > 0
+
+
+@pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the one samples, the other answers in another form
+def test_unknown_routers_are_left_alone(name: str):
+    model = small(name, num_local_experts=4)
+    assert Routers.of(model) is None
+    model(torch.arange(2, 9)[None], use_cache=False)
 
 
 def test_keys_about_experts_need_a_model_that_has_some(model_folder):

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Model, SftConfig
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import build_model, free_address, run_ranks
 from tests.unit.workers.training import Case, gradients, make_batch, make_columns, make_worker, scale_weights
 
@@ -120,3 +124,13 @@ def test_log_probs_of_policy_and_reference_follow_the_engine(model_folder):
         worker.close()
     np.testing.assert_allclose(*found[0], atol=1e-6)
     assert np.abs(found[0][0] - found[1][0]).max() > 1e-2
+
+
+def test_supervised_training_has_the_same_figures(model_folder):
+    case = case_of(model_folder("qwen3_moe"), num_rows=6)
+    model = resolve_model(Model(path=case.folder, router_aux_loss_coef=0.5), "cpu")
+    worker = SftWorker(SftConfig(), model, RankPlacement(0, 1, free_address(), "cpu", 1), 10)
+    figures = worker.step(make_batch(replace(case, attention="padded", replay=False), 1).rank_batches[0])
+    assert figures["train/router_aux_loss"] > 2.0 and figures["train/expert_load_max"] > 1.0
+    assert 0.0 <= figures["train/expert_dead"] < 1.0 and "train/router_differs" not in figures
+    worker.close()
