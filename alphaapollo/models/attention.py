@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -47,12 +47,14 @@ def attend(
     return _COMPUTE[kind](call)
 
 
-def register_meta() -> str:
-    """The same for tensors without data: it keeps what a fused kernel keeps (models/activations.py)."""
+def register_meta(kind: Attention) -> str:
+    """The same for tensors without data: it keeps what `kind` keeps, and refuses what that does not compute
+    (models/activations.py)."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register("alphaapollo_meta", _interface(_meta))
-    return "alphaapollo_meta"
+    name = f"alphaapollo_meta_{kind}"
+    AttentionInterface.register(name, _interface(partial(_meta, kind)))
+    return name
 
 
 def trunk_arguments(micro: MicroBatch) -> dict[str, Any]:
@@ -116,8 +118,9 @@ class _Call:
             self, key=self.key.repeat_interleave(groups, dim=1), value=self.value.repeat_interleave(groups, dim=1)
         )
 
-    def refuse(self, kind: str, **features: object) -> None:
-        asked = [name for name, value in features.items() if value is not None]
+    def refuse(self, kind: Attention) -> None:
+        """ValueError: the layer needs what this kind does not compute."""
+        asked = [name for name in _UNKNOWN_TO.get(kind, ()) if getattr(self, name) is not None]
         if asked:
             raise ValueError(
                 f"{self.layer} needs {' and '.join(asked)}, which model.attention={kind} does not compute. "
@@ -167,7 +170,7 @@ def _sdpa(call: _Call) -> Tensor:
 def _varlen(call: _Call) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    call.refuse("varlen", softcap=call.softcap, sinks=call.sinks)
+    call.refuse("varlen")
     takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # new in torch 2.12
     call = call if takes_groups else call.ungrouped()
     groups: dict[str, Any] = {"enable_gqa": call.is_grouped} if takes_groups else {}
@@ -191,7 +194,7 @@ def _varlen(call: _Call) -> Tensor:
 def _flash(call: _Call) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
-    call.refuse("flash", sinks=call.sinks)
+    call.refuse("flash")
     rows = call.rows
     output: Tensor = flash_attn_varlen_func(
         call.query[0].transpose(0, 1),
@@ -210,7 +213,7 @@ def _flash(call: _Call) -> Tensor:
 
 
 def _flex(call: _Call) -> Tensor:
-    call.refuse("flex", sinks=call.sinks)
+    call.refuse("flex")
     output = _flex_function(call.query.device.type)(
         call.query,
         call.key,
@@ -304,13 +307,21 @@ def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
     return (distance >= 0) & (distance < window)
 
 
-def _meta(call: _Call) -> Tensor:
+def _meta(kind: Attention, call: _Call) -> Tensor:
     """-> [b, T, heads, d]."""
-    if call.softcap is not None or call.sinks is not None:
+    call.refuse(kind)
+    if kind in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
         call = call.ungrouped()
         return _explicit(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
     output: Tensor = _Fused.apply(call.query, call.key, call.value)
     return output
+
+
+_UNKNOWN_TO: dict[Attention, tuple[str, ...]] = {
+    "varlen": ("softcap", "sinks"),
+    "flash": ("sinks",),
+    "flex": ("sinks",),
+}
 
 
 class _Fused(torch.autograd.Function):

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 
+from alphaapollo.config.resolve import Attention, chosen_attention
 from alphaapollo.config.schema import Fsdp, Lora, Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activations import (
@@ -137,17 +138,17 @@ def inference_of(model: Model, num_tokens: int) -> int:
     return _inference(_identity(model), num_tokens)
 
 
-Identity = tuple[str, bool, str]  # of a model on meta: path, trust_remote_code, dtype
+Identity = tuple[str, bool, str, Attention]  # of a model on meta: path, trust_remote_code, dtype, attention
 
 
 def _identity(model: Model) -> Identity:
-    return model.path, model.trust_remote_code, model.dtype
+    return model.path, model.trust_remote_code, model.dtype, chosen_attention(model)
 
 
 @lru_cache(maxsize=4)
 def _meta(identity: Identity) -> MetaModel:
-    path, trust, dtype = identity
-    return load_meta(Model(path=path, trust_remote_code=trust), getattr(torch, dtype))
+    path, trust, dtype, attention = identity
+    return load_meta(Model(path=path, trust_remote_code=trust, attention=attention), getattr(torch, dtype))
 
 
 @lru_cache(maxsize=16)

@@ -67,6 +67,19 @@ def test_a_float32_mixture_of_experts_is_measured(tmp_path: Path):
     assert activations(model, 2, 16, False, "cpu").kept > 0
 
 
+def test_capped_scores_are_written_out_fused_or_refused_as_in_training(tmp_path: Path):
+    from tests.unit.tiny import save_model
+
+    folder = str(save_model("gemma2", tmp_path))  # which caps scores
+
+    def kept(kind: str) -> int:
+        return activations(load_meta(Model(path=folder, attention=kind), torch.bfloat16), 1, 512, False, "cuda").kept
+
+    assert kept("sdpa") > 4 * kept("flex")  # scores of 512 x 512 tokens
+    with pytest.raises(ValueError, match=r"needs softcap, which model.attention=varlen does not compute. Set model.at"):
+        kept("varlen")
+
+
 def test_live_bytes_count_storages_as_long_as_they_live():
     layer = torch.nn.Linear(4, 4, device="meta")
     with torch.no_grad(), LiveBytes(layer) as live:

@@ -11,6 +11,7 @@ from alphaapollo.controller.placement import Machine
 from alphaapollo.startup.memory import CHECKPOINTING, with_keys
 from alphaapollo.trainer import plan as plans
 from alphaapollo.trainer.plan import Plan, make_plan, with_memory
+from tests.unit.tiny import save_model
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 MACHINE = Machine(num_cores=64, num_gpus=8, gpu_memory=80 * 2**30, memory=2**40)
@@ -41,6 +42,16 @@ def test_the_plan_chooses_checkpointing_where_nobody_chose(config: Config):
 
     assert chosen(config) == (True, False)
     assert chosen(with_keys(config, {CHECKPOINTING: False})) == (False, True)
+
+
+def test_attention_that_the_model_needs_and_the_kind_does_not_compute_is_refused(config: Config, tmp_path: Path):
+    model = str(save_model("gemma2", tmp_path))  # which caps scores
+    varlen = with_keys(config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"})
+    with pytest.raises(ValueError, match=r"Gemma2Attention needs softcap, which model.attention=varlen"):
+        with_memory(make_plan(varlen, MACHINE), varlen, MACHINE)
+    flex = with_keys(varlen, {"actor_rollout_ref.model.attention": "flex"})
+    plan = with_memory(make_plan(flex, MACHINE), flex, MACHINE)
+    assert plan.memory is not None and not plan.memory.problem
 
 
 def test_a_model_that_does_not_run_without_data_is_told(config: Config, monkeypatch: pytest.MonkeyPatch):
