@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -27,6 +28,10 @@ ROOM = (
     "fsdp_config.optimizer_offload=true and param_offload=true, more ranks, fsdp_config.offload_policy=true "
     "(docs/scaling.md says what takes how much; trainer.dry_run=true prints it for a run)."
 )
+
+
+PROCESS_DEATH_SECONDS = 3.0  # until Ray knows
+NODE_DEATH_SECONDS = 45.0  # it asks each node every three seconds, and gives up after five times
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ class RayRanks(Ranks[W]):
         self.role = re.sub(r"\B[A-Z]", r" \g<0>", host.__name__.removesuffix("Host")).lower()  # e.g. reward model
         self.size = len(seats)
         self.where: list[str] = []
+        self.several_nodes = False
         actor = ray.remote(host)
         self.actors: list[Any] = [
             actor.options(
@@ -142,8 +148,9 @@ class RayRanks(Ranks[W]):
     ) -> None:
         """Build the worker of each rank in its own process; `cleanup` are folders to remove when the driver dies."""
         places = await self.places()
-        several = len({place.node for place in places}) > 1
-        self.where = [f"pid {place.pid}{f' on node {place.ip}' if several else ''}" for place in places]
+        self.several_nodes = len({place.node for place in places}) > 1
+        on = [f" on node {place.ip}" if self.several_nodes else "" for place in places]
+        self.where = [f"pid {place.pid}{node}" for place, node in zip(places, on, strict=True)]
         driver = Driver(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
         envs = envs or [{}] * self.size
         await self._all(
@@ -171,10 +178,14 @@ class RayRanks(Ranks[W]):
             ray.kill(actor)
 
     async def _all(self, pending: list[Any]) -> list[Any]:
-        """Wait for all; the first failure ends the wait, for the others may wait for the failed rank for ever."""
+        """Wait for all; the first failure ends the wait, for the others may wait for the failed rank for ever. Of a
+        rank that has died the others may know first, by a connection that is closed: the death is what is told."""
         tasks = [asyncio.ensure_future(self._one(rank, ref)) for rank, ref in enumerate(pending)]
         try:
             return list(await asyncio.gather(*tasks))
+        except WorkerFailed:
+            await first_death(tasks, NODE_DEATH_SECONDS if self.several_nodes else PROCESS_DEATH_SECONDS)
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -196,3 +207,13 @@ class RayRanks(Ranks[W]):
             if type(cause).__name__ == "OutOfMemoryError":  # torch's; the driver may have no torch of that kind
                 raise WorkerFailed(f"the {self.role} worker of rank {rank}: {cause} {ROOM}") from None
             raise WorkerFailed(f"the {self.role} worker of rank {rank} failed, which is a bug:\n{error}") from None
+
+
+async def first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
+    """Raises WorkerDied if one of the ranks turns out to have died within that time."""
+    waiting, end = set(tasks), time.monotonic() + seconds
+    while waiting and (left := end - time.monotonic()) > 0:
+        done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if isinstance(death := task.exception(), WorkerDied):
+                raise death
