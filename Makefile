@@ -11,7 +11,7 @@ CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_req
 help: ## this list
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
-		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-11s\033[0m %s\n' "$$name" "$$text"; done
+		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-13s\033[0m %s\n' "$$name" "$$text"; done
 	@printf '\n  PYTHON=python3.12 or DEVICE=cpu|gpu choose what is installed; ARGS="-k grpo" goes to pytest.\n\n'
 
 quickstart: setup ## install, then train a small model with RL until it visibly learns (minutes, no GPU needed)
@@ -55,8 +55,11 @@ bench: setup ## measure speed, against other tools on the same machine (long)
 gpu-check: setup ## does this machine train rightly? ten minutes on one GPU; runs on a CPU too and says what it could not see
 	@$(PY) -m scripts.gpu_check $(ARGS)
 
+cluster-check: setup ## does a run on several nodes work? minutes on two cores, with machines of paper; needs root (or user namespaces)
+	@$(PY) -m scripts.cluster_check $(ARGS)
+
 clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock wheel bench gpu-check clean
+.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock wheel bench gpu-check cluster-check clean

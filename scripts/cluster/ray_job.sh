@@ -10,6 +10,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 dashboard="${1:?usage: scripts/cluster/ray_job.sh http://HEAD:8265 KEY=VALUE ...}"
 shift
+job="alphaapollo-$(date +%Y%m%d-%H%M%S)-$$"
 printf -v command '%q ' "$PWD/.venv/bin/python" -m alphaapollo.trainer.main_ppo "$@"
 # One string: the job runs in a folder of its own on the head node, so it goes to ours first.
-exec .venv/bin/python -m ray.scripts.scripts job submit --address "$dashboard" -- bash -c "cd $(printf %q "$PWD") && exec $command"
+.venv/bin/python -m ray.scripts.scripts job submit --address "$dashboard" --submission-id "$job" -- \
+    bash -c "cd $(printf %q "$PWD") && exec $command" || true # 1 for every failure, 0 for a job that was stopped
+.venv/bin/python - "$dashboard" "$job" <<'PYTHON'
+import sys
+from ray.job_submission import JobSubmissionClient
+
+job = JobSubmissionClient(sys.argv[1]).get_job_info(sys.argv[2])
+if job.driver_exit_code is None and job.status != "SUCCEEDED":
+    print(f"{sys.argv[2]}: {job.status}. {job.message or ''}", file=sys.stderr)
+    sys.exit(1)
+sys.exit(job.driver_exit_code or 0)
+PYTHON

@@ -7,7 +7,8 @@ import sys
 import time
 from typing import Any
 
-from scripts.gpu_check.kit import ROOT, Kit, need
+from scripts.checks import ROOT
+from scripts.gpu_check.kit import Kit, need
 
 REQUESTS, TOKENS = 64, 128
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from scripts.gpu_check.kit import ROOT, Kit, need
+from scripts.checks import ROOT
+from scripts.gpu_check.kit import Kit, need
 
 TEST = "tests/gpu/test_weight_transfer.py::test_cuda_ipc_on_a_shared_gpu"
 

@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts.checks import ROOT, Untested
+
 if TYPE_CHECKING:
     import torch
 
     from alphaapollo.workers.policy import PolicyWorker
 
-ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "scripts" / "published_models"
 SMALL = {"vocab_size": 512, "hidden_size": 448, "intermediate_size": 896, "num_hidden_layers": 2}
-
-
-class Untested(Exception):
-    """The machine lacks what a check needs; its message says what."""
 
 
 @dataclass(frozen=True)

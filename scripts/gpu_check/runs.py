@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.gpu_check.kit import ROOT, Kit, need
+from scripts.checks import ROOT
+from scripts.gpu_check.kit import Kit, need
 
 REWARD = "def compute_score(prompt, completion):\n    return sum(map(str.isdigit, completion)) / 10\n"
 SMALL = [

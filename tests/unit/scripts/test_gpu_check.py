@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.gpu_check.__main__ import CHECKS, ROOT, Outcome, run_check, table
-from scripts.gpu_check.kit import Kit, Untested, need
+from scripts.checks import ROOT, Outcome, Untested, table
+from scripts.gpu_check.__main__ import CHECKS, run_check
+from scripts.gpu_check.kit import Kit, need
 
 FOLDER = ROOT / "scripts" / "gpu_check"
 

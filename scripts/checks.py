@@ -1,0 +1,91 @@
+"""How acceptance checks run (scripts/gpu_check, scripts/cluster_check): each in a process of its own with a deadline,
+then one table and one JSON. What cannot be tried on a machine is untested, never passed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+Status = Literal["passed", "failed", "untested"]
+
+
+class Untested(Exception):
+    """The machine lacks what a check needs; its message says what."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    status: Status
+    seconds: float
+    figures: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+def child(check: Callable[[], dict[str, Any]], answer: Path) -> NoReturn:
+    """Run one check in this process and write what came of it; a check that fails ends it with its traceback."""
+    try:
+        said: dict[str, Any] = {"status": "passed", "figures": check()}
+    except Untested as missing:
+        said = {"status": "untested", "reason": str(missing)}
+    answer.write_text(json.dumps(said))
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for threads
+
+
+def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> Outcome:
+    """`command` calls `child` with out/NAME.json; its process's session ends with it."""
+    answer, log = out / f"{name}.json", out / f"{name}.log"
+    answer.unlink(missing_ok=True)
+    start = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(deadline)
+        ended = process.poll()
+        kill_session(process)
+    seconds = time.monotonic() - start
+    if not answer.is_file():
+        why = f"took more than {deadline:.0f} s" if ended is None else last_line(log) or f"ended with {ended}"
+        return Outcome(name, "failed", seconds, reason=f"{why} ({log})")
+    said = json.loads(answer.read_text())
+    return Outcome(name, said["status"], seconds, said.get("figures", {}), said.get("reason", ""))
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """The check's process, and what it has left behind in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:500] if lines else ""
+
+
+def table(outcomes: list[Outcome], title: str) -> str:
+    lines = [f"# {title}", "", "| check | | seconds | figures |", "|---|---|---|---|"]
+    for one in outcomes:
+        figures = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                            for name, value in one.figures.items())  # fmt: skip
+        lines.append(f"| {one.name} | **{one.status}** | {one.seconds:.0f} | {one.reason or figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def report(outcomes: list[Outcome], title: str, out: Path) -> int:
+    """Write out/table.md and out/result.json, print the table; 1 if a check failed."""
+    (out / "table.md").write_text(table(outcomes, title))
+    (out / "result.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    print(table(outcomes, title))
+    return int(any(one.status == "failed" for one in outcomes))

@@ -1,0 +1,33 @@
+"""A node with another torch, without the model's files and with outputs of its own is named with each, before a worker
+starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.checks import ROOT
+from scripts.cluster_check.kit import Kit, expect, join, start_head
+from scripts.cluster_check.machines import machines
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    task, runs = kit.task(), kit.folder / "runs"
+    runs.mkdir()
+    installed = kit.folder / "other" / "torch-1.2.3.dist-info"  # which Python finds before the real one
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n")
+    with machines(2, kit.folder / "logs", {2: (task, runs)}) as (head, other):
+        start_head(head)
+        join(other, head, PYTHONPATH=f"{installed.parent}:{ROOT}").wait()
+        done = kit.train(head, "differs", "trainer.nnodes=2", "actor_rollout_ref.rollout.name=hf")
+    node = "node 10.77.0.2 (node2):"
+    expect(
+        done,
+        1,
+        f"{node} torch is 1.2.3, not 2.",
+        "Give all nodes one environment",
+        f"{node} actor_rollout_ref.model.path={task / 'model'} is not there. Copy it to the same path",
+        f"{node} custom_reward_function.path={task / 'reward.py'} is not there.",
+        f"{node} trainer.output_dir: {runs}/alphaapollo/differs/config.yaml is not the driver's there.",
+    )
+    return {"named": "torch, actor_rollout_ref.model.path, custom_reward_function.path, trainer.output_dir"}

@@ -1,0 +1,27 @@
+"""A node whose power is cut in the middle of a run: the run ends, and names it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from scripts.cluster_check.kit import Kit, expect
+from scripts.cluster_check.machines import wait_until
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    with kit.cluster(2) as (head, other):
+        steps = "trainer.total_training_steps=100000"
+        driver = kit.driver(head, "lost", "trainer.nnodes=2", "actor_rollout_ref.rollout.name=fake", steps)
+
+        def trains() -> bool:
+            assert driver.poll() is None, f"it ended before: {head.logs}"
+            return len(kit.metrics("lost")) > 1
+
+        wait_until(trains, 300, f"it does not train: {head.logs}")
+        start = time.monotonic()
+        other.end()
+        done = kit.done(head, "lost", driver.wait())
+        seconds = time.monotonic() - start
+    expect(done, 1, "on node 10.77.0.2) died")
+    return {"seconds until it was told": seconds}
