@@ -25,7 +25,7 @@ def fit_sft(
 
     def planned(one: Model, offload: bool = False) -> MemoryPlan:
         fsdp = config.fsdp_config.model_copy(update={"offload_policy": True}) if offload else config.fsdp_config
-        trained = trained_model(one, one, fsdp, device, ranks, micro_batch(config, ranks, longest))
+        trained = trained_model(one, fsdp, device, ranks, micro_batch(config, ranks, longest))
         moments = {name: (held + Held(runtime=RUNTIME[device])) * count for name, held in trained.updating().items()}
         return MemoryPlan(moments, capacity, "a GPU" if device == "cuda" else "this machine", 0)
 

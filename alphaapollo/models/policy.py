@@ -76,7 +76,7 @@ class PolicyModel(nn.Module):
 
 
 def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
-    """(scale, softcap) that the model applies to the head's output; see head.Head."""
+    """(scale, softcap) that the model applies to the head's output; see lm_head.Head."""
     text = config.get_text_config()
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):  # Cohere; Falcon-H1; Muse

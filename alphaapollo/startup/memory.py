@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from alphaapollo.config.keys import plain
-from alphaapollo.config.schema import Config, Lora, RoleFsdp
+from alphaapollo.config.schema import Config, Model, RoleFsdp
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, transfer_buckets
+from alphaapollo.startup.builders import critic_model
 from alphaapollo.startup.model_memory import (
     GIB,
     NAMES,
@@ -91,15 +92,12 @@ class Rank:
 
 def _rank(config: Config, device: Device, roles: Roles) -> Rank:
     role = config.actor_rollout_ref
-    path, on_gpu = role.model.path, device == "cuda"
-    actor, steps = role.actor.fsdp_config, config.optimiser_steps
-    policy = _trained(config, device, path, actor, steps, role.model, full_kl=roles.full_kl)
+    on_gpu, fsdp = device == "cuda", role.actor.fsdp_config
+    policy = _trained(config, device, role.model, fsdp, config.optimiser_steps, full_kl=roles.full_kl)
     trained = {"policy": policy}
     if roles.critic:
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
-        trained["critic"] = _trained(
-            config, device, own.model.path or path, own.fsdp_config, steps, own.model, head=False
-        )
+        trained["critic"] = _trained(config, device, critic_model(role.model, own), own.fsdp_config, steps, head=False)
     runtime, reference, reward = Held(runtime=RUNTIME[device]), Held(), Held()
     width, shards = bytes_of(role.model.dtype), policy.shards
     if roles.reference and not policy.adapters and not (role.ref.fsdp_config.offload_policy and on_gpu):
@@ -124,16 +122,14 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
 def _trained(
     config: Config,
     device: Device,
-    path: str,
+    model: Model,
     fsdp: RoleFsdp,
     steps: int,
-    lora: Lora,
     full_kl: bool = False,
     head: bool = True,
 ) -> Trained:
     """steps: optimiser steps of an update."""
-    model = config.actor_rollout_ref.model.model_copy(update={"path": path})
-    trained = trained_model(model, lora, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, full_kl)
+    trained = trained_model(model, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, full_kl)
     return replace(trained, rest_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from alphaapollo.config.resolve import Attention, chosen_attention
-from alphaapollo.config.schema import Fsdp, Lora, Model
+from alphaapollo.config.schema import Fsdp, Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activations import (
     Activations,
@@ -68,7 +68,6 @@ class MemoryPlan:
 
 def trained_model(
     model: Model,
-    lora: Lora,
     fsdp: Fsdp,
     device: Device,
     ranks: int,
@@ -79,12 +78,12 @@ def trained_model(
     """A model in training on one of `ranks`.
 
     Args:
-        model: resolved.
+        model: resolved, with its LoRA.
         micro_batch: rows and their length, on one rank.
         head: log-probs over the vocabulary, not one number a token.
         full_kl: against a reference's distribution.
     """
-    on_gpu, adapts = device == "cuda", bool(lora.lora_rank)
+    on_gpu, adapts = device == "cuda", bool(model.lora_rank)
     rows, length = micro_batch
     checkpointing = model.enable_gradient_checkpointing is True
     return Trained(
@@ -94,7 +93,7 @@ def trained_model(
         dtype_bytes=bytes_of(model.dtype),
         whole_gradients=not fsdp.sync_each_micro_batch,
         rest_optimizer=fsdp.optimizer_offload and on_gpu,
-        adapters=adapter_parameters(_meta(_identity(model)), lora) if adapts else 0,
+        adapters=adapter_parameters(_meta(_identity(model)), model) if adapts else 0,
         offload_policy=fsdp.offload_policy and on_gpu,
     )
 

@@ -27,7 +27,7 @@ class WeightSender(Protocol):
     """The training ranks' end. A collective: every rank sends the same names in the same order."""
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """(name, whole tensor) pairs; the update on the rank that writes, None on the others."""
+        """(name, whole tensor) pairs; the update on each rank that writes it, None on the others."""
         ...
 
     def release(self) -> None:

@@ -97,8 +97,8 @@ class Sums:
         for name, value in values.items():
             value = value.detach().double()
             if name in self.totals:
-                join = torch.maximum if name.endswith(LARGEST) else torch.add
-                value = join(self.totals[name], value)
+                combine = torch.maximum if name.endswith(LARGEST) else torch.add
+                value = combine(self.totals[name], value)
             self.totals[name] = value
 
     def over_ranks(self, device: torch.device) -> dict[str, float]:

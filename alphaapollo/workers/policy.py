@@ -164,7 +164,7 @@ class PolicyWorker:
         return self.last_old_logprobs
 
     def send_weights(self, version: int) -> WeightUpdate | None:
-        """Publish the weights; the update on the rank that sends, None on the others."""
+        """Publish the weights; the update on each rank that writes it, None on the others."""
         assert self.sender is not None, "this worker was built without a sender"
         self.state.fetch()
         model = self.policy.model
