@@ -1,0 +1,73 @@
+"""The experts that vLLM returns are those that the trainer's model would take, over turns that share their past."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import Rollout
+from alphaapollo.config.schema.base import Device
+from alphaapollo.models.experts import Routers
+from alphaapollo.rollout.context import append_context_rows
+from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.engine import VllmEngine
+from alphaapollo.types import Row, Sampling, Turn
+from tests.loop.engine_kit import PROBE, make_model
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.timeout(300)
+
+
+async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> Row:
+    """The first turns' keys and values come from the engine's cache, and so do their experts."""
+    model.save_pretrained(folder / "model")
+    spec = EngineSpec(
+        index=0,
+        model_path=str(folder / "model"),
+        trust_remote_code=False,
+        rollout=Rollout(
+            router_replay=True, gpu_memory_utilization=0.2, kv_cache_gib=0.1, enforce_eager=device == "cpu"
+        ),
+        device=device,
+        dtype=dtype,
+        max_model_len=256,
+        log_path=str(folder / "engine.log"),
+        transport="ipc" if device == "cuda" else "shared_memory",
+    )
+    engine, turns, seen = VllmEngine(spec), [], list[int]()
+    await engine.start()
+    for number, context in enumerate(([*PROBE, *PROBE], [7, 8, 9], [9, 8, 7])):
+        seen += context
+        completion = await engine.generate(seen, Sampling(20, seed=number), f"turn {number}")
+        assert (completion.num_cached_tokens > 0) is (number > 0)
+        turns.append(Turn(context, completion, ""))
+        seen += completion.token_ids
+    await engine.close()
+    (row,) = append_context_rows(turns)
+    assert row.token_ids == seen and row.routed_experts is not None and len(row.routed_experts) == len(seen)
+    return row
+
+
+def share_of_others(model: Any, row: Row, device: Device) -> float:
+    """Of the engine's choices, those that transformers would not make; the last token was never computed."""
+    routers = Routers.of(model)
+    assert routers is not None and row.routed_experts is not None
+    experts = torch.from_numpy(row.routed_experts[:-1]).to(device)
+    now = routers.begin(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
+    with torch.inference_mode():
+        model(torch.tensor([row.token_ids[:-1]], device=device))
+    return float(now.differs / now.counts.sum())
+
+
+def experts_returned(folder: Path, device: Device, dtype: str) -> float:
+    model = make_model("Qwen3Moe", 0, tie_word_embeddings=True, head_dim=64, num_experts=16).eval()
+    row = asyncio.run(three_turns(model, folder, device, dtype))
+    return share_of_others(model.to(device, getattr(torch, dtype)), row, device)
+
+
+def test_they_are_those_of_the_model(tmp_path: Path) -> None:
+    assert experts_returned(tmp_path, "cuda", "bfloat16") < 0.1  # by chance: 0.9
