@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.ranks import Ranks
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.watchdog import remove_paths
 from alphaapollo.weights.proof import agreed
 
 if TYPE_CHECKING:  # the driver never imports the workers: they bring torch models and vLLM
@@ -239,9 +241,11 @@ class EngineGroup:
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))
 
-    async def close(self) -> None:
-        """Shut the engines down first: an engine's core is a process of its own."""
+    async def close(self, cleanup: Sequence[str] = ()) -> None:
+        """Shut the engines down first: an engine's core is a process of its own. `cleanup`: folders that each removes
+        on its node."""
         await self.ranks.call(lambda worker: worker.close())
+        await self.ranks.call(lambda _: remove_paths(map(Path, cleanup)))
         await self.ranks.close()
 
 

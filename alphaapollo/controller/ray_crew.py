@@ -186,7 +186,7 @@ async def end_actors(
     """Engines first, for their cores are processes of their own; what does not end by itself is killed. Then Ray, if it
     is ours."""
     with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
-        await asyncio.wait_for(engines.close(), timeout=5)
+        await asyncio.wait_for(engines.close(cleanup), timeout=5)
     for ranks in every:
         await ranks.close()
     for group in groups:

@@ -19,7 +19,10 @@ printf -v command '%q ' "$PWD/.venv/bin/python" -m alphaapollo.trainer.main_ppo 
 import sys
 from ray.job_submission import JobSubmissionClient
 
-job = JobSubmissionClient(sys.argv[1]).get_job_info(sys.argv[2])
+try:
+    job = JobSubmissionClient(sys.argv[1]).get_job_info(sys.argv[2])
+except (ConnectionError, RuntimeError):
+    sys.exit(1)  # it was never submitted, and `ray job submit` has said why
 if job.driver_exit_code is None and job.status != "SUCCEEDED":
     print(f"{sys.argv[2]}: {job.status}. {job.message or ''}", file=sys.stderr)
     sys.exit(1)

@@ -11,7 +11,8 @@ STEPS = 16
 
 
 def run(kit: Kit) -> dict[str, Any]:
-    with kit.cluster(2) as (head, _):
+    with kit.cluster(2) as nodes:
+        head = nodes[0]
         done = kit.train(
             head,
             "two_nodes",
@@ -21,6 +22,8 @@ def run(kit: Kit) -> dict[str, Any]:
             "trainer.save_freq=8",
             "trainer.export_hf=true",
         )
+        left = [one.name for one in nodes if "alphaapollo" in one.say("ls", "/dev/shm")]
+        assert not left, f"shared memory is left on {left}"
     expect(done, 0, "2 x process of 1 thread(s) on 2 node(s)")
     rewards = [line["reward/mean"] for line in done.metrics]
     assert len(rewards) == STEPS, rewards

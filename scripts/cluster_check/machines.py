@@ -96,6 +96,10 @@ class Machine:
         with (self.logs / f"{self.name}.{log}.log").open("ab") as out:
             return subprocess.Popen(self.command(*words), stdout=out, stderr=out, env=os.environ | environment)
 
+    def say(self, *words: str) -> str:
+        """What a short command prints there."""
+        return subprocess.run(self.command(*words), capture_output=True, text=True, check=True, timeout=60).stdout
+
     def end(self) -> None:
         """As if its cable and its power were cut."""
         self._process.send_signal(signal.SIGKILL)
