@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SRUN = """#!/usr/bin/env bash
 case "$*" in
 *hostname*) echo "127.0.1.1 fe80::1 10.0.0.7 192.168.1.7" ;;
-*) echo "ran $*"; kill -USR1 "$PPID"; sleep 0.2; exit 3 ;;
+*) echo "ran $*"; kill -USR1 "$PPID"; sleep 0.2; exit "${SRUN_EXIT:-3}" ;;
 esac
 """
 SCONTROL = """#!/usr/bin/env bash
@@ -54,3 +54,8 @@ def test_the_build_without_gpus_is_refused_on_gpus(tmp_path: Path) -> None:
     (tmp_path / ".venv/.device").write_text("cpu\n")
     done = submit(tmp_path)
     assert done.returncode == 1 and "DEVICE=gpu make setup" in done.stderr and "ran" not in done.stdout
+
+
+def test_a_ray_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
+    done = submit(tmp_path, SRUN_EXIT="0")  # as symmetric-run ends then
+    assert done.returncode == 1 and "nothing was trained" in done.stderr
