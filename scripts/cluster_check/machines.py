@@ -36,7 +36,8 @@ ip address add {address}/24 dev eth0
 ip link set eth0 up
 ip route add default via {gateway}
 echo up
-exec sleep infinity
+sleep infinity &
+wait # and, as the first process, for what others leave behind
 """
 
 
