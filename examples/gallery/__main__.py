@@ -2,7 +2,7 @@
 
 python -m examples.gallery                          # all recipes, three seeds: hours on two cores
 python -m examples.gallery --recipes grpo dapo      # some of them; what has ended is not repeated
-python -m examples.gallery --report docs/algorithms # table and curves of what stands, nothing is run
+python -m examples.gallery --report docs/algorithms # table and curves of what has ended, nothing is run
 """
 
 from __future__ import annotations
@@ -47,19 +47,30 @@ def run_all(args: argparse.Namespace) -> list[str]:
 
 
 def report(args: argparse.Namespace, folder: Path) -> None:
-    """gallery.md, curves/all.svg and curves/RECIPE.svg of the recipes of which two seeds have ended."""
-    from examples.gallery.report import BESIDE, draw, draw_all, read_curves, table  # matplotlib from here on
+    """gallery.md, curves/all.svg and curves/RECIPE.svg, of the recipes of which two seeds have ended and of
+    those that curves/figures.json holds from earlier runs."""
+    from examples.gallery.report import (  # matplotlib from here on
+        BESIDE,
+        draw,
+        draw_all,
+        load_figures,
+        read_curves,
+        save_figures,
+        table,
+    )
 
-    found = [read_curves(args.out, recipe, args.seeds, args.iterations) for recipe in args.recipes]
-    done = [curves for curves in found if curves is not None]
-    if not done:
+    figures = load_figures(folder / "curves" / "figures.json")
+    for recipe in args.recipes:
+        if curves := read_curves(args.out, recipe, args.seeds, args.iterations):
+            figures[recipe] = curves
+    if not figures:
         print("no recipe has ended with two seeds yet")
         return
-    beside = next((curves for curves in done if curves.recipe == BESIDE), None)
-    for curves in done:
-        draw(curves, beside, folder / "curves" / f"{curves.recipe}.svg")
-    draw_all(done, folder / "curves" / "all.svg")
-    text = table(done)
+    for curves in figures.values():
+        draw(curves, figures.get(BESIDE), folder / "curves" / f"{curves.recipe}.svg")
+    draw_all(list(figures.values()), folder / "curves" / "all.svg")
+    save_figures(folder / "curves" / "figures.json", figures.values())
+    text = table(list(figures.values()))
     (folder / "gallery.md").write_text(HEADER.format(iterations=args.iterations, seeds=len(args.seeds)) + text + NOTES)
     print(text)
 

@@ -1,10 +1,15 @@
-"""From the runs to one table and the curves."""
+"""From the runs to one table and the curves.
+
+The figures are kept beside the curves, in figures.json: a recipe that is run again changes its own row alone.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import matplotlib as mpl
@@ -26,15 +31,16 @@ class Curves:
     recipe: str
     steps: np.ndarray  # [V]
     accuracy: np.ndarray  # [S, V], of the S seeds that have ended
-    seconds: np.ndarray  # [S] of training, validation left out
-    trajectories: np.ndarray  # [S] generated
+    seconds: float  # of training, validation left out; mean over seeds, as the next
+    trajectories: float  # generated
+    made: str  # the day of the last run, YYYY-MM-DD
 
 
 def read_curves(out: Path, recipe: str, seeds: Sequence[int], iterations: int) -> Curves | None:
     """Of the seeds that have ended; None for fewer than two."""
     last = num_iterations(recipe, iterations)
-    runs = [read_metrics(out / f"seed_{seed}" / recipe) for seed in seeds]
-    runs = [lines for lines in runs if lines and lines[-1]["step"] == last]
+    folders = [out / f"seed_{seed}" / recipe for seed in seeds]
+    runs = [lines for lines in map(read_metrics, folders) if lines and lines[-1]["step"] == last]
     if len(runs) < 2:
         return None
     validated = [[line for line in lines if "val/accuracy" in line] for lines in runs]
@@ -43,9 +49,39 @@ def read_curves(out: Path, recipe: str, seeds: Sequence[int], iterations: int) -
         recipe,
         np.array([line["step"] for line in validated[0]]),
         np.array([[line["val/accuracy"] for line in lines] for lines in validated]),
-        np.array([sum(one["timing/step"] - one.get("timing/validate", 0.0) for one in lines) for lines in trained]),
-        np.array([sum(one["rollout/trajectories"] for one in lines) for lines in trained]),
+        sum(one["timing/step"] - one.get("timing/validate", 0.0) for lines in trained for one in lines) / len(runs),
+        sum(one["rollout/trajectories"] for lines in trained for one in lines) / len(runs),
+        date.fromtimestamp(max(folder.stat().st_mtime for folder in folders if folder.exists())).isoformat(),
     )
+
+
+def load_figures(path: Path) -> dict[str, Curves]:
+    """By recipe, what save_figures wrote; empty where there is no such file."""
+    if not path.exists():
+        return {}
+    return {
+        recipe: Curves(recipe, np.array(one.pop("steps")), np.array(one.pop("accuracy")), **one)
+        for recipe, one in json.loads(path.read_text()).items()
+    }
+
+
+def save_figures(path: Path, all_curves: Iterable[Curves]) -> None:
+    """A line a recipe, in the order of their names."""
+    lines = [
+        f"{json.dumps(one.recipe)}: "
+        + json.dumps(
+            {
+                "steps": one.steps.tolist(),
+                "accuracy": one.accuracy.tolist(),
+                "seconds": one.seconds,
+                "trajectories": one.trajectories,
+                "made": one.made,
+            }
+        )
+        for one in sorted(all_curves, key=lambda one: one.recipe)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def interval(values: np.ndarray) -> str:
@@ -64,8 +100,8 @@ def seeds_above_start(curves: Curves) -> int:
 def table(all_curves: Sequence[Curves]) -> str:
     """A Markdown table, best end first."""
     lines = [
-        "| recipe | start | end | best | seeds above their start | trajectories | seconds |",
-        "|---|---|---|---|---|---|---|",
+        "| recipe | start | end | best | seeds above their start | trajectories | seconds | run on |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for curves in sorted(all_curves, key=lambda one: -one.accuracy[:, -1].mean()):
         accuracy = curves.accuracy
@@ -75,8 +111,9 @@ def table(all_curves: Sequence[Curves]) -> str:
             interval(accuracy[:, -1]),
             interval(accuracy.max(axis=1)),
             f"{seeds_above_start(curves)} of {len(accuracy)}",
-            f"{curves.trajectories.mean():.0f}",
-            f"{curves.seconds.mean():.0f}",
+            f"{curves.trajectories:.0f}",
+            f"{curves.seconds:.0f}",
+            curves.made,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

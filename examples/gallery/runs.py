@@ -37,6 +37,8 @@ FIT = {  # where a recipe needs more than its group size
     "icepop": ROUGH_ENGINE,
     "mis": ROUGH_ENGINE,
     "grpo_passk_analytic": (*GROUP, "algorithm.passk_k=4"),
+    # divided by its group's deviation, as grpo does, one token would weigh as much as a right answer
+    "length_budget": (*GROUP, "algorithm.adv_estimator=dr_grpo"),
 }
 LONGER = 2.5  # times the iterations, for those with one optimiser step in each instead of four
 LENGTH_BUDGET = 40  # tokens, for the recipe that asks for one: answers have 31 to 37
@@ -57,7 +59,7 @@ def prepare(folder: Path, seed: int) -> None:
     teacher tosses a coin, carry or not. What stands is kept."""
     if (folder / "sft" / "model" / "config.json").exists():
         return
-    coin = ("--remembers", "0.5", "--invents", "0.5")
+    coin = ("--remembers", "0.5", "--invents", "0.5", "--num_sft", str(900 * 32))
     python("-m", "examples.quickstart.make_task", "--out", str(folder), "--seed", str(seed), *coin)
     rows = pd.read_parquet(folder / "data" / "train.parquet")
     rows["extra_info"] = [info | {"length_budget": LENGTH_BUDGET} for info in rows["extra_info"]]
@@ -69,6 +71,7 @@ def prepare(folder: Path, seed: int) -> None:
         f"trainer.output_dir={folder.parent}",
         f"trainer.project_name={folder.name}",
         f"trainer.seed={seed}",
+        "trainer.total_training_steps=900",
     )
 
 
