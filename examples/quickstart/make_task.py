@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("outputs/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_sft", type=int, default=28800)
+    parser.add_argument("--num_sft", type=int, default=38400)
     parser.add_argument("--num_rl", type=int, default=4096)
     parser.add_argument("--num_val", type=int, default=256)
     parser.add_argument("--remembers", type=float, default=REMEMBERS, help="share of the carries that are taught")

@@ -6,7 +6,7 @@
                4+3+1=8
                <answer>843</answer>
 
-The warm-up's teacher knows the digit table and the format, but forgets two carries of three. So after the warm-up the
+The warm-up's teacher knows the digit table and the format, but forgets three carries of five. So after the warm-up the
 model can do everything, and the most likely thing that it does is not to carry. Only the reward says when to.
 """
 
@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 NUM_DIGITS = 3
-REMEMBERS = 0.35  # share of the carries that the teacher does not forget
+REMEMBERS = 0.4  # share of the carries that the teacher does not forget
 
 
 def question(a: int, b: int) -> str:
