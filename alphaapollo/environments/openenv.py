@@ -36,7 +36,7 @@ PROMPT = "{observation}\n\nAct with <answer>...</answer>."
 def check(config: Env) -> None:
     """The package is there, and a server is named (ValueError)."""
     if find_spec("openenv") is None:
-        raise ValueError("env.env_name=openenv needs its package: pip install 'alphaapollo[openenv]'.")
+        raise ValueError("env.env_name=openenv needs its package: pip install -e '.[openenv]' in the clone.")
     if not config.openenv.url:
         raise ValueError("env.openenv.url is empty: give the server's address, e.g. http://localhost:8000.")
 

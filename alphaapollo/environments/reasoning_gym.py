@@ -26,7 +26,9 @@ _making = Lock()  # the samples of a group begin at once: one makes the puzzle, 
 def check(config: Env) -> None:
     """Every task can be made with its settings (ValueError: which cannot, and why)."""
     if find_spec("reasoning_gym") is None:
-        raise ValueError("env.env_name=reasoning_gym needs its package: pip install 'alphaapollo[reasoning-gym]'.")
+        raise ValueError(
+            "env.env_name=reasoning_gym needs its package: pip install -e '.[reasoning-gym]' in the clone."
+        )
     settings = config.reasoning_gym
     if not settings.tasks:
         raise ValueError("env.reasoning_gym.tasks is empty: name tasks, e.g. [chain_sum,countdown], or write [all].")

@@ -31,7 +31,8 @@ def check(config: Env) -> None:
     if not hasattr(getattr(module, "Environment", None), "requires_group_rollouts"):
         got = "it is not installed" if module is None else f"here is {getattr(module, '__version__', 'another')}"
         raise ValueError(
-            f"env.env_name=verifiers needs the library in version 0.1.14 ({got}): pip install 'alphaapollo[verifiers]'."
+            f"env.env_name=verifiers needs the library in version 0.1.14 ({got}): "
+            "pip install -e '.[verifiers]' in the clone."
         )
     name, settings = config.verifiers.name, config.verifiers
     if not name:

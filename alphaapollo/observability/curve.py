@@ -118,7 +118,7 @@ def save_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("drawing a PNG needs matplotlib. Install alphaapollo[plots].") from None
+        raise ValueError("drawing a PNG needs matplotlib. pip install -e '.[plots]' in the clone.") from None
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curves.items():

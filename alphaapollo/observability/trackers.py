@@ -50,7 +50,7 @@ def check_trackers(names: Sequence[str]) -> None:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ValueError(
                 f"trainer.logger has {name}, but the package {name} is not installed. "
-                f"Install alphaapollo[{name}], or leave it out."
+                f"pip install -e '.[{name}]' in the clone, or leave it out."
             )
     if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
         import wandb

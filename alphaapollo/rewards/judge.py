@@ -31,7 +31,7 @@ def make(settings: Mapping[str, Any]) -> RewardFunction:
     try:
         import openai
     except ImportError as error:
-        raise ValueError("a judge needs the openai package: pip install 'alphaapollo[judge]'.") from error
+        raise ValueError("a judge needs the openai package: pip install -e '.[judge]' in the clone.") from error
     key = os.environ.get(judge.api_key_env, "")
     if not key and not judge.base_url:
         raise ValueError(f"the environment variable {judge.api_key_env} (reward.judge.api_key_env) is not set.")

@@ -117,8 +117,8 @@ def _call(function: dict[str, Any]) -> Call:
 def _of_vllm(name: str, renderer: ToolRenderer) -> Parse:
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
-            f"env.tool_parser={name}: its parsers come with vLLM, which is not installed. Install alphaapollo[cpu] or "
-            "[gpu], or take a tokenizer with a response_template."
+            f"env.tool_parser={name}: its parsers come with vLLM, which is not installed. Run scripts/setup.sh, "
+            "or take a tokenizer with a response_template."
         )
     from alphaapollo.rollout.vllm.tool_parser import vllm_parse
 
@@ -128,7 +128,7 @@ def _of_vllm(name: str, renderer: ToolRenderer) -> Parse:
 def _choices(renderer: ToolRenderer) -> str:
     """Which of vLLM's parsers would do: each is tried."""
     if importlib.util.find_spec("vllm") is None:
-        return "They come with vLLM, which is not installed: install alphaapollo[cpu] or [gpu]."
+        return "They come with vLLM, which is not installed: run scripts/setup.sh."
     from alphaapollo.rollout.vllm.tool_parser import parser_names
 
     fitting = [name for name in parser_names() if _fits(name, renderer)]

@@ -55,7 +55,9 @@ class McpServer:
         if bool(command) == bool(url):
             raise ValueError(f"MCP server {name}: give either its command or its url.")
         if importlib.util.find_spec("mcp") is None:
-            raise ValueError(f"MCP server {name}: the package mcp is not installed; pip install 'alphaapollo[mcp]'.")
+            raise ValueError(
+                f"MCP server {name}: the package mcp is not installed; pip install -e '.[mcp]' in the clone."
+            )
         self.name = name
         self._command = list(command)
         self._url = url

@@ -265,5 +265,5 @@ def test_checked_at_the_start(monkeypatch):
     with pytest.raises(ValueError, match=r"env\.openenv\.url is empty"):
         check_environment(env(""))
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'alphaapollo\[openenv\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[openenv\]'"):
         check_environment(env("x"))

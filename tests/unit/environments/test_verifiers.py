@@ -244,7 +244,7 @@ def test_checked_at_the_start(monkeypatch):
     with pytest.raises(ValueError, match=r"cannot be loaded with env\.verifiers\.args=\{'colour': 1\} .*colour"):
         check_environment(env(colour=1))
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\): pip install 'alphaapollo\[verifiers\]'"):
+    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\): pip install -e '\.\[verifiers\]'"):
         check_environment(env())
 
 

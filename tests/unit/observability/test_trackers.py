@@ -66,7 +66,9 @@ def test_a_full_disk_says_what_could_not_be_written(tmp_path: Path):
 
 def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"trainer\.logger has wandb, .*Install alphaapollo\[wandb\], or leave it out"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or leave it out"
+    ):
         make_tracker(Config(trainer=Trainer(logger=["console", "wandb"])), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     check_trackers(["console"])
