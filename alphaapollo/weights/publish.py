@@ -63,6 +63,7 @@ class WeightPublisher:
             await self.policy.rest()
             return {}
         expected = await self.policy.probe(self.probe)
+        await self.policy.rest()  # an engine's weights wake into memory that torch keeps for itself after an update
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
         if update.folder:

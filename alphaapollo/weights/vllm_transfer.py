@@ -80,6 +80,7 @@ class VllmTransferSender:
             if self._rank == 0:
                 digest += tensors_digest(batch.values())
             self._send_batch(self._engine, batch)
+            del batch  # before the next but one is gathered
         if self._rank > 0:
             return None
         self._client.finish_weight_update()
@@ -95,6 +96,7 @@ class VllmTransferSender:
         if self._transport == "ipc":
             engine.packed_buffer_size_bytes = num_bytes(batch)
         self._watch(engine.send_weights)
+        engine.source = batch_source({})  # which vLLM keeps until the next publish
 
     def _watch(self, call: Callable[[], T]) -> T:
         """Over NCCL rank 0 blocks in the broadcast until every engine has joined it, so one that has failed would keep

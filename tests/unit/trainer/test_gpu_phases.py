@@ -135,6 +135,7 @@ class Engine:
 
     async def wake_weights(self) -> None:
         self.gpu.note("wake_weights")
+        assert not self.gpu.trainers, f"weights wake into memory that {self.gpu.trainers} hold"
         self.gpu.engine.add("weights")
 
     async def receive_weights(self, folder: str) -> None:
@@ -226,7 +227,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
 
 
 PUBLISH = [
-    *("policy.probe", "engine.wake_weights", "policy.send", "engine.receive", "engine.confirm"),
+    *("policy.probe", "policy.rest", "engine.wake_weights", "policy.send", "engine.receive", "engine.confirm"),
     *("policy.release", "policy.rest", "engine.wake_cache", "engine.log_probs"),
 ]
 SAVE = ["engine.release_cache", "policy.save", "policy.rest", "engine.wake_cache"]
