@@ -37,7 +37,8 @@ def check_replicas(key: str, size: int, engines: int) -> Iterator[str]:
     """`size`: of data_parallel_size, whose groups of replicas must cover the engines."""
     if engines % size:
         fits = ", ".join(str(n) for n in range(1, engines + 1) if engines % n == 0)
-        yield f"{key}={size}: does not divide the {engines} engines. Set one of {fits}, or num_engines."
+        other = key.replace("data_parallel_size", "num_engines")
+        yield f"{key}={size}: does not divide the {engines} engines. Set one of {fits}, or another {other}."
 
 
 def check_fsdp_size(key: str, fsdp: Fsdp, ranks: int, per_node: int, where: str) -> Iterator[str]:

@@ -51,13 +51,8 @@ def connect(wanted: Wanted) -> Machine:
     )
 
 
-def start_local_cluster(num_nodes: int = 1) -> None:
-    """A Ray of our own on this machine; it ends with this process. ValueError: more nodes are wanted."""
-    if num_nodes > 1:
-        raise ValueError(
-            f"trainer.nnodes={num_nodes}: without RAY_ADDRESS there is this machine alone. Start Ray on every node and "
-            "set RAY_ADDRESS (docs/scaling.md), or set trainer.nnodes=1."
-        )
+def start_local_cluster() -> None:
+    """A Ray of our own on this machine; it ends with this process."""
     patient = {  # a busy laptop answers late; a dead process is noticed by its exit, not by its silence
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,

@@ -30,6 +30,7 @@ from alphaapollo.observability.counter import Counter
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import build_engine
 from alphaapollo.startup.input_checks import (
+    check_engine_split,
     check_lengths,
     check_rewards,
     environment_notices,
@@ -96,6 +97,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     notices += environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
     check_lengths(config.model, config.rollout, config.data)
+    check_engine_split(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
     more += unread_arguments(config.data.apply_chat_template_kwargs, renderer.tokenizer)

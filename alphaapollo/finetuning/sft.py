@@ -139,7 +139,7 @@ def _check_ranks(config: SftConfig, ranks: int, per_node: int) -> list[str]:
     ]
     if problems:
         raise ConfigError(problems)
-    check_sequence_parallel(size, {"model.path": config.model})
+    check_sequence_parallel(size, ranks, "ulysses_sequence_parallel_size", {"model.path": config.model})
     return void_lines(config, [("fsdp_config.sync_each_micro_batch", "there is one rank")] if ranks == 1 else [])
 
 

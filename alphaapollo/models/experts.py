@@ -177,7 +177,8 @@ def check_routers(model: Model, key: str, balance: bool) -> None:
     loaded = skeleton(model)
     if Routers.of(loaded) is None:
         raise ValueError(
-            f"{key}: {type(loaded).__name__} has no router of experts that transformers records. Leave it out."
+            f"{key}: {type(loaded).__name__} is no mixture of experts, or none whose routers are known (docs/moe.md). "
+            "Leave it out."
         )
     if balance and not hasattr(loaded.config.get_text_config(), "router_aux_loss_coef"):
         raise ValueError(f"{key}: transformers has no such loss for {type(loaded).__name__}. Leave it out.")

@@ -87,35 +87,34 @@ def gather(local: Tensor, positions: Positions, sequence: SequenceGroup | None) 
     return whole
 
 
-def check_splits(config: PretrainedConfig, what: str, size: int, own_code: bool) -> None:
+def check_splits(config: PretrainedConfig, what: str, size: int, ranks: int, key: str, own_code: bool) -> None:
     """ValueError: a model whose layers cannot be computed by parts.
 
     Args:
-        what: the key and the model, for messages.
+        what: the model with its key, for messages.
+        key: that asks for `size` of the `ranks` to work together.
         own_code: the model is Python code of its own folder, which may not hand attention on to us.
     """
     text = config.get_text_config()
-    heads, fix = getattr(text, "num_attention_heads", 0), "Set ulysses_sequence_parallel_size=1."
+    heads, fix = getattr(text, "num_attention_heads", 0), f"Set {key}=1."
     if heads % size or not heads:
-        fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0) or "1"
+        fits = ", ".join(str(n) for n in range(1, ranks + 1) if heads % n == 0 and ranks % n == 0) if heads else "1"
         raise ValueError(
-            f"ulysses_sequence_parallel_size={size}: {what} has {heads} attention heads, which {size} ranks cannot "
-            f"share. Set one of {fits}."
+            f"{key}={size}: {what} has {heads} attention heads, which {size} ranks cannot share. Of {ranks} ranks, set "
+            f"one of {fits}."
         )
     kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     if kinds:
         raise ValueError(
-            f"ulysses_sequence_parallel_size={size}: {what} has layers of kind {', '.join(sorted(kinds))}, which carry "
+            f"{key}={size}: {what} has layers of kind {', '.join(sorted(kinds))}, which carry "
             f"a state from token to token. {fix}"
         )
     if own_code:
-        raise ValueError(
-            f"ulysses_sequence_parallel_size={size}: {what} brings its own code, whose attention cannot be split. {fix}"
-        )
+        raise ValueError(f"{key}={size}: {what} brings its own code, whose attention cannot be split. {fix}")
     kinds = set(_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
     if kinds:
         raise ValueError(
-            f"ulysses_sequence_parallel_size={size}: {what} has {kinds.pop()} position embeddings, which depend on the "
+            f"{key}={size}: {what} has {kinds.pop()} position embeddings, which depend on the "
             f"longest row that a rank sees. {fix}"
         )
 

@@ -51,6 +51,16 @@ def find_machine(trainer: Trainer | GenerationTrainer) -> Machine:
     return detect_machine()
 
 
+def missing_cluster(trainer: Trainer) -> str:
+    """Why there are fewer nodes than asked for; empty where a cluster is joined, or one node is enough."""
+    if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
+        return ""
+    return (
+        f"trainer.nnodes={trainer.nnodes}: without RAY_ADDRESS there is this machine alone. Start Ray on every node "
+        "and set RAY_ADDRESS (docs/scaling.md), or set trainer.nnodes=1."
+    )
+
+
 def local_paths(config: Config | GenerationConfig) -> dict[str, str]:
     """key -> path of what workers read and what lies here: every node must have it. Data are the driver's alone."""
     found: dict[str, str] = {}
@@ -149,10 +159,12 @@ def check_experts(model: Model, section: str, router_replay: bool = False) -> No
     if model.router_aux_loss_coef or router_replay:
         from alphaapollo.models.experts import check_routers  # brings torch
 
-        key = (
-            f"{section}.router_aux_loss_coef" if model.router_aux_loss_coef else f"{section[:-5]}rollout.router_replay"
-        )
-        check_routers(model, key, balance=bool(model.router_aux_loss_coef))
+        given = []
+        if model.router_aux_loss_coef:
+            given.append(f"{section}.router_aux_loss_coef={model.router_aux_loss_coef:g}")
+        if router_replay:
+            given.append(f"{section.removesuffix('model')}rollout.router_replay=true")
+        check_routers(model, " and ".join(given), balance=bool(model.router_aux_loss_coef))
 
 
 def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
@@ -170,12 +182,26 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
         )
 
 
-def check_sequence_parallel(size: int, models: Mapping[str, Model]) -> None:
-    """ValueError: one of the models, by their keys, cannot be computed by `size` ranks together."""
-    for key, model in models.items():
+def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
+    """ValueError: attention heads that an engine's processes cannot share. section: e.g. actor_rollout_ref.rollout."""
+    size = rollout.tensor_model_parallel_size
+    heads = getattr(load_config(model).get_text_config(), "num_attention_heads", None) if size > 1 else None
+    if heads and heads % size:
+        fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise ValueError(
+            f"{section}.tensor_model_parallel_size={size}: {model.path} has {heads} attention heads, which {size} "
+            f"processes cannot share. Set one of {fits}."
+        )
+
+
+def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str, Model]) -> None:
+    """ValueError: one of the models, by their keys, cannot be computed by `size` of the `ranks` together, for which
+    `key` asks."""
+    for name, model in models.items():
         if size > 1 and model.path:
             config = load_config(model)
-            check_splits(config, f"{key}={model.path}", size, model.trust_remote_code and hasattr(config, "auto_map"))
+            own_code = model.trust_remote_code and hasattr(config, "auto_map")
+            check_splits(config, f"{name}={model.path}", size, ranks, key, own_code)
 
 
 def read_prompts(

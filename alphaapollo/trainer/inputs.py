@@ -15,11 +15,13 @@ from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import critic_model
 from alphaapollo.startup.input_checks import (
     check_adapters,
+    check_engine_split,
     check_experts,
     check_lengths,
     check_rewards,
     check_sequence_parallel,
     make_renderer,
+    missing_cluster,
     read_prompts,
 )
 from alphaapollo.startup.try_environment import try_resets
@@ -55,12 +57,15 @@ def read_inputs(config: Config) -> Inputs:
     check_experts(model, "actor_rollout_ref.model", config.actor_rollout_ref.rollout.router_replay)
     check_adapters(critic_model(model, config.critic), "critic.model")
     check_lengths(model, config.actor_rollout_ref.rollout, data)
-    check_sequence_parallel(config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, _trained_models(config))
+    check_engine_split(model, config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
+    size, key = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
+    check_sequence_parallel(size, config.trainer.num_ranks, f"actor_rollout_ref.actor.{key}", _trained_models(config))
     renderer = make_renderer(config.env, model, data.apply_chat_template_kwargs)
     prompts, notices = read_prompts(
         data.train_files, "data.train_files", renderer, data, partial(_chosen, data, data.train_max_samples)
     )
     notices += unread_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
+    notices += filter(None, [missing_cluster(config.trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:
         val_prompts, more = read_prompts(

@@ -23,7 +23,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
-from alphaapollo.startup.input_checks import find_machine, local_paths
+from alphaapollo.startup.input_checks import find_machine, local_paths, missing_cluster
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
@@ -72,6 +72,8 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
 async def run(prepared: Prepared) -> None:
     """Train from the newest checkpoint, or from the start, to the last iteration; every process ends with it."""
     config, plan, inputs, start = prepared.config, prepared.plan, prepared.inputs, prepared.start
+    if problem := missing_cluster(config.trainer):
+        raise ValueError(problem)
     moved = start.claim(config)
     checkpoints = CheckpointFolder(plan.folder / "checkpoints", config.trainer.max_ckpt_to_keep)
     progress = find_progress(start, config.algorithm.kl_ctrl)
@@ -204,7 +206,7 @@ async def launch(prepared: Prepared) -> Crew:
 
     paths: dict[str, str] | None = None
     if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
-        start_local_cluster(config.trainer.nnodes)
+        start_local_cluster()
     else:
         paths = local_paths(config) | {RUN_FOLDER: str(plan.folder / "config.yaml")}
     return await launch_ray(plan.placement, roles, config.trainer.start_timeout, paths)

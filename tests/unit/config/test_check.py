@@ -145,7 +145,7 @@ def test_replicas_in_verls_words(needed: list[str]):
     (line,) = outcome([*needed, "trainer.n_gpus_per_node=4", f"{key}=2"], num_gpus=4)
     assert line.startswith(f"{key}=2 has no effect: each replica is an engine of its own")
     (text,) = problems([*needed, "trainer.n_gpus_per_node=4", f"{key}=3"], num_gpus=4)
-    assert text == f"{key}=3: does not divide the 4 engines. Set one of 1, 2, 4, or num_engines."
+    assert text == f"{key}=3: does not divide the 4 engines. Set one of 1, 2, 4, or another {engines}."
     assert "that is 8 GPUs" in problems([*needed, f"{key}=8"], num_gpus=8)[0]
     (text,) = problems([*needed, f"{engines}=3", f"{key}=2"])
     assert "does not divide the 3 engines" in text

@@ -15,6 +15,8 @@ from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import check_splits, sequence_groups
 from tests.unit.tiny import run_ranks
 
+KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+
 CASES: list[dict[str, Any]] = [
     {"heads": 4, "groups": 2},
     {"heads": 4, "groups": 4, "window": 3},
@@ -93,7 +95,7 @@ def config(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({}, "some/model has 14 attention heads, which 4 ranks cannot share. Set one of 1, 2, 7, 14."),
+        ({}, "some/model has 14 attention heads, which 4 ranks cannot share. Of 8 ranks, set one of 1, 2."),
         ({"num_attention_heads": 0}, "has 0 attention heads"),
         (
             {"num_attention_heads": 8, "layer_types": ["linear_attention", "full_attention"]},
@@ -108,10 +110,10 @@ def config(**fields: Any) -> Any:
 )
 def test_models_that_ranks_cannot_share(fields: dict[str, Any], says: str):
     with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size=4: .*") as caught:
-        check_splits(config(**fields), "some/model", 4, fields.get("own_code", False))
+        check_splits(config(**fields), "some/model", 4, 8, KEY, fields.get("own_code", False))
     assert says in str(caught.value)
 
 
 def test_models_that_ranks_can_share():
-    check_splits(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, False)
-    check_splits(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, False)
+    check_splits(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, 7, KEY, False)
+    check_splits(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, 2, KEY, False)
