@@ -21,7 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BRIDGE, NETWORK = "alphaapollo", "10.77.0"
-ISOLATE = ("unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+ISOLATE = (
+    *("setpriv", "--pdeathsig", "KILL"),  # it ends with whoever started it, however that ends
+    *("unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
+)
 # Ray's session folder and shared memory are a machine's own; then it waits for its network cable.
 BOOT = """
 set -e
@@ -43,7 +46,7 @@ wait # and, as the first process, for what others leave behind
 
 def usable() -> str:
     """Why such machines cannot be made here; empty where they can."""
-    missing = [tool for tool in ("unshare", "nsenter", "ip", "mount") if shutil.which(tool) is None]
+    missing = [tool for tool in ("setpriv", "unshare", "nsenter", "ip", "mount") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not installed (packages util-linux, iproute2)"
     probe = in_own_network([*ISOLATE, "bash", "-c", "mount -t tmpfs tmpfs /dev/shm && ip link add probe type bridge"])
