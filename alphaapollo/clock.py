@@ -5,6 +5,8 @@ tool, a thread), its clock stands still, so that only who is slow is blamed.
     async with clock.running():   # TimeoutError once all such blocks together took longer
         with queueing():          # anywhere below, other tasks that were started there included: not counted
             await semaphore.acquire()
+
+stop_clocks and start_clocks are for all of a process at once: while the machine is somebody else's.
 """
 
 from __future__ import annotations
@@ -15,6 +17,23 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 _current: ContextVar[Clock | None] = ContextVar("clock", default=None)
+_running: set[Clock] = set()  # those with a block at hand
+_stopped = False  # all of them
+
+
+def stop_clocks() -> None:
+    """From here on no clock runs, until start_clocks."""
+    global _stopped
+    _stopped = True
+    for clock in _running:
+        clock._settle()
+
+
+def start_clocks() -> None:
+    global _stopped
+    _stopped = False
+    for clock in _running:
+        clock._settle()
 
 
 class Clock:
@@ -32,10 +51,12 @@ class Clock:
         token = _current.set(self)
         try:
             async with asyncio.timeout(None) as self._scope:
+                _running.add(self)
                 self._settle()
                 try:
                     yield
                 finally:
+                    _running.discard(self)
                     self._settle(ended=True)
         finally:
             _current.reset(token)
@@ -50,7 +71,7 @@ class Clock:
             return
         if ended:
             self._scope = None
-        elif not self._queues:
+        elif not self._queues and not _stopped:
             self._since = now
         scope.reschedule(None if self._since is None else now + self.left)
 

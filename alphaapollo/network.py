@@ -14,6 +14,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+_held: dict[int, socket.socket] = {}
+
+
+def hold_port() -> int:
+    """A TCP port on which this process listens from now on, so that nobody else is given it before `take_held`."""
+    listening = socket.socket()
+    listening.bind(("", 0))
+    listening.listen(socket.SOMAXCONN)
+    port = int(listening.getsockname()[1])
+    _held[port] = listening
+    return port
+
+
+def take_held(port: int) -> int:
+    """The listening socket of a held port, as a file descriptor that is the caller's to close."""
+    return _held.pop(port).detach()
+
+
 def interface_to(host: str) -> str | None:
     """The network interface, e.g. eth0, by which this machine reaches `host`; None where that has no IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -65,11 +65,19 @@ class Completion:
     token_ids: list[int]  # [T]
     logprobs: list[float]  # [T]
     stop_reason: StopReason
-    weight_version: int  # the publish that the engine held
+    weight_version: int  # the publish that the engine held at its end
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
+    earlier_versions: tuple[tuple[int, int], ...] = ()
+    """(publish, tokens) of the tokens before those of `weight_version`, where weights changed under way."""
     routed_experts: np.ndarray | None = None
     """uint8 or uint16 [prompt + T - 1, layers, k]: the experts that each token, but for the last, was sent to; of a
     mixture of experts, where asked for. Rows take it over (rollout/context.py)."""
+
+    @property
+    def weight_versions(self) -> list[int]:
+        """The publish that sampled each token. [T]"""
+        earlier = [version for version, count in self.earlier_versions for _ in range(count)]
+        return [*earlier, *[self.weight_version] * (len(self.token_ids) - len(earlier))][: len(self.token_ids)]
 
 
 class Outcome(StrEnum):
@@ -168,6 +176,7 @@ class Row:
     logprobs: list[float]  # [T] the engine's log-probs, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each of its turns
     first_turn: int = 0  # its first turn's index in Trajectory.turns
+    weight_versions: list[int] = field(default_factory=list)  # of its action tokens, in order: who sampled them
     routed_experts: np.ndarray | None = None  # [T, layers, k], as the completions'
 
     @property

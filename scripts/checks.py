@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -56,10 +57,26 @@ def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> 
         kill_session(process)
     seconds = time.monotonic() - start
     if not answer.is_file():
-        why = f"took more than {deadline:.0f} s" if ended is None else last_line(log) or f"ended with {ended}"
+        why = (
+            f"took more than {deadline:.0f} s"
+            if ended is None
+            else last_line(log.read_text(errors="replace")) or f"ended with {ended}"
+        )
         return Outcome(name, "failed", seconds, reason=f"{why} ({log})")
     said = json.loads(answer.read_text())
     return Outcome(name, said["status"], seconds, said.get("figures", {}), said.get("reason", ""))
+
+
+def run_all(texts: Mapping[str, str], out: Path, run: Callable[[str], Outcome]) -> list[Outcome]:
+    """Into an empty `out`, one after the other, telling of each. texts: name of a check -> what it holds."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    outcomes = []
+    for name, text in texts.items():
+        print(f"{name}: {text} ...", flush=True)
+        outcomes.append(run(name))
+        print(f"    {outcomes[-1].status} in {outcomes[-1].seconds:.0f} s {outcomes[-1].reason}", flush=True)
+    return outcomes
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
@@ -69,8 +86,9 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+def last_line(text: str) -> str:
+    """The last that says something; empty where none does."""
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
 
 

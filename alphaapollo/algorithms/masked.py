@@ -8,7 +8,7 @@ from torch import Tensor
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """`values` with exact zeros off the mask, whatever stands there (NaN included), in value and in gradient."""
-    return torch.where(mask.bool(), values, torch.zeros_like(values))
+    return torch.where(mask.bool(), values, values.new_zeros(()))
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -56,8 +56,9 @@ def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Ten
 
 def last_action(mask: Tensor) -> Tensor:
     """Position of each row's last action token; -1 for an empty row. [B, L] -> [B] int64."""
-    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return (positions * mask.bool()).amax(dim=1) - 1
+    is_action = mask != 0
+    from_the_end = is_action.flip(1).to(torch.uint8).argmax(dim=1)  # the first of the largest
+    return torch.where(is_action.any(dim=1), mask.shape[1] - 1 - from_the_end, -1)
 
 
 def put_on_last_action(amounts: Tensor, mask: Tensor) -> Tensor:

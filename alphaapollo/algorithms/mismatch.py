@@ -43,20 +43,25 @@ def mismatch_metrics(
     products = np.bincount(trajectory_ids, weights=gap.sum(axis=1))
     nonempty = np.bincount(trajectory_ids, weights=is_action.any(axis=1)) > 0
     metrics |= {"ess": _effective_share(d), "ess_sequence": _effective_share(products[nonempty])}
-    positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)[is_action]
-    ends = (*POSITIONS[1:], mask.shape[1])
-    for start, end in zip(POSITIONS, ends, strict=True):
-        inside = (positions >= start) & (positions < end)
+    k3_at = gap  # its memory: from here k3 where the tokens are
+    k3_at[is_action] = k3
+    for start, end in zip(POSITIONS, (*POSITIONS[1:], mask.shape[1]), strict=True):
+        inside = is_action[:, start:end]
         if inside.any():
-            metrics[f"k3_at_{start}"] = float(k3[inside].mean())
+            metrics[f"k3_at_{start}"] = float(k3_at[:, start:end][inside].mean())
     return {f"mismatch/{name}": value for name, value in metrics.items()}
 
 
-def mismatch_advice(metrics: dict[str, float]) -> str | None:
-    """One line where the figures leave the safe range."""
+def mismatch_advice(metrics: dict[str, float], stale: bool = False) -> str | None:
+    """One line where the figures leave the safe range. stale: the engine had older weights, on purpose."""
     k3, ess = metrics.get("mismatch/k3", 0.0), metrics.get("mismatch/ess", 1.0)
     if k3 <= SAFE_K3 and ess >= SAFE_ESS:
         return None
+    if stale:
+        return (
+            f"the trained tokens are of weights far behind: KL {k3:.1e} nats a token (safe: {SAFE_K3:.0e}), effective "
+            f"sample size {ess:.0%} (safe: {SAFE_ESS:.0%}). Lower trainer.max_staleness or the learning rate."
+        )
     return (
         f"engine and trainer disagree: KL {k3:.1e} nats a token (safe: {SAFE_K3:.0e}), effective sample size {ess:.0%} "
         f"(safe: {SAFE_ESS:.0%}). Set algorithm.rollout_correction.method=tis, or bring the engine's arithmetic nearer "

@@ -61,6 +61,21 @@ def try_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
         result.loss.sum().backward()
 
 
+def moves_without_advantage(policy_loss: PolicyLoss, config: Actor) -> bool:
+    """Whether the loss has a gradient where all advantages are zero (a penalty of its own has); tried on toy inputs.
+
+    ValueError: it raises there.
+    """
+    inputs = toy_loss_inputs(policy_loss, config)
+    chosen = None if policy_loss.choose is None else inputs.mask.bool()
+    with _blamed(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
+        result = policy_loss.fn(replace(inputs, advantages=torch.zeros_like(inputs.advantages), chosen=chosen), config)
+        if not result.loss.requires_grad:
+            return False
+        (gradient,) = torch.autograd.grad(result.loss.sum(), inputs.logp, materialize_grads=True)
+        return bool(gradient.nan_to_num(nan=1.0).any())
+
+
 def toy_advantage_inputs(group_size: int, components: Iterable[str]) -> AdvantageInputs:
     """Rows of one, two and three tokens in turn; every second response is right."""
     rows = GROUPS * group_size

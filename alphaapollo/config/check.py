@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
+from alphaapollo.config.check_async import check_async
 from alphaapollo.config.check_experts import check_balance, check_experts
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
 from alphaapollo.config.check_parallelism import check_parallelism, check_replicas
@@ -51,6 +52,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *_check_optimizer("critic.optim", config.critic.optim),
         *_check_machine(config, device, num_gpus, num_cores),
         *check_parallelism(config),
+        *check_async(config, device, num_cores),
     ]
     if problems:
         raise ConfigError(problems)

@@ -6,12 +6,14 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig, SftConfig
+
+C = TypeVar("C", bound=BaseModel)
 
 COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
@@ -119,6 +121,13 @@ def value_of(config: BaseModel, key: str) -> object:
     for part in key.split("."):
         value = getattr(value, part)
     return value
+
+
+def with_value(config: C, key: str, value: object) -> C:
+    """The configuration with another value under a dotted key."""
+    name, _, rest = key.partition(".")
+    inner = with_value(getattr(config, name), rest, value) if rest else value
+    return config.model_copy(update={name: inner})
 
 
 def plain(value: Any) -> str:

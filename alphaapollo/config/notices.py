@@ -43,9 +43,9 @@ GPU_ONLY = (
     f"{ROLLOUT}.free_cache_engine",
     f"{ROLLOUT}.colocate",
 )
-CPU_ONLY = (f"{ROLLOUT}.kv_cache_gib", f"{ROLLOUT}.block_size")
+CPU_ONLY = (f"{ROLLOUT}.kv_cache_gib", f"{ROLLOUT}.block_size", f"{ROLLOUT}.cpu_threads")
 GENERATION_GPU_ONLY = ("rollout.gpu_memory_utilization", "trainer.n_gpus_per_node", "trainer.nnodes")
-GENERATION_CPU_ONLY = ("rollout.kv_cache_gib", "rollout.block_size")
+GENERATION_CPU_ONLY = ("rollout.kv_cache_gib", "rollout.block_size", "rollout.cpu_threads")
 OF_TRAINING = (  # keys of sections that main_generation shares with main_ppo
     "model.attention",
     "model.enable_gradient_checkpointing",
@@ -122,7 +122,9 @@ def generation_notices(config: GenerationConfig, device: Device) -> list[str]:
         *((key, "data.n_samples counts the samples") for key in ("rollout.n", "env.rollout.n")),
         *((key, "it is about training") for key in OF_TRAINING),
         *_switched_off(_env_switches(config.env)),
-        *_switched_off([(rollout == "vllm", f"rollout.name is {rollout}", ["rollout.engine_kwargs.vllm"])]),
+        *_switched_off(
+            [(rollout == "vllm", f"rollout.name is {rollout}", ["rollout.engine_kwargs.vllm", "rollout.cpu_threads"])]
+        ),
         *_void_function_name(config.custom_reward_function.path),
     ]
     lines = void_lines(config, void)
@@ -198,7 +200,11 @@ def _actor_switches(config: Config) -> list[Switch]:
             [f"{ACTOR}.loss_scale_factor"],
         ),
         (config.algorithm.overlong_filter, "algorithm.overlong_filter is false", [f"{ACTOR}.loss_agg_count"]),
-        (engine == "vllm", f"{ROLLOUT}.name is {engine}", [f"{ROLLOUT}.engine_kwargs.vllm"]),
+        (
+            engine == "vllm",
+            f"{ROLLOUT}.name is {engine}",
+            [f"{ROLLOUT}.engine_kwargs.vllm", f"{ROLLOUT}.cpu_threads"],
+        ),
         (one_range, "clip_ratio_low and clip_ratio_high are both given", [f"{ACTOR}.clip_ratio"]),
         (
             correction.method is not None,
@@ -251,6 +257,12 @@ def _trainer_switches(config: Config) -> list[Switch]:
             ["algorithm.reference_reset.min_gain"],
         ),
         (bool(config.data.val_files), "data.val_files is empty", ["trainer.test_freq"]),
+        (
+            trainer.async_mode is not None,
+            "trainer.async_mode is null",
+            ["trainer.max_staleness", "trainer.keep_kv_cache"],
+        ),
+        (trainer.max_staleness > 0, "trainer.max_staleness=0: nothing is in flight", ["trainer.keep_kv_cache"]),
         (
             trainer.num_ranks > 1,
             "there is one training rank",

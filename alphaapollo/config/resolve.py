@@ -57,11 +57,38 @@ def chosen_attention(model: Model) -> Attention:
 
 def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
     """As asked for, else on GPUs as many as fit; not fewer than data_parallel_size."""
-    return rollout.count_engines(1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size)
+    if rollout.num_engines is not None:
+        return rollout.num_engines
+    fit = 1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size
+    return max(fit, rollout.data_parallel_size)
+
+
+def engine_processes(rollout: Rollout, nnodes: int) -> int:
+    """On each node; of a resolved section."""
+    assert rollout.num_engines is not None, "resolve_rollout comes first"
+    return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
+
+
+def engine_threads(rollout: Rollout, num_cores: int, nnodes: int, own_cores: bool) -> int:
+    """Of each of an engine's processes on a CPU: as asked for; else its share of a node's cores, for the trainer waits
+    while it works; else one, where it does not wait and engines have cores of their own. Of a resolved section."""
+    share = 1 if own_cores else num_cores // engine_processes(rollout, nnodes)
+    return rollout.cpu_threads or max(1, share)
 
 
 def _device_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
+
+
+def why_dtype(asked: str, device: Device, units: str) -> str:
+    """Behind a dtype on a CPU, for the plan. units: the processor's instructions for bfloat16 products; "": none."""
+    if device == "cuda":
+        return ""
+    if asked == "auto":
+        return f" (auto on a CPU; model.dtype=bfloat16 would use its {units})" if units else " (auto on a CPU)"
+    if asked == "float32":
+        return ""
+    return f" (with {units})" if units else " (slow: this processor has neither amx_bf16 nor avx512_bf16)"
 
 
 def _attention(asked: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:

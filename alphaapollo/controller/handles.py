@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from alphaapollo.config.schema import LoraForm
+from alphaapollo.controller.loads import Loads
 from alphaapollo.controller.ranks import Ranks
-from alphaapollo.data.batch import Columns, RankBatch
+from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
+from alphaapollo.observability.spans import Span, start_spans, take_spans
+from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.watchdog import remove_paths
 from alphaapollo.weights.proof import agreed
@@ -47,6 +50,10 @@ class PolicyGroup:
         """What its self-check at the start leaves to be said."""
         return (await self.ranks.call(lambda worker: worker.doubts))[0]
 
+    async def sharing_problem(self) -> str | None:
+        """Why the model cannot compute a shared prompt once; None: it can."""
+        return (await self.ranks.call(lambda worker: worker.sharing.problem))[0]
+
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
         """Send each rank its rows, once an iteration."""
         own = for_each_rank(batches, self.sequence_parallel)
@@ -60,10 +67,12 @@ class PolicyGroup:
         """Log-probs of the loaded rows under the reference."""
         return (await self.ranks.call(lambda worker: worker.compute_ref_log_probs()))[:: self.sequence_parallel]
 
-    async def update(self, columns: Sequence[Columns[np.ndarray]]) -> dict[str, float]:
-        """The optimiser steps of one iteration; metrics over all ranks."""
-        each = for_each_rank(columns, self.sequence_parallel)
-        return (await self.ranks.call_each(lambda worker, own: worker.update(own), each))[0]
+    async def update(
+        self, columns: Sequence[Columns[np.ndarray]], steps: Sequence[list[MiniBatch]]
+    ) -> dict[str, float]:
+        """The optimiser steps of one iteration over the loaded rows that `steps` name; metrics over all ranks."""
+        each = for_each_rank(list(zip(columns, steps, strict=True)), self.sequence_parallel)
+        return (await self.ranks.call_each(lambda worker, own: worker.update(*own), each))[0]
 
     async def old_log_probs(self) -> list[np.ndarray]:
         """The log-probs that the last update took as the sampling policy's, of the loaded rows."""
@@ -101,6 +110,14 @@ class PolicyGroup:
         """Write a Hugging Face folder; form: adapter: with LoRA peft's, of the adapters alone."""
         await self.ranks.call(lambda worker: worker.export(folder, form))
 
+    async def start_profile(self) -> None:
+        """Every rank begins to record what torch does."""
+        await self.ranks.call(lambda worker: start_torch_spans(f"policy {worker.placement.rank}"))
+
+    async def take_profile(self) -> list[Span]:
+        """What the ranks recorded; the recording ends."""
+        return joined(await self.ranks.call(lambda worker: take_torch_spans(f"policy {worker.placement.rank}")))
+
     async def memory(self) -> dict[str, float]:
         """GiB, the largest over the ranks: rss_gib, rss_peak_gib and, on GPUs, cuda_gib, cuda_peak_gib."""
         return largest(await self.ranks.call(lambda worker: worker.memory()))
@@ -115,6 +132,10 @@ class CriticGroup:
     def __init__(self, ranks: Ranks[CriticWorker], sequence_parallel: int = 1):
         self.ranks = ranks
         self.sequence_parallel = sequence_parallel
+
+    async def sharing_problem(self) -> str | None:
+        """As of the policy."""
+        return (await self.ranks.call(lambda worker: worker.sharing.problem))[0]
 
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
         own = for_each_rank(batches, self.sequence_parallel)
@@ -139,6 +160,14 @@ class CriticGroup:
     async def load(self, folder: str) -> None:
         """Go on from what save wrote, by any number of ranks."""
         await self.ranks.call(lambda worker: worker.load(folder))
+
+    async def start_profile(self) -> None:
+        """As of the policy."""
+        await self.ranks.call(lambda worker: start_torch_spans(f"critic {worker.placement.rank}"))
+
+    async def take_profile(self) -> list[Span]:
+        """As of the policy."""
+        return joined(await self.ranks.call(lambda worker: take_torch_spans(f"critic {worker.placement.rank}")))
 
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))
@@ -177,23 +206,23 @@ class EngineGroup:
     def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
         self.ranks = ranks
         self.samples_in_flight = samples_in_flight  # an engine, at most: more would only queue inside it
+        self._loads = Loads(ranks.size, samples_in_flight)
+        self._hold_weights: bool | None = None
+
+    async def play(self, request: GroupRequest) -> TrajectoryGroup:
+        """One group, on the least loaded engine as soon as that has room."""
+        rank = await self._loads.take(request.num_samples)
+        try:
+            group: TrajectoryGroup = await self.ranks.call_one(rank, lambda worker: worker.generate(request))
+            return group
+        finally:
+            self._loads.give_back(rank, request.num_samples)
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
-        """Run the requests; yields (index of the request, its group) as they end, each to the least loaded engine."""
-        load = [0] * self.ranks.size
-        room = asyncio.Condition()
+        """Run the requests; yields (index of the request, its group) as they end."""
 
         async def run(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
-            async with room:
-                await room.wait_for(lambda: min(load) == 0 or min(load) + request.num_samples <= self.samples_in_flight)
-                rank = load.index(min(load))
-                load[rank] += request.num_samples
-            try:
-                return index, await self.ranks.call_one(rank, lambda worker: worker.generate(request))
-            finally:
-                async with room:
-                    load[rank] -= request.num_samples
-                    room.notify_all()
+            return index, await self.play(request)
 
         tasks = [asyncio.ensure_future(run(index, request)) for index, request in enumerate(requests)]
         try:
@@ -203,9 +232,19 @@ class EngineGroup:
             for task in tasks:
                 task.cancel()
 
+    async def pause(self, keep_cache: bool = False) -> None:
+        """Every engine stops between two tokens; what runs goes on after `resume`, under the weights of then."""
+        await self.ranks.call(lambda worker: worker.pause(keep_cache))
+
+    async def resume(self) -> None:
+        """Every engine goes on."""
+        await self.ranks.call(lambda worker: worker.resume())
+
     async def hold_weights(self) -> bool:
         """False for fake engines."""
-        return all(await self.ranks.call(lambda worker: worker.holds_weights))
+        if self._hold_weights is None:  # it never changes
+            self._hold_weights = all(await self.ranks.call(lambda worker: worker.holds_weights))
+        return self._hold_weights
 
     async def log_probs(self, token_ids: list[int]) -> list[list[float]]:
         """Log-prob of each token after the first, from each engine."""
@@ -238,6 +277,14 @@ class EngineGroup:
         yield
         await self.wake_cache()
 
+    async def start_profile(self) -> None:
+        """Every rollout worker begins to note what its episodes do."""
+        await self.ranks.call(lambda _: start_spans())
+
+    async def take_profile(self) -> list[Span]:
+        """What they noted, and no more from now on."""
+        return joined(await self.ranks.call(lambda _: take_spans()))
+
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))
 
@@ -252,6 +299,11 @@ class EngineGroup:
 def for_each_rank(items: Sequence[T], sequence_parallel: int) -> list[T]:
     """Ranks that share rows get the same item."""
     return [item for item in items for _ in range(sequence_parallel)]
+
+
+def joined(lists: Sequence[list[T]]) -> list[T]:
+    """Those of all ranks in one list."""
+    return [item for own in lists for item in own]
 
 
 def largest(figures: Sequence[dict[str, float]]) -> dict[str, float]:

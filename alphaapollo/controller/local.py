@@ -9,7 +9,6 @@ from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.network import free_port
 
 HERE = "here"  # the one node
 
@@ -44,11 +43,11 @@ class LocalCrew:
 
 async def launch_local(placement: Placement, roles: Roles) -> LocalCrew:
     """Build the workers one after the other. Needs one rank and one engine: the checks see to it."""
-    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.base import ALONE, RankPlacement
 
     assert placement.num_ranks == 1 and placement.num_engines == 1
 
-    place = RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", placement.device, placement.threads, feeds=HERE)
+    place = RankPlacement(0, 1, ALONE, placement.device, placement.threads, feeds=HERE)
     policy = PolicyGroup(LocalRanks(roles.policy(place, None)))
     critic = CriticGroup(LocalRanks(roles.critic(place))) if roles.critic else None
     reward_model = RewardModelGroup(LocalRanks(roles.reward_model(place))) if roles.reward_model else None

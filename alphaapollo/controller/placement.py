@@ -10,9 +10,13 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
+from alphaapollo.config.resolve import engine_processes, engine_threads
 from alphaapollo.config.schema import Rollout, Trainer
 from alphaapollo.config.schema.base import Device
+
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Machine:
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: none, or not known
     memory: int = 0  # bytes of the machine's own; 0: not known
+    bfloat16: str = ""  # the processor's instructions for bfloat16 products, e.g. amx_bf16; empty: none, or not known
 
     def memory_for(self, device: Device) -> int:
         """Bytes that training there may fill: of one GPU, or on a CPU of the machine. 0: not known."""
@@ -39,7 +44,8 @@ class Placement:
     num_engines: int
     tensor_parallel: int  # GPUs or processes an engine
     colocate: bool  # engines use the training ranks' GPUs
-    threads: int  # torch threads of a training rank on a CPU
+    threads: int  # torch threads of a training rank
+    engine_threads: int  # of an engine's process on a CPU
     critic: bool
     reward_model: bool
     sequence_parallel: int = 1  # training ranks that share every sequence: consecutive ones
@@ -68,6 +74,7 @@ class Placement:
     def role_lines(self) -> dict[str, str]:
         """role -> where it runs, for the plan."""
         unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
+        engine = "cuda" if self.device == "cuda" else f"cpu of {self.engine_threads} thread(s)"
         sequences = f", sequence parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else ""
         where = f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2{sequences}"
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
@@ -77,7 +84,7 @@ class Placement:
             roles["critic"] = where
         if self.reward_model:
             roles["reward model"] = where
-        roles["rollout engines"] = f"{self.num_engines} x {self.device}{tensor_parallel}{shared}"
+        roles["rollout engines"] = f"{self.num_engines} x {engine}{tensor_parallel}{shared}"
         return roles
 
 
@@ -90,7 +97,14 @@ def detect_machine() -> Machine:
         num_gpus=torch.cuda.device_count(),
         gpu_memory=smallest_gpu(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        bfloat16=bfloat16_units(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
     )
+
+
+def bfloat16_units(cpu_info: str) -> str:
+    """By the flags in /proc/cpuinfo; the faster ones first."""
+    flags = {flag for line in cpu_info.splitlines() if line.startswith("flags") for flag in line.split()}
+    return next((unit for unit in ("amx_bf16", "avx512_bf16") if unit in flags), "")
 
 
 def smallest_gpu() -> int:
@@ -114,6 +128,7 @@ def make_placement(
 ) -> Placement:
     """Of a checked configuration; `rollout` is resolved (config/resolve.py)."""
     assert rollout.num_engines is not None
+    apart = trainer.async_mode == "separate"
     return Placement(
         device=device,
         num_nodes=trainer.nnodes,
@@ -121,8 +136,21 @@ def make_placement(
         num_engines=rollout.num_engines,
         tensor_parallel=rollout.tensor_model_parallel_size,
         colocate=rollout.colocate,
-        threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
+        threads=trainer.cpu_threads or rank_threads(trainer, rollout, machine),
+        engine_threads=engine_threads(rollout, machine.num_cores, trainer.nnodes, apart)
+        if rollout.name == "vllm"
+        else 1,
         sequence_parallel=sequence_parallel,
         critic=critic,
         reward_model=reward_model,
     )
+
+
+def rank_threads(trainer: Trainer, rollout: Rollout, machine: Machine) -> int:
+    """Torch threads of a training rank, where nobody chose: its share of a node's cores, but for those that engines
+    have for themselves in async_mode=separate. `rollout` has a number of engines."""
+    cores = machine.num_cores
+    if trainer.async_mode == "separate":
+        threads = engine_threads(rollout, cores, trainer.nnodes, own_cores=True)
+        cores -= threads * engine_processes(rollout, trainer.nnodes)
+    return max(1, cores // trainer.n_gpus_per_node)

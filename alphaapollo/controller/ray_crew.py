@@ -128,32 +128,35 @@ class RayCrew:
         visible = visible_gpus(placement, [place.gpus for place in ranks_at])
         feeds = feeders([place.node for place in ranks_at], [place.node for place in engines_at])
         client = RayWeightSyncClient(self._engines.actors) if placement.device == "cuda" else None
-        policy_at, critic_at, reward_model_at = [
-            await self._rank_placements(feeds) for _ in (self._policy, self._critic, self._reward_model)
-        ]
         factory = prepared_engine if placement.shares_gpus else engine_factory
         engines = [factory(partial(roles.engine, index, place.node)) for index, place in enumerate(engines_at)]
         starts = {
-            "policy": self._policy.start([partial(roles.policy, one, client) for one in policy_at], cleanup),
+            "policy": self._policy.start(
+                [partial(roles.policy, one, client) for one in await self._rank_placements(self._policy, feeds)],
+                cleanup,
+            ),
             "rollout": self._engines.start(engines, cleanup, visible.engines),
         }
         if self._critic and roles.critic:
             starts["critic"] = self._critic.start(
-                [partial(roles.critic, one) for one in critic_at], cleanup, visible.beside
+                [partial(roles.critic, one) for one in await self._rank_placements(self._critic, feeds)],
+                cleanup,
+                visible.beside,
             )
         if self._reward_model and roles.reward_model:
             starts["reward model"] = self._reward_model.start(
-                [partial(roles.reward_model, one) for one in reward_model_at], cleanup, visible.beside
+                [partial(roles.reward_model, one) for one in await self._rank_placements(self._reward_model, feeds)],
+                cleanup,
+                visible.beside,
             )
         await self._side_by_side(starts)
         if placement.shares_gpus:
             await self._side_by_side({"rollout": self._engines.call(lambda worker: worker.start())})
 
-    async def _rank_placements(self, feeds: Sequence[str | None]) -> list[RankPlacement]:
-        """Of one role, with a meeting point of its own."""
+    async def _rank_placements(self, role: RayRanks[Any], feeds: Sequence[str | None]) -> list[RankPlacement]:
         from alphaapollo.workers.base import RankPlacement
 
-        at, address = self.placement, await self._policy.free_address()
+        at, address = self.placement, await role.meeting_point()
         return [
             RankPlacement(rank, at.num_ranks, address, at.device, at.threads, at.sequence_parallel, node)
             for rank, node in enumerate(feeds)

@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, resolve
-from alphaapollo.network import free_port
+from alphaapollo.network import hold_port
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.watchdog import die_with
 
@@ -71,8 +71,8 @@ class Host(Generic[W]):
         gpus = ",".join(context.get_accelerator_ids()["GPU"])
         return Place(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
-    def free_address(self) -> str:
-        return f"tcp://{ray.util.get_node_ip_address()}:{free_port()}"
+    def meeting_point(self) -> str:
+        return f"tcp://{ray.util.get_node_ip_address()}:{hold_port()}"
 
     async def start(
         self,
@@ -89,11 +89,12 @@ class Host(Generic[W]):
             die_with(driver.pid, cleanup)
         self.worker = await resolve(factory())
 
-    async def call(self, function: Callable[[W], Any]) -> Any:
-        return await resolve(function(self.worker))
+    async def call(self, function: bytes) -> Any:
+        """`function`: of the worker, as `packed` makes it."""
+        return await resolve(ray.cloudpickle.loads(function)(self.worker))
 
-    async def call_with(self, function: Callable[[W, A], Any], item: A) -> Any:
-        return await resolve(function(self.worker, item))
+    async def call_with(self, function: bytes, item: Any) -> Any:
+        return await resolve(ray.cloudpickle.loads(function)(self.worker, item))
 
 
 class PolicyHost(Host[W]):
@@ -110,6 +111,12 @@ class RewardModelHost(Host[W]):
 
 class RolloutHost(Host[W]):
     """As PolicyHost."""
+
+
+def packed(function: Callable[..., Any]) -> bytes:
+    """A function as actors take it: pickled once for all of them, which Ray would do for each."""
+    code: bytes = ray.cloudpickle.dumps(function)
+    return code
 
 
 class RayRanks(Ranks[W]):
@@ -136,9 +143,9 @@ class RayRanks(Ranks[W]):
     async def places(self) -> list[Place]:
         return await self._all([actor.place.remote() for actor in self.actors])
 
-    async def free_address(self) -> str:
-        """Where rank 0 can listen: the meeting point of a process group."""
-        return str(await self._one(0, self.actors[0].free_address.remote()))
+    async def meeting_point(self) -> str:
+        """Where rank 0 listens for the others."""
+        return str(await self._one(0, self.actors[0].meeting_point.remote()))
 
     async def start(
         self,
@@ -161,17 +168,23 @@ class RayRanks(Ranks[W]):
         )
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        return await self._all([actor.call.remote(function) for actor in self.actors])
+        code = packed(function)
+        return await self._all([actor.call.remote(code) for actor in self.actors])
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks that share rows have one object
-        sent = {key: ray.put(item) for key, item in distinct.items()}
+        sent = {key: self._put(item) for key, item in distinct.items()}
+        code = packed(function)
         return await self._all(
-            [actor.call_with.remote(function, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)]
+            [actor.call_with.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)]
         )
 
+    def _put(self, item: Any) -> Any:
+        """Into the object store; what stands for it."""
+        return ray.put(item)
+
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
-        return await self._one(rank, self.actors[rank].call.remote(function))
+        return await self._one(rank, self.actors[rank].call.remote(packed(function)))
 
     async def close(self) -> None:
         for actor in self.actors:

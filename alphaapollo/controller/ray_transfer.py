@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 
+from alphaapollo.controller.ray_ranks import packed
 from alphaapollo.rollout.engine import EngineError
 
 
@@ -28,7 +29,8 @@ class RayWeightSyncClient:
         self._call(lambda worker: worker.finish_weight_update(weight_version))
 
     def _call(self, function: Any) -> None:
-        pending = [engine.call.remote(function) for engine in self.engines]
+        code = packed(function)
+        pending = [engine.call.remote(code) for engine in self.engines]
         try:
             ray.get(pending)
         except ray.exceptions.RayTaskError as error:

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.types import Row
 
 A = TypeVar("A")
@@ -37,6 +38,7 @@ class Rows:
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], the engine's; 0 off the mask
     routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k]: those that the engine's router chose
+    prefixes: Prefixes | None = None  # what rows of a micro-batch share, computed once; None: each its own copy
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row]) -> Rows:
@@ -80,7 +82,23 @@ class Rows:
             action_mask=take_segments(self.action_mask, self.response_offsets, positions),
             rollout_logprobs=take_segments(self.rollout_logprobs, self.response_offsets, positions),
             routed_experts=None if self.routed_experts is None else self._experts(positions),
+            prefixes=None if self.prefixes is None else self.prefixes.select(positions),
         )
+
+    def segments(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """What a forward pass over these rows computes, without padding: the lengths of its segments (whole rows, or
+        what rows share and the rest of each), and how many tokens of a prefix each also sees. int64 [s] each"""
+        lengths = self.lengths[list(positions)]
+        if self.prefixes is None:
+            return lengths, np.zeros_like(lengths)
+        return self.prefixes.select(positions).segments(lengths)
+
+    def cost(self, positions: Sequence[int], padded: bool) -> int:
+        """Tokens that a forward pass over these rows computes; what they share counts once. padded: rows that share
+        nothing are padded, which counts."""
+        lengths = self.segments(positions)[0]
+        whole = padded and self.prefixes is None
+        return len(lengths) * int(lengths.max(initial=0)) if whole else int(lengths.sum())
 
     def _experts(self, positions: Sequence[int]) -> np.ndarray:
         assert self.routed_experts is not None
@@ -147,6 +165,11 @@ class RankBatch:
     rows: Rows
     mini_batches: list[MiniBatch]
 
+    def computed_tokens(self, padded: bool) -> int:
+        """Of a forward pass over all rows; padding counts, and what rows of a micro-batch share counts once."""
+        micros = [micro for mini_batch in self.mini_batches for micro in mini_batch.micro_batches]
+        return sum(self.rows.cost(micro, padded) for micro in micros)
+
 
 @dataclass(frozen=True)
 class TrainBatch:
@@ -168,6 +191,11 @@ class TrainBatch:
     def num_tokens(self) -> int:
         """Of all rows, prompts included."""
         return sum(int(rank.rows.lengths.sum()) for rank in self.rank_batches)
+
+    def computed_tokens(self, padded: bool) -> int:
+        """Of a forward pass over all rows on all ranks; padding counts, and what rows of a micro-batch share counts
+        once."""
+        return sum(rank.computed_tokens(padded) for rank in self.rank_batches)
 
     @cached_property
     def max_response_length(self) -> int:

@@ -1,18 +1,24 @@
 """How rows become mini-batches, ranks and micro-batches: pure functions on lengths, the same on every machine.
 
 trajectories --split_mini_batches--> optimiser steps --balance--> ranks --micro_batches--> forward passes
+
+What stays together on the way is a part: a row; the rows of a trajectory; rows that share a prefix.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows, TrainBatch
+from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Row
+
+EVEN = 1.1  # largest load of a rank over the mean, up to which families that share a prefix are not cut
 
 
 def build_train_batch(
@@ -26,6 +32,8 @@ def build_train_batch(
     shuffle: bool,
     group_ids: Sequence[int] | None = None,
     whole_trajectories: bool = False,
+    prefixes: Prefixes | None = None,
+    share_from: float = 0.0,
 ) -> TrainBatch:
     """Freeze the layout of one iteration.
 
@@ -33,38 +41,141 @@ def build_train_batch(
         rows: the B rows to train on.
         trajectory_ids: [B], the trajectory of each row, 0 .. N-1; rows of one trajectory share a mini-batch.
         mini_batch_size: trajectories an optimiser step, over all ranks.
-        max_tokens: of one micro-batch on one rank; with `padded`, its rows x its longest row.
+        max_tokens: of one micro-batch on one rank; with `padded`, its rows x its longest row; what rows share counts
+            once.
         seed: of the shuffle, usually derive_seed(run seed, "mini_batches", step).
         group_ids: [N], the group of each trajectory, 0 .. G-1, where groups must share a mini-batch too.
         whole_trajectories: rows of one trajectory share a micro-batch, even where they exceed max_tokens.
+        prefixes: of the B rows, where they are to be computed once; nothing is padded then.
+        share_from: the rows' tokens over those computed, below which prefixes are left alone after all.
     """
-    members = _members(trajectory_ids)
+    members, lengths = _members(trajectory_ids), [len(row.token_ids) for row in rows]
     bundles = [[trajectory] for trajectory in range(len(members))] if group_ids is None else _members(group_ids)
     count = min(-(-len(members) // mini_batch_size), len(bundles))
     mini_batches_of_trajectories = [
         [trajectory for bundle in part for trajectory in bundles[bundle]]
         for part in split_mini_batches(len(bundles), count, seed, shuffle)
     ]
+    steps = [_bundles(trajectories, members, whole_trajectories) for trajectories in mini_batches_of_trajectories]
+    dealt = [_deal(bundles_of_rows, lengths, prefixes, num_ranks, max_tokens) for bundles_of_rows in steps]
+    if prefixes is not None and sum(lengths) < share_from * sum(part.cost for parts, _ in dealt for part in parts):
+        prefixes = None
+        dealt = [_deal(bundles_of_rows, lengths, None, num_ranks, max_tokens) for bundles_of_rows in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
-    for trajectories in mini_batches_of_trajectories:
-        parts = [members[trajectory] for trajectory in trajectories]
-        parts = parts if whole_trajectories else [[row] for part in parts for row in part]
-        lengths = [[len(rows[row].token_ids) for row in part] for part in parts]
-        shares = balance([sum(own) for own in lengths], num_ranks)
-        micros = equal_micro_batches([[lengths[i] for i in share] for share in shares], max_tokens, padded)
+    for parts, shares in dealt:
+        costs = [[parts[i].costs for i in share] for share in shares]
+        micros = equal_micro_batches(costs, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            walked = [[row for i in micro for row in parts[share[i]]] for micro in rank_micros]
+            walked = [[row for i in micro for row in parts[share[i]].rows] for micro in rank_micros]
             mini_batches[rank].append(MiniBatch(_number_from(len(orders[rank]), walked)))
             orders[rank].extend(row for micro in walked for row in micro)
     return TrainBatch(
         rank_batches=[
-            RankBatch(Rows.from_rows([rows[row] for row in order]), steps)
-            for order, steps in zip(orders, mini_batches, strict=True)
+            RankBatch(_rows_of(rows, order, prefixes), steps) for order, steps in zip(orders, mini_batches, strict=True)
         ],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
         mini_batch_rows=[[row for one in part for row in members[one]] for part in mini_batches_of_trajectories],
     )
+
+
+def keep_rows(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
+    """The mini-batches of each rank without the rows that are not kept; micro-batches that became small are joined.
+
+    Args:
+        keep: bool [B].
+        max_tokens: of one micro-batch on one rank.
+        padded: rows that share nothing are padded to their longest.
+
+    Ranks run equally many forward passes, and an optimiser step stays one where no row is left.
+    """
+    if keep.all():
+        return [rank.mini_batches for rank in batch.rank_batches]
+    ranks = []
+    for rank, order in zip(batch.rank_batches, batch.row_order, strict=True):
+        kept = keep[order]
+        ranks.append([_joined(rank.rows, one, kept, max_tokens, padded) for one in rank.mini_batches])
+    counts = [max(1, *map(len, micros)) for micros in zip(*ranks, strict=True)]
+    return [
+        [MiniBatch(micros + [[]] * (count - len(micros))) for micros, count in zip(rank, counts, strict=True)]
+        for rank in ranks
+    ]
+
+
+def _joined(rows: Rows, mini_batch: MiniBatch, kept: np.ndarray, max_tokens: int, padded: bool) -> list[list[int]]:
+    micros: list[list[int]] = []
+    for micro in mini_batch.micro_batches:
+        own = [position for position in micro if kept[position]]
+        if micros and own and rows.cost(micros[-1] + own, padded) <= max_tokens:
+            micros[-1] += own
+        elif own:
+            micros.append(own)
+    return micros
+
+
+def _bundles(trajectories: list[int], members: list[list[int]], whole_trajectories: bool) -> list[list[int]]:
+    """The rows of these trajectories, those together that must stay so."""
+    bundles = [members[trajectory] for trajectory in trajectories]
+    return bundles if whole_trajectories else [[row] for bundle in bundles for row in bundle]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that stay together, and their cost in tokens: each row's, or their shared prefix's and the rest of each."""
+
+    rows: list[int]
+    costs: list[int]
+
+    @property
+    def cost(self) -> int:
+        return sum(self.costs)
+
+
+def _deal(
+    bundles: list[list[int]], lengths: list[int], prefixes: Prefixes | None, num_ranks: int, max_tokens: int
+) -> tuple[list[_Part], list[list[int]]]:
+    """Parts of one optimiser step, and which of them each rank gets. `bundles`: rows that must stay together.
+
+    Families whose prefix is shared are cut where they exceed max_tokens, and further until the ranks' loads are even.
+    """
+    if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
+        parts = [_Part(bundle, _costs(bundle, lengths, prefixes)) for bundle in bundles]
+        return parts, balance([part.cost for part in parts], num_ranks)
+    rows, limit = [bundle[0] for bundle in bundles], max_tokens
+    while True:
+        parts = _families(rows, lengths, prefixes, limit)
+        shares = balance([part.cost for part in parts], num_ranks)
+        loads = [sum(parts[i].cost for i in share) for share in shares]
+        if max(loads) * num_ranks <= EVEN * sum(loads) or len(parts) == len(rows):
+            return parts, shares
+        limit //= 2
+
+
+def _costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> list[int]:
+    """Of each row, or of each prefix that is among them and the rest of each row."""
+    if prefixes is None:
+        return [lengths[row] for row in rows]
+    shared = {int(prefixes.ids[row]): int(prefixes.lengths[row]) for row in rows}
+    return [*shared.values(), *(lengths[row] - int(prefixes.lengths[row]) for row in rows)]
+
+
+def _families(rows: list[int], lengths: list[int], prefixes: Prefixes, limit: int) -> list[_Part]:
+    """Rows by family, cut where a part would cost more than `limit` tokens."""
+    parts: list[_Part] = []
+    for row in sorted(rows, key=lambda row: (prefixes.ids[row], -lengths[row])):
+        shared = int(prefixes.lengths[row])
+        rest, last = lengths[row] - shared, parts[-1] if parts else None
+        if last and prefixes.ids[last.rows[0]] == prefixes.ids[row] and last.cost + rest <= limit:
+            last.rows.append(row)
+            last.costs.append(rest)
+        else:
+            parts.append(_Part([row], [shared, rest]))
+    return parts
+
+
+def _rows_of(rows: Sequence[Row], order: list[int], prefixes: Prefixes | None) -> Rows:
+    own = Rows.from_rows([rows[row] for row in order])
+    return own if prefixes is None else replace(own, prefixes=prefixes.select(order))
 
 
 def _members(owners: Sequence[int]) -> list[list[int]]:

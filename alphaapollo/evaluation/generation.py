@@ -18,7 +18,7 @@ from rich.console import Console as Terminal
 
 from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_generation
-from alphaapollo.config.resolve import resolve_device, resolve_rollout
+from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
@@ -105,10 +105,12 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
     finished, start = _find_finished(config, prompts)
+    rollout = resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus)
+    threads = engine_threads(rollout, machine.num_cores, config.trainer.nnodes, own_cores=False)
     generation = Generation(
         config=config,
         device=device,
-        rollout=resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus),
+        rollout=rollout.model_copy(update={"cpu_threads": threads}),
         prompts=prompts,
         finished=finished,
         start=start,
@@ -235,6 +237,7 @@ def _print_plan(generation: Generation, notices: Sequence[str], terminal: Termin
     parallel = config.rollout.tensor_model_parallel_size
     dropped = f", {finished.num_dropped} lines of unfinished ones go" if finished.num_dropped else ""
     tensor_parallel = f", tensor parallel {parallel}" if parallel > 1 else ""
+    threads = f" of {generation.rollout.cpu_threads} thread(s)" if generation.device == "cpu" else ""
     lines = [
         f"{generation.folder}",
         f"  prompts    {total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
@@ -243,7 +246,7 @@ def _print_plan(generation: Generation, notices: Sequence[str], terminal: Termin
         f"  sampling   temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
         f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",
         f"  lengths    prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
-        f"  engines    {generation.rollout.num_engines} x {generation.device}{tensor_parallel}",
+        f"  engines    {generation.rollout.num_engines} x {generation.device}{threads}{tensor_parallel}",
         *(f"note: {notice}" for notice in notices),
     ]
     terminal.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -26,14 +26,14 @@ from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.due import due
 from alphaapollo.finetuning.memory import fit_sft
-from alphaapollo.network import free_port
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
 from alphaapollo.startup.input_checks import check_adapters, check_experts, check_sequence_parallel
 from alphaapollo.startup.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
 from alphaapollo.startup.resume import Start, find_start
+from alphaapollo.startup.threads import OTHER_ROUNDING, TRAINER, settle_sft_threads
 from alphaapollo.types import Row
-from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.base import ALONE, RankPlacement
 from alphaapollo.workers.sft import SftWorker
 
 
@@ -74,7 +74,8 @@ def change_rule(key: str) -> tuple[Verdict, str]:
     if key in identity:
         return "refused", identity[key]
     reordered = ("data.seed", "data.shuffle", "data.train_max_samples")
-    return "applied", "the rest of the epoch comes in another order" if key in reordered else ""
+    effects = {TRAINER: OTHER_ROUNDING} | dict.fromkeys(reordered, "the rest of the epoch comes in another order")
+    return "applied", effects.get(key, "")
 
 
 def prepare(config: SftConfig) -> SftRun:
@@ -83,6 +84,8 @@ def prepare(config: SftConfig) -> SftRun:
     notices = check_sft(config, machine.num_gpus)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    config, kept_threads = settle_sft_threads(config, machine, ranks_per_node)
+    notices += kept_threads
     notices += _check_ranks(config, world_size, ranks_per_node)
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule)
@@ -115,7 +118,7 @@ def prepare(config: SftConfig) -> SftRun:
         placement=RankPlacement(
             rank=int(os.environ.get("RANK", 0)),
             world_size=world_size,
-            init_method="env://" if world_size > 1 else f"tcp://127.0.0.1:{free_port()}",
+            init_method="env://" if world_size > 1 else ALONE,
             device=device,
             threads=trainer.cpu_threads or max(1, machine.num_cores // ranks_per_node),
             sequence_parallel=config.ulysses_sequence_parallel_size,

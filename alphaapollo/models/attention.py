@@ -19,24 +19,36 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
+from alphaapollo.models.cpu_attention import scaled_dot_product_attention
 from alphaapollo.models.micro_batch import MicroBatch, Packing
+from alphaapollo.models.padded_segments import by_heads, padded_cells, tokens_of, visible
 from alphaapollo.models.ulysses import SequenceGroup, heads_of_all_tokens, tokens_of_all_heads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NAME = "alphaapollo_"  # with which our names begin among transformers' kinds of attention
 
 
 def register(kind: Attention) -> str:
     """Make the attention known to transformers; returns the name to load a model with."""
     from transformers import AttentionInterface
 
-    name = f"alphaapollo_{kind}"
+    name = f"{NAME}{kind}"
     AttentionInterface.register(name, _interface(_COMPUTE[kind]))
     return name
+
+
+def is_ours(model: PreTrainedModel) -> bool:
+    """Whether the model's attention is one of these, not that of its own code."""
+    return str(model.config._attn_implementation).startswith(NAME)
 
 
 def attend(
@@ -52,7 +64,7 @@ def register_meta(kind: Attention) -> str:
     (models/activations.py)."""
     from transformers import AttentionInterface
 
-    name = f"alphaapollo_meta_{kind}"
+    name = f"{NAME}meta_{kind}"
     AttentionInterface.register(name, _interface(partial(_meta, kind)))
     return name
 
@@ -118,6 +130,14 @@ class _Call:
             self, key=self.key.repeat_interleave(groups, dim=1), value=self.value.repeat_interleave(groups, dim=1)
         )
 
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens that each segment sees, segment after segment. [1, kv heads, sum, d]"""
+        keys = self.rows.keys
+        if keys is None:
+            return self.key, self.value
+        index, heads = keys.index[None], self.key.shape[1]
+        return by_heads(tokens_of(self.key), index, heads), by_heads(tokens_of(self.value), index, heads)
+
     def refuse(self, kind: Attention) -> None:
         """ValueError: the layer needs what this kind does not compute."""
         asked = [name for name in _UNKNOWN_TO.get(kind, ()) if getattr(self, name) is not None]
@@ -131,6 +151,7 @@ class _Call:
 def _interface(compute: Callable[[_Call], Tensor]) -> Callable[..., tuple[Tensor, None]]:
     """`compute` in the form in which transformers calls attention; dropout is never applied."""
 
+    @torch.compiler.disable  # kernels of their own, told apart by lists of lengths: nothing to fuse
     def forward(
         module: nn.Module,
         query: Tensor,
@@ -157,13 +178,39 @@ def _interface(compute: Callable[[_Call], Tensor]) -> Callable[..., tuple[Tensor
 def _padded(call: _Call) -> Tensor:
     """-> [b, T, heads, d], as the others."""
     call = _for_sdpa(call)
+    if call.packing is not None and call.packing.keys is not None:
+        return _padded_segments(call, call.packing)
     return _causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
+
+
+def _padded_segments(call: _Call, packing: Packing) -> Tensor:
+    """Of rows that share prefixes, which have no padding outside of attention: prefixes by themselves, then the rest of
+    the rows, each group padded to its longest."""
+    cells = padded_cells(packing, call.window)
+    query, key, value = (tokens_of(x) for x in (call.query, call.key, call.value))
+    heads, kv_heads = call.query.shape[1], call.key.shape[1]
+    prefixes = _causal(
+        call,
+        by_heads(query, cells.prefixes, heads),
+        by_heads(key, cells.prefixes, kv_heads),
+        by_heads(value, cells.prefixes, kv_heads),
+    )
+    rests = _attend(
+        call,
+        by_heads(query, cells.rests, heads),
+        by_heads(key, cells.keys, kv_heads),
+        by_heads(value, cells.keys, kv_heads),
+        cells.visible,
+    )
+    output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prefixes, rests)])
+    return F.embedding(cells.back, output).unflatten(1, (heads, -1))[None]
 
 
 def _sdpa(call: _Call) -> Tensor:
     call = _for_sdpa(call)
-    lengths = call.rows.lengths
-    rows = zip(call.query.split(lengths, 2), call.key.split(lengths, 2), call.value.split(lengths, 2), strict=True)
+    lengths, seen = call.rows.lengths, call.rows.lengths if call.rows.keys is None else call.rows.keys.lengths
+    key, value = call.seen()
+    rows = zip(call.query.split(lengths, 2), key.split(seen, 2), value.split(seen, 2), strict=True)
     return torch.cat([_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
 
 
@@ -174,15 +221,16 @@ def _varlen(call: _Call) -> Tensor:
     takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # new in torch 2.12
     call = call if takes_groups else call.ungrouped()
     groups: dict[str, Any] = {"enable_gqa": call.is_grouped} if takes_groups else {}
-    rows = call.rows
+    rows, (key, value) = call.rows, call.seen()
+    seen = rows.keys or rows
     output = varlen_attn(
         call.query[0].transpose(0, 1),
-        call.key[0].transpose(0, 1),
-        call.value[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
         rows.cu_seqlens,
-        rows.cu_seqlens,
+        seen.cu_seqlens,
         rows.max_length,
-        rows.max_length,
+        seen.max_length,
         scale=call.scaling,
         window_size=(-1 if call.window is None else call.window - 1, 0),
         **groups,
@@ -195,15 +243,16 @@ def _flash(call: _Call) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
     call.refuse("flash")
-    rows = call.rows
+    rows, (key, value) = call.rows, call.seen()
+    seen = rows.keys or rows
     output: Tensor = flash_attn_varlen_func(
         call.query[0].transpose(0, 1),
-        call.key[0].transpose(0, 1),
-        call.value[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
         rows.cu_seqlens,
-        rows.cu_seqlens,
+        seen.cu_seqlens,
         rows.max_length,
-        rows.max_length,
+        seen.max_length,
         softmax_scale=call.scaling,
         causal=True,
         window_size=(-1, -1) if call.window is None else (call.window - 1, 0),
@@ -230,15 +279,19 @@ def _flex(call: _Call) -> Tensor:
 def _block_mask(rows: Packing, window: int | None) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    device = rows.cu_seqlens.device
-    width = sum(rows.lengths)
-    row = torch.repeat_interleave(rows.cu_seqlens.diff(), output_size=width)
+    device, width = rows.cu_seqlens.device, sum(rows.lengths)
+    segment = torch.repeat_interleave(rows.cu_seqlens.diff(), output_size=width)
+    position = torch.arange(width, device=device) - rows.cu_seqlens[segment]
+    prefix = segment
+    if rows.keys is not None:
+        position += (rows.keys.cu_seqlens.diff() - rows.cu_seqlens.diff())[segment]
+        prefix = torch.tensor(rows.keys.prefixes, device=device)[segment]
 
-    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        near = (row[query] == row[key]) & (query >= key)
-        return near if window is None else near & (query - key < window)
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = ((segment[query] == segment[key]) | (prefix[query] == segment[key])) & (position[query] >= position[key])
+        return seen if window is None else seen & (position[query] - position[key] < window)
 
-    return create_block_mask(visible, None, None, width, width, device=str(device))
+    return create_block_mask(sees, None, None, width, width, device=str(device))
 
 
 @lru_cache
@@ -262,8 +315,9 @@ def _for_sdpa(call: _Call) -> _Call:
     """With whole heads where we write the scores out, and where SDPA otherwise would: [heads, T, T]."""
     if call.softcap is not None or call.sinks is not None:
         return call.ungrouped()
-    longest = call.query.shape[2] if call.packing is None else call.packing.max_length
-    has_mask = call.window is not None and call.window < longest
+    packing = call.packing
+    longest = call.query.shape[2] if packing is None else (packing.keys or packing).max_length
+    has_mask = (call.window is not None and call.window < longest) or (packing is not None and packing.keys is not None)
     return call if sdpa_knows_groups(call.query.device.type, call.query.dtype, has_mask) else call.ungrouped()
 
 
@@ -274,37 +328,34 @@ def sdpa_knows_groups(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
 
 
 def _causal(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of rows of one width. query [b, heads, T, d] -> [b, heads, T, d]."""
+    """Causal attention of rows of one width, whose queries are the last tokens of their keys. query [b, heads, T, d],
+    keys [b, heads, S, d] -> [b, heads, T, d]."""
+    width, seen = query.shape[2], key.shape[2]
+    is_plain = width == seen and (call.window is None or call.window >= seen)
+    return _attend(call, query, key, value, None if is_plain else visible(width, seen, call.window, query.device))
+
+
+def _attend(call: _Call, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+    """seen: bool, broadcast to [b, heads, T, S]: which keys a query sees; None: plain causal."""
     if call.softcap is not None or call.sinks is not None:
-        return _explicit(call, query, key, value)
-    width = query.shape[2]
-    mask = None
-    if call.window is not None and call.window < width:
-        mask = _window_mask(width, call.window, query.device)
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=call.scaling, enable_gqa=call.is_grouped
+        return _explicit(call, query, key, value, seen)
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, is_causal=seen is None, scale=call.scaling, enable_gqa=call.is_grouped
     )
 
 
-def _explicit(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _explicit(call: _Call, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
     """Attention written out, for score capping and attention sinks, which SDPA does not know; of ungrouped heads."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = (query @ key.transpose(2, 3)).float() * scaling
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    width = query.shape[2]
-    scores = scores.masked_fill(~_window_mask(width, call.window or width, query.device), float("-inf"))
+    width = key.shape[2]
+    scores = scores.masked_fill(~(visible(width, width, None, query.device) if seen is None else seen), float("-inf"))
     if call.sinks is not None:
         sinks = call.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     return scores.softmax(dim=-1)[..., :width].to(value.dtype) @ value
-
-
-def _window_mask(width: int, window: int, device: torch.device) -> Tensor:
-    """bool [T, T]: a token sees itself and the window - 1 tokens before it."""
-    positions = torch.arange(width, device=device)
-    distance = positions[:, None] - positions
-    return (distance >= 0) & (distance < window)
 
 
 def _meta(kind: Attention, call: _Call) -> Tensor:
@@ -312,7 +363,7 @@ def _meta(kind: Attention, call: _Call) -> Tensor:
     call.refuse(kind)
     if kind in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
         call = call.ungrouped()
-        return _explicit(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
+        return _explicit(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
     output: Tensor = _Fused.apply(call.query, call.key, call.value)
     return output
 

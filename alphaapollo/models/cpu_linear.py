@@ -70,6 +70,7 @@ def _keep_few_kernels() -> None:
             os.environ[name] = value
 
 
+@torch.compiler.disable
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
     weight, bias = layer.weight, layer.bias
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu":

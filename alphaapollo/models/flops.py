@@ -71,10 +71,12 @@ class ModelSize:
         width = config.num_attention_heads * head_size(config)
         return cls(matrices, trained, config.num_hidden_layers, width)
 
-    def training_flops(self, lengths: np.ndarray) -> float:
+    def training_flops(self, lengths: np.ndarray, before: np.ndarray | int = 0) -> float:
         """Forward and backward over sequences of these lengths: 4 a parameter and token, 2 more where it is trained,
-        and 6 a layer, width and pair of tokens for causal attention."""
-        squares = float(np.square(lengths.astype(np.float64)).sum())
+        and 6 a layer, width and pair of tokens for causal attention. before: tokens of a shared prefix that each also
+        sees."""
+        seen, earlier = lengths.astype(np.float64) + before, np.asarray(before, dtype=np.float64)
+        squares = float(np.square(seen).sum() - np.square(np.broadcast_to(earlier, seen.shape)).sum())
         attention = 6.0 * self.num_layers * self.attention_width * squares
         products = 4.0 * self.num_parameters + 2.0 * self.num_trained
         return products * float(lengths.sum()) + attention

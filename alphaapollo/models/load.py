@@ -16,9 +16,12 @@ from alphaapollo.config.schema import Model
 from alphaapollo.hub import looks_local
 from alphaapollo.models.attention import register
 from alphaapollo.models.cpu_linear import accelerate
+from alphaapollo.models.trunk import decoder_layers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
 
 
 def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
@@ -123,7 +126,15 @@ def _load(
             loaded = auto_class.from_config(config, **settings)
     loaded.eval()
     accelerate(loaded)
+    if model.use_torch_compile:
+        _compile_layers(loaded)
     return loaded
+
+
+def _compile_layers(loaded: PreTrainedModel) -> None:
+    """Below FSDP's hooks, which stay as they are; for any number of tokens."""
+    for layer in decoder_layers(loaded):
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
 
 
 def _load_weights(auto_class: Any, model: Model, config: PretrainedConfig, settings: dict[str, Any]) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphaapollo.network import interface_to
+from alphaapollo.network import interface_to, take_held
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -36,8 +36,8 @@ PATIENCE = timedelta(hours=1)  # of a rank that waits for another which loads or
 
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
-    """Meet the other ranks at `init_method` (tcp://host:port, or env:// under torchrun). A second model in one process
-    shares the group.
+    """Meet the other ranks at `init_method`: tcp://host:port, where rank 0 holds the port (`network.hold_port`); env://
+    under torchrun; file://path; one rank alone meets nobody. A second model in one process shares the group.
 
     Gloo is told the network that leads to the meeting point: by itself it takes the address of the host's name, which
     on many machines is loopback. The group is bound to no `device_id`: ranks wait for each other over gloo, and NCCL
@@ -49,9 +49,21 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
     host = urlsplit(init_method).hostname or os.environ.get("MASTER_ADDR", "")
     if interface := gloo_interface(host, world_size):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    dist.init_process_group(
-        BACKENDS[device], init_method=init_method, rank=rank, world_size=world_size, timeout=PATIENCE
-    )
+    where = _where_they_meet(rank, world_size, init_method)
+    dist.init_process_group(BACKENDS[device], rank=rank, world_size=world_size, timeout=PATIENCE, **where)
+
+
+def _where_they_meet(rank: int, world_size: int, init_method: str) -> dict[str, Any]:
+    """As arguments of torch's init_process_group."""
+    if world_size == 1:
+        return {"store": dist.HashStore()}  # type: ignore[attr-defined]
+    at = urlsplit(init_method)
+    if at.scheme != "tcp":
+        return {"init_method": init_method}
+    assert at.hostname and at.port
+    first, listening = rank == 0, take_held(at.port) if rank == 0 else None
+    store = dist.TCPStore(at.hostname, at.port, world_size, first, PATIENCE, master_listen_fd=listening)  # type: ignore[attr-defined]
+    return {"store": store}
 
 
 def gloo_interface(host: str, world_size: int) -> str | None:

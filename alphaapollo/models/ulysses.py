@@ -87,6 +87,12 @@ def gather(local: Tensor, positions: Positions, sequence: SequenceGroup | None) 
     return whole
 
 
+def kinds_with_state(config: PretrainedConfig) -> set[str]:
+    """Kinds of layers that carry something from token to token outside of attention, as far as config.json says."""
+    kinds = getattr(config.get_text_config(), "layer_types", None) or []
+    return set(kinds) - {"full_attention", "sliding_attention"}
+
+
 def check_splits(config: PretrainedConfig, what: str, size: int, ranks: int, key: str, own_code: bool) -> None:
     """ValueError: a model whose layers cannot be computed by parts.
 
@@ -103,7 +109,7 @@ def check_splits(config: PretrainedConfig, what: str, size: int, ranks: int, key
             f"{key}={size}: {what} has {heads} attention heads, which {size} ranks cannot share. Of {ranks} ranks, set "
             f"one of {fits}."
         )
-    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    kinds = kinds_with_state(config)
     if kinds:
         raise ValueError(
             f"{key}={size}: {what} has layers of kind {', '.join(sorted(kinds))}, which carry "

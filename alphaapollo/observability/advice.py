@@ -91,7 +91,7 @@ def _of_several(recent: deque[Metrics]) -> Iterator[tuple[str, str]]:
     def mean(name: str, default: float) -> float:
         return sum(metrics.get(name, default) for metrics in recent) / WINDOW
 
-    equal, accuracy, entropy = mean("groups/equal", 0.0), mean("reward/accuracy", 1.0), mean("actor/entropy", 1.0)
+    equal, accuracy, entropy = mean("groups/equal", 0.0), mean("reward/accuracy", 1.0), mean("rollout/entropy", 1.0)
     if equal >= EQUAL and accuracy < SOLVED:
         yield (
             "equal",

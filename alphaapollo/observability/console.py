@@ -22,6 +22,7 @@ from rich.text import Text
 
 from alphaapollo.observability.advice import Advisor
 from alphaapollo.observability.curve import draw
+from alphaapollo.observability.time_spent import TimeSpent
 
 CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first of them that a run has is drawn
 FIGURES = {  # row -> how each figure is shown: those that a run has
@@ -97,6 +98,7 @@ class Console:
         self._terminal = terminal or _Terminal(highlight=False)
         self._view = View()
         self._advisor = Advisor()
+        self._spent = TimeSpent()
         self._live: Live | None = None
         self._start = time.monotonic()
         self._last: float | None = None  # when the last iteration ended
@@ -124,6 +126,7 @@ class Console:
             self._view.durations.append((now - self._last) / (step - self._view.done))
         self._last = now
         self._view.take(step, metrics)
+        self._spent.add(metrics)
         self._view.phases.clear()
         if self._live is None:
             self._print(plain_line(self._view, metrics))
@@ -133,6 +136,11 @@ class Console:
     def notice(self, text: str) -> None:
         """Say something that stays: above the live view, or on a line of its own."""
         self._print(Text.assemble(("note ", "yellow"), text))
+
+    def where_time_went(self) -> None:
+        """The last lines of a run that has come to its end."""
+        for line in self._spent.lines():
+            self._print(line)
 
     def close(self) -> None:
         """Leave the last view standing."""

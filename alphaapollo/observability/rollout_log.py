@@ -8,10 +8,12 @@ One line, e.g. (shortened):
      "ground_truth": "14", "text": "7 + 7 = 14", "reward": 1.0, "components": {"accuracy": 1.0}, "outcome": "scored",
      "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
      "turns": [{"text": "7 + 7 = 14", "observation": null, "stop_reason": "stop", "reward": 0.0, "valid": true, ...}],
-     "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0}]}
+     "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0,
+               "weight_versions": [[11, 2]]}]}
 
 `prompt` is what the model was asked first; where an environment asks something else than its row, `row_prompt` is the
 row's (else null). A turn's `observation` are the messages with which the environment answered it, null if it did not.
+`weight_version` is that of the last token; a row's `weight_versions` are (publish, how many sampled tokens), in order.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite, plain
@@ -75,12 +79,15 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = trajectory_record(step, group.prompt, trajectory)
+            # Nearly all of a line, and a log thread at work on it holds the loop up: by a quicker writer, whose numbers
+            # are the same, and null for nan.
+            rows = msgspec.json.encode(record.pop("rows"), enc_hook=plain).decode()
             try:
                 line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=plain)
             except ValueError:  # nan or inf somewhere, which JSON does not have
                 line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
             # half a surrogate pair, from an environment, say, has no UTF-8 but a JSON escape: \ud800
-            yield line.encode("utf-8", "backslashreplace").decode() + "\n"
+            yield line.encode("utf-8", "backslashreplace").decode()[:-1] + f', "rows": {rows}}}\n'
 
 
 def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
@@ -125,7 +132,13 @@ def _turn_record(turn: Turn, num_shown_tokens: int | None) -> dict[str, Any]:
 
 
 def _row_record(row: Row) -> dict[str, Any]:
-    return {"ids": row.token_ids, "mask": row.action_mask, "logprobs": row.logprobs, "first_turn": row.first_turn}
+    return {
+        "ids": row.token_ids,
+        "mask": row.action_mask,
+        "logprobs": row.logprobs,
+        "first_turn": row.first_turn,
+        "weight_versions": [[version, len(list(run))] for version, run in groupby(row.weight_versions)],
+    }
 
 
 def _without_nan(value: Any) -> Any:

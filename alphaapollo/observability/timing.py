@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from alphaapollo.observability.spans import SPANS
+
 
 class Timer:
     """Seconds by phase since it was made; phases of one name add up, and do not nest.
@@ -28,7 +30,8 @@ class Timer:
         """Count the block's time under the phase, also when it raises."""
         begin = self._clock()
         try:
-            yield
+            with SPANS(phase):
+                yield
         finally:
             self.seconds[phase] += self._clock() - begin
 

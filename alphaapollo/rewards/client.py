@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Judge
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.base import failure
 from alphaapollo.rewards.grader_pool import GraderError, GraderPool
 from alphaapollo.rewards.protocol import Grading, decode_reply, encode_request
@@ -63,7 +64,7 @@ class RewardClient:
             return failure(f"the trajectory cannot be given to the reward function: {error}")
         for _ in range(ATTEMPTS):
             try:
-                with queueing():  # a grader has a time limit of its own
+                with queueing(), SPANS("grade"):  # a grader has a time limit of its own
                     reply = await self._pool.run(request)
                 score = decode_reply(reply)
             except GraderError as error:

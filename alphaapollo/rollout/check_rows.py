@@ -20,3 +20,4 @@ def check_rows(rows: Sequence[Row], turns: Sequence[Turn], seen: Sequence[list[i
             spans.append((start, end + 1))
         assert sum(row.action_mask) == sum(end - start for start, end in spans), "the mask covers more than actions"
         assert all(all(row.action_mask[start:end]) for start, end in spans), "the mask misses an action"
+        assert len(row.weight_versions) == sum(row.action_mask), "a sampled token has no version of the weights"

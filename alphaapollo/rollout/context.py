@@ -161,4 +161,5 @@ def _extend(row: Row, turn: Turn) -> None:
     row.token_ids += turn.context_ids + action.token_ids
     row.action_mask += [0] * len(turn.context_ids) + [1] * len(action.token_ids)
     row.logprobs += [0.0] * len(turn.context_ids) + action.logprobs
+    row.weight_versions += action.weight_versions
     row.turn_ends.append(len(row.token_ids) - 1)

@@ -38,6 +38,16 @@ class Engine(Protocol):
         """Log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
         ...
 
+    async def pause(self, keep_cache: bool = False) -> None:
+        """Stop between two tokens. What runs keeps its tokens and, after `resume`, goes on under the weights that have
+        come by then; what is asked meanwhile waits. keep_cache: what was computed of their contexts stays, else it is
+        computed anew. Twice does no harm."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
     async def sleep(self) -> None:
         """Give up the GPU's memory, weights and cache. Then, in this order: wake_weights, receive_weights,
         confirm_weights, wake_cache. On a CPU, and on GPUs of its own, the engine stays as it is."""
@@ -53,11 +63,11 @@ class Engine(Protocol):
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
         """Everything has come: forget what is cached under older weights, and say what is held: the digest is computed
-        from what the engine computes with. No request may be running."""
+        from what the engine computes with. No request may be running that is not paused."""
         ...
 
     async def release_cache(self) -> None:
-        """Give up the memory of the cache alone, until wake_cache. No request may be running."""
+        """Give up the memory of the cache alone, until wake_cache; what runs is paused so long."""
         ...
 
     async def wake_cache(self) -> None:

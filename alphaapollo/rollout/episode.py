@@ -20,6 +20,7 @@ from typing import Any
 from alphaapollo.clock import Clock
 from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
 from alphaapollo.environments.memory import Step
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.check_replies import check_first, check_step
 from alphaapollo.rollout.check_rows import check_rows
 from alphaapollo.rollout.context import Context, append_context_rows
@@ -100,6 +101,10 @@ class EpisodeRunner:
         second try, and so is a prompt that is too long: it would be so again. An engine's error is not the
         environment's: it leaves here.
         """
+        with SPANS.at(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample):
+            return await self._run(task)
+
+    async def _run(self, task: EpisodeTask) -> Trajectory:
         started, clock = time.perf_counter(), Clock(self.limits.seconds)
         for number in range(1, ATTEMPTS + 1):
             attempt = _Attempt()
@@ -150,7 +155,8 @@ class EpisodeRunner:
             number = len(attempt.turns)
             limit = min(budget, self.limits.tokens_per_turn or budget)
             sampling = replace(task.sampling, max_tokens=limit, seed=task.seed_of_turn(number))
-            completion = await self.engine.generate(context.seen, sampling, f"{task.name}.{number}")
+            with SPANS("generate", turn=number, shown=len(context.seen)):
+                completion = await self.engine.generate(context.seen, sampling, f"{task.name}.{number}")
             turn = Turn(context_ids, completion, self.decode(completion.token_ids))
             attempt.turns.append(turn)
             attempt.seen.append(context.seen)
@@ -188,7 +194,8 @@ class EpisodeRunner:
     async def _call(self, clock: Clock, environment: Environment, name: str, *arguments: Any) -> Any:
         """Call into an environment: async methods on this loop, sync ones in a thread."""
         async with clock.running():
-            return await self._called(environment, name, *arguments)
+            with SPANS(f"environment.{name}"):
+                return await self._called(environment, name, *arguments)
 
     async def _called(self, environment: Environment, name: str, *arguments: Any) -> Any:
         with blaming(f"{type(environment).__qualname__}.{name}"):

@@ -26,6 +26,15 @@ class _Request:
     answer: asyncio.Future[Completion]
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.sampling.seed)
+
+    def note(self, version: int) -> None:
+        """What was sampled since the last note is this version's, and another may come."""
+        if count := len(self.sampled) - sum(count for _, count in self.earlier_versions):
+            self.earlier_versions.append((version, count))
 
     @property
     def done(self) -> bool:
@@ -44,6 +53,7 @@ class HFEngine:
         self._model: Any = None
         self._waiting: list[_Request] = []
         self._serving: asyncio.Task[None] | None = None
+        self._paused = False
 
     async def prepare(self) -> None:
         await asyncio.to_thread(importlib.import_module, "transformers")
@@ -68,12 +78,15 @@ class HFEngine:
         self.spec.check_fits(len(token_ids), sampling.max_tokens)
         request = _Request(token_ids, sampling, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
-        if self._serving is None or self._serving.done():
-            self._serving = asyncio.ensure_future(self._serve())
+        self._go_on()
         return await request.answer
 
+    def _go_on(self) -> None:
+        if not self._paused and (self._serving is None or self._serving.done()):
+            self._serving = asyncio.ensure_future(self._serve())
+
     async def _serve(self) -> None:
-        while self._waiting:
+        while self._waiting and not self._paused:
             await asyncio.sleep(0)  # let the others of a burst arrive
             size = self.spec.rollout.max_num_seqs
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
@@ -85,23 +98,35 @@ class HFEngine:
                     request.answer.set_exception(failure)
                 continue
             for request in batch:
-                if not request.answer.cancelled():
+                if request.done and not request.answer.cancelled():
                     request.answer.set_result(self._completion(request))
+                request.note(self.version)
+            left = [request for request in batch if not (request.done or request.answer.cancelled())]
+            self._waiting = left + self._waiting
 
     def _completion(self, request: _Request) -> Completion:
         stopped = request.sampled[-1] in request.sampling.stop_token_ids
         reason = StopReason.STOP if stopped else StopReason.LENGTH
-        return Completion(request.sampled, request.logprobs, reason, self.version)
+        earlier = tuple(request.earlier_versions)
+        return Completion(request.sampled, request.logprobs, reason, self.version, earlier_versions=earlier)
+
+    async def pause(self, keep_cache: bool = False) -> None:
+        self._paused = True  # seen after the token at hand
+        if self._serving is not None:
+            await asyncio.wait((self._serving,))
+
+    async def resume(self) -> None:
+        self._paused = False
+        if self._waiting:
+            self._go_on()
 
     @torch.inference_mode()
     def _sample(self, batch: list[_Request]) -> None:
         device = self._model.device
-        longest = max(len(request.token_ids) for request in batch)
-        padding = torch.tensor([longest - len(request.token_ids) for request in batch], device=device)
-        tokens = torch.tensor(
-            [[0] * (longest - len(request.token_ids)) + request.token_ids for request in batch], device=device
-        )
-        generators = [torch.Generator().manual_seed(request.sampling.seed) for request in batch]
+        contexts = [request.token_ids + request.sampled for request in batch]  # sampled: before a pause
+        longest = max(map(len, contexts))
+        padding = torch.tensor([longest - len(context) for context in contexts], device=device)
+        tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts], device=device)
         cache = None
         for length in range(longest, longest + max(request.sampling.max_tokens for request in batch)):
             places = torch.arange(length, device=device)
@@ -113,14 +138,14 @@ class HFEngine:
             cache = output.past_key_values
             logits = output.logits[:, -1].float().cpu()
             chosen = [
-                sample_token(row, request.sampling, generator)
-                for row, request, generator in zip(logits, batch, generators, strict=True)
+                sample_token(row, request.sampling, request.generator)
+                for row, request in zip(logits, batch, strict=True)
             ]
             for request, (token, logprob) in zip(batch, chosen, strict=True):
                 if not request.done:
                     request.sampled.append(token)
                     request.logprobs.append(logprob)
-            if all(request.done for request in batch):
+            if self._paused or all(request.done for request in batch):
                 return
             tokens = torch.tensor([[token] for token, _ in chosen], device=device)
 

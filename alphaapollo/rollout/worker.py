@@ -18,12 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.clock import start_clocks, stop_clocks
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Environment, Services, get_registered
 from alphaapollo.environments.run_tools import open_toolbox
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
@@ -85,6 +87,7 @@ class RolloutWorker:
         )
         self.engine = engine or make_engine(spec)
         self._weights_folder = weights_folder
+        self._index = index
         self._model = model
         self._env = env
         self._data = data
@@ -149,7 +152,8 @@ class RolloutWorker:
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
-        return await run_group(request, self._runner, self._make_environment)
+        with SPANS.at(f"rollout {self._index}"):
+            return await run_group(request, self._runner, self._make_environment)
 
     def _make_environment(self, turns: Sequence[Turn]) -> Environment:
         score = partial(self._rewards.score, turns=turns)
@@ -164,8 +168,19 @@ class RolloutWorker:
         """The engine's log-prob of each token after the first, at temperature 1."""
         return await self.engine.log_probs(token_ids)
 
+    async def pause(self, keep_cache: bool = False) -> None:
+        """The engine stops between two tokens (rollout/engine.py), and with it the clocks of the environments: the
+        machine may be the trainer's meanwhile."""
+        stop_clocks()
+        await self.engine.pause(keep_cache)
+
+    async def resume(self) -> None:
+        """Everything that was paused goes on."""
+        await self.engine.resume()
+        start_clocks()
+
     async def receive_weights(self, folder: str) -> None:
-        """Take what a training rank wrote into this node's shared memory; no generate may be running."""
+        """Take what a training rank wrote into this node's shared memory; what generates must be paused."""
         await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
 
     async def confirm_weights(self, version: int) -> WeightReceipt:

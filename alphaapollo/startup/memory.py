@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from alphaapollo.config.keys import plain
+from alphaapollo.config.keys import plain, with_value
 from alphaapollo.config.schema import Config, Model, RoleFsdp
 from alphaapollo.config.schema.base import Device
+from alphaapollo.models.activations import Activations
 from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, transfer_buckets
 from alphaapollo.startup.builders import critic_model
 from alphaapollo.startup.model_memory import (
@@ -130,7 +130,23 @@ def _trained(
 ) -> Trained:
     """steps: optimiser steps of an update."""
     trained = trained_model(model, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, full_kl)
+    trained = replace(trained, activations=_with_shared_keys(trained, config, model))
     return replace(trained, rest_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
+
+
+def _with_shared_keys(trained: Trained, config: Config, model: Model) -> Activations:
+    """With the keys and values of shared prompts, of which attention keeps a copy a sample: for prompts of the largest
+    length, and responses of a quarter of theirs."""
+    actor, samples, kept = config.actor_rollout_ref.actor, config.group_size, trained.activations
+    if actor.use_prefix_grouper is False:
+        return kept
+    prompt, response = config.data.max_prompt_length, max(1, config.data.max_response_length // 4)
+    copies = samples * (prompt + response) / (prompt + samples * response) - 1
+    rows, length = micro_batch(config)
+    of_layer = int(copies * rows * length * trained.sizes.kv_elements * trained.dtype_bytes / trained.sizes.num_layers)
+    if model.enable_gradient_checkpointing:
+        return replace(kept, layer=kept.layer + of_layer)
+    return replace(kept, kept=kept.kept + of_layer * trained.sizes.num_layers)
 
 
 def micro_batch(config: Config) -> tuple[int, int]:
@@ -247,11 +263,5 @@ def ladder(config: Config, device: Device, roles: Roles) -> Iterator[tuple[str, 
 def with_keys(config: Config, values: Mapping[str, object]) -> Config:
     """The configuration with other values of dotted keys."""
     for key, value in values.items():
-        config = _with_key(config, key.split("."), value)
+        config = with_value(config, key, value)
     return config
-
-
-def _with_key(section: Any, path: list[str], value: object) -> Any:
-    name, *rest = path
-    new = _with_key(getattr(section, name), rest, value) if rest else value
-    return section.model_copy(update={name: new})

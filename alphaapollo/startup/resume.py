@@ -89,9 +89,7 @@ def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
         return Start(folder, in_the_way=folder.exists())
-    checkpoint = _choose(
-        CheckpointFolder(folder / "checkpoints", keep=None).whole(), trainer.resume_mode, trainer.resume_from_path
-    )
+    checkpoint = _chosen_checkpoint(config)
     if _has_results(folder):
         changes = own_changes(config, rule)
         if checkpoint is None:
@@ -103,10 +101,24 @@ def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes))
 
 
-def _choose(whole: Sequence[Path], mode: str, path: str) -> Path | None:
+def earlier_config(config: Config | SftConfig) -> dict[str, Any]:
+    """The newest configuration of the run that this one goes on with, as plain values; empty where one begins. Raises
+    ValueError as find_start does."""
+    folder = config.trainer.folder
+    checkpoint = None if config.trainer.resume_mode == "disable" else _chosen_checkpoint(config)
+    if checkpoint is None:
+        return {}
+    home = folder if _has_results(folder) else checkpoint.resolve().parents[1]
+    return read_saved(home) if _saved_files(home)[0] else {}
+
+
+def _chosen_checkpoint(config: Config | SftConfig) -> Path | None:
     """The checkpoint that resume_from_path names, or the newest of this run's; None where there is none yet."""
-    if mode != "resume_path":
+    trainer = config.trainer
+    whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).whole()
+    if trainer.resume_mode != "resume_path":
         return max(whole, default=None)
+    path = trainer.resume_from_path
     asked = Path(path).expanduser()
     if not (asked / PROGRESS).exists():
         have = ", ".join(map(str, whole)) or "none"

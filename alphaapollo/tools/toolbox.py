@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jsonschema
 
 from alphaapollo.clock import queueing
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.registry import nearest
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 
@@ -128,7 +129,8 @@ class ToolBox:
         limit = self._limits[name].timeout
         try:
             async with asyncio.timeout(limit) as scope:
-                return await self._tools[name].call(arguments, session)
+                with SPANS(f"tool {name}"):
+                    return await self._tools[name].call(arguments, session)
         except ToolFailedError:
             raise
         except Exception as error:

@@ -23,7 +23,7 @@ def credit_metrics(shaped: Tensor, advantages: Tensor, mask: Tensor) -> dict[str
         "advantage/min": float(low),
         "advantage/max": float(high),
         "advantage/abs_mean": float(own.abs().mean()),
-        "advantage/share_zero": float((advantages.abs().sum(-1) == 0).double().mean()),
+        "advantage/share_zero": float((advantages == 0).all(-1).double().mean()),
     }
 
 
@@ -36,23 +36,17 @@ def length_penalty(unshaped: list[Trajectory], worth: Tensor, invalid_cost: floa
 
 def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) -> dict[str, float]:
     """How the rows lie in the forward passes. `lost`: trajectories of the batch's groups that are not trained on."""
-    loads = [int(rank.rows.lengths.sum()) for rank in layout.rank_batches]
-    tokens, cells = layout.num_tokens, 0
-    for rank, own in zip(layout.rank_batches, loads, strict=True):
-        lengths = rank.rows.lengths
-        if padded:
-            micros = [micro for step in rank.mini_batches for micro in step.micro_batches if micro]
-            cells += sum(len(micro) * int(lengths[micro].max()) for micro in micros)
-        else:
-            cells += own
+    loads = [rank.computed_tokens(padded=False) for rank in layout.rank_batches]
+    cells = layout.computed_tokens(padded)
     return {
         "batch/trajectories": float(trained),
         "batch/lost": float(lost),
         "batch/rows": float(layout.num_rows),
-        "batch/tokens": float(tokens),
+        "batch/tokens": float(layout.num_tokens),
+        "batch/sharing": layout.num_tokens / sum(loads),
         "batch/micro_batches": float(sum(len(step.micro_batches) for step in layout.rank_batches[0].mini_batches)),
-        "batch/padding": 1 - tokens / cells,
-        "batch/rank_imbalance": max(loads) * len(loads) / tokens - 1,
+        "batch/padding": 1 - sum(loads) / cells,
+        "batch/rank_imbalance": max(loads) * len(loads) / sum(loads) - 1,
     }
 
 

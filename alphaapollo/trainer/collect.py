@@ -13,6 +13,7 @@ from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.training_batch import trainable, usable
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
@@ -35,19 +36,7 @@ async def collect(run: Run, step: int, timer: Timer) -> Collected:
     kept: list[TrajectoryGroup] = []
     rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
-        start = run.progress.prompts_consumed
-        draws = zip(range(start, start + size), run.stream.indices(start, size), strict=True)
-        requests = [
-            GroupRequest(
-                run.prompts[index],
-                config.group_size,
-                run.plan.sampling,
-                draw=draw,
-                greedy_baseline=run.plan.greedy_baseline,
-            )
-            for draw, index in draws
-        ]
-        run.progress.prompts_consumed += size
+        requests = [request_of(run, draw) for draw in next_draws(run.progress, size)]
         with timer("generate"):
             groups = await generate(run.crew.engines, requests, run.console, "generate")
         if run.trained_reward:
@@ -64,6 +53,26 @@ async def collect(run: Run, step: int, timer: Timer) -> Collected:
             "(algorithm.filter_groups.max_num_gen_batches); training on those."
         )
     return Collected(kept[:size], generated, rounds)
+
+
+def next_draws(progress: Progress, count: int) -> list[int]:
+    """The next prompts, by their positions in the stream. What an asynchronous run has left unfinished comes first."""
+    left, progress.unfinished = progress.unfinished[:count], progress.unfinished[count:]
+    start = progress.prompts_consumed
+    progress.prompts_consumed += count - len(left)
+    return [*left, *range(start, progress.prompts_consumed)]
+
+
+def request_of(run: Run, draw: int) -> GroupRequest:
+    """The group of the prompt at a position in the stream."""
+    (index,) = run.stream.indices(draw, 1)
+    return GroupRequest(
+        run.prompts[index],
+        run.config.group_size,
+        run.plan.sampling,
+        draw=draw,
+        greedy_baseline=run.plan.greedy_baseline,
+    )
 
 
 async def generate(

@@ -155,7 +155,12 @@ def _void_without_critic(estimator: Estimator) -> Iterator[tuple[str, str]]:
 
 
 def _stale_samples(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    actor = config.actor_rollout_ref.actor
+    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
+        yield (
+            f"algorithm.adv_estimator={estimator.name} is derived for samples of the present policy, and "
+            f"trainer.max_staleness={trainer.max_staleness} trains on older ones. For none set it 0."
+        )
     if config.optimiser_steps == 1:
         return
     what = (

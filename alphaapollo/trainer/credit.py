@@ -37,6 +37,7 @@ class Credit:
     """What the estimator made of a batch."""
 
     columns: list[Columns[np.ndarray]]  # a rank
+    moving: np.ndarray  # bool [B], rows of trajectories that have a weight and somewhere an advantage
     kl_per_sequence: float | None  # nats, the mean over trajectories; None without a KL in the reward
     metrics: dict[str, float]
 
@@ -84,7 +85,14 @@ def assign_credit(
         "chosen": _chosen(batch, computed, result.advantages, actor),
     }
     columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None})
-    return Credit(columns, kl_per_sequence, metrics)
+    return Credit(columns, _moving(batch, result.advantages), kl_per_sequence, metrics)
+
+
+def _moving(batch: Batch, advantages: torch.Tensor) -> np.ndarray:
+    has_advantage = ((advantages * batch.mask) != 0).any(-1).numpy()
+    has_weight = (batch.loss_weights != 0) | (batch.sequence_weights != 0)
+    owners = batch.trajectory_ids.numpy()
+    return np.isin(owners, owners[has_advantage & has_weight])
 
 
 def _chosen(batch: Batch, computed: WorkerColumns, advantages: torch.Tensor, actor: Actor) -> np.ndarray | None:

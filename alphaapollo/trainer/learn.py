@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
+from alphaapollo.data.packing import keep_rows
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import layout_metrics
 from alphaapollo.trainer.credit import WorkerColumns, assign_credit
@@ -45,6 +46,7 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
             run_seed=config.trainer.seed,
             step=step,
             sequence_parallel=plan.placement.sequence_parallel,
+            share_prompts=run.shares_prompts,
         )
     with timer("columns"):
         computed = await compute_columns(run, batch)
@@ -59,8 +61,11 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
             metrics |= await crew.critic.update(credit.columns)
             await crew.critic.rest()
         if step > config.trainer.critic_warmup:
-            metrics |= await crew.policy.update(credit.columns)
-            metrics |= await measure_mismatch(run, batch)
+            kept = credit.moving if plan.skips_still_rows else np.ones_like(credit.moving)
+            budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
+            steps = keep_rows(batch.layout, kept, budget, plan.padded)
+            metrics |= await crew.policy.update(credit.columns, steps)
+            metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
             if credit.kl_per_sequence is not None:
                 coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
         run.console.phase("update", 1, 1)
@@ -89,15 +94,18 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
     )
 
 
-async def measure_mismatch(run: Run, batch: Batch) -> dict[str, float]:
-    """How far engine and trainer are apart, and a line of advice the first time that it is too far."""
-    if run.config.algorithm.rollout_correction.bypass:
-        return {}  # the old log-probs are the engine's own
+async def measure_mismatch(run: Run, batch: Batch, computed: np.ndarray) -> dict[str, float]:
+    """How far engine and trainer are apart, and a line of advice the first time that it is too far. computed: bool [B],
+    rows of which the trainer has log-probs."""
+    if run.config.algorithm.rollout_correction.bypass or not computed.any():
+        return {}  # the old log-probs are the engine's own, or there are none
     layout = batch.layout
     trainer = layout.to_matrix(await run.crew.policy.old_log_probs())
     engine = layout.to_matrix([rank.rows.rollout_logprobs for rank in layout.rank_batches])
-    metrics = mismatch_metrics(trainer, engine, batch.mask.numpy(), batch.trajectory_ids.numpy())
-    advice = mismatch_advice(metrics)
+    mask = batch.mask.numpy() * computed[:, None]
+    metrics = mismatch_metrics(trainer, engine, mask, batch.trajectory_ids.numpy())
+    settings = run.config.trainer
+    advice = mismatch_advice(metrics, stale=bool(settings.async_mode and settings.max_staleness))
     if advice and not run.mismatch_told:
         run.console.notice(advice)
         run.mismatch_told = True

@@ -5,6 +5,7 @@ prepare: read, check, print the plan (nothing is started)  ->  run: start the wo
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console as Terminal
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.load import NO_ORIGIN, Origin
+from alphaapollo.config.notices import ACTOR
 from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
@@ -25,10 +27,13 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
 from alphaapollo.startup.input_checks import find_machine, local_paths, missing_cluster
 from alphaapollo.startup.resume import Start, find_start
+from alphaapollo.startup.threads import settle_threads
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
+from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.plan import Plan, make_plan, with_memory
 from alphaapollo.trainer.plan_table import print_plan
+from alphaapollo.trainer.profile import StepProfiler, check_profile_steps
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.resume_rule import change_rule_of
 from alphaapollo.trainer.roles import make_roles
@@ -37,6 +42,8 @@ from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
 from alphaapollo.weights.proof import GAP_BFLOAT16, GAP_FLOAT32
 from alphaapollo.weights.publish import WeightPublisher
+
+USUAL = gc.get_threshold()  # of the search for cycles
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,13 @@ class Prepared:
 def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
     """Check everything that can be checked without a worker, and print the plan."""
     machine = find_machine(config.trainer)
+    config, kept_threads = settle_threads(config, machine)
     plan = make_plan(config, machine, origin)
+    plan = replace(plan, notices=[*plan.notices, *kept_threads])
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule_of(config))
     inputs = read_inputs(config)
+    check_profile_steps(config.trainer.profile_steps or [], inputs.total_steps)
     plan = with_memory(plan, config, machine)
     print_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
     if plan.memory and plan.memory.problem:
@@ -89,9 +99,10 @@ async def run(prepared: Prepared) -> None:
         with timer("start"):
             console.phase("start", 0, 1)
             crew = await launch(prepared)
+        seldom_collect()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
         await begin(ready, start.checkpoint, timer)
-        await train(ready)
+        await (train_async(ready) if config.trainer.async_mode else train(ready))
         if progress.step < inputs.total_steps:
             console.notice(f"trainer.total_epochs={config.trainer.total_epochs} ended after {progress.step} iterations")
         if config.trainer.export_hf:
@@ -100,12 +111,28 @@ async def run(prepared: Prepared) -> None:
             console.notice(f"the model lies in {plan.folder / 'model'}")
         elif config.trainer.save_freq > 0:
             console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={plan.folder}")
+        console.where_time_went()
     finally:
         if crew:
             await crew.close()
         rollout_log.close()
         tracker.close()
         console.close()
+        collect_as_usual()
+
+
+def seldom_collect() -> None:
+    """Python's search for cycles goes through every list of token ids again and again, and there are hardly any cycles:
+    what is there by now is left out, and the rest is looked at a few times an iteration."""
+    gc.freeze()
+    gc.set_threshold(100_000, 10, 10)
+
+
+def collect_as_usual() -> None:
+    """What was left out is looked at again: libraries whose objects outlive the interpreter complain after our last
+    line."""
+    gc.unfreeze()
+    gc.set_threshold(*USUAL)
 
 
 def find_progress(start: Start, kl: KLController) -> Progress:
@@ -133,7 +160,14 @@ def make_run(
         config=config,
         plan=plan,
         crew=crew,
-        weights=WeightPublisher(crew.policy, crew.engines, inputs.probe, tolerance),
+        weights=WeightPublisher(
+            crew.policy,
+            crew.engines,
+            inputs.probe,
+            tolerance,
+            in_flight=config.trainer.async_mode is not None,
+            keep_cache=config.trainer.keep_kv_cache,
+        ),
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,
@@ -145,6 +179,7 @@ def make_run(
         tracker=tracker,
         rollout_log=rollout_log,
         console=console,
+        profiler=StepProfiler(config.trainer.profile_steps or [], crew, plan.folder, console),
         trained_reward=make_trained_reward(prepared, crew),
     )
 
@@ -173,6 +208,7 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
     GPUs change hands as in every iteration (loop.py)."""
     for doubt in await run.crew.policy.doubts():
         run.console.notice(doubt)
+    run.shares_prompts = run.plan.shares_prompts and await can_share_prompts(run)
     await run.crew.engines.sleep()
     if checkpoint:
         if run.crew.critic:
@@ -191,6 +227,17 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
         metrics |= timer.metrics()
         run.tracker.log(0, metrics)
         run.console.step(0, metrics)
+
+
+async def can_share_prompts(run: Run) -> bool:
+    """What the models' self-checks at the start say. ValueError: they cannot, and it is asked for."""
+    key, roles = f"{ACTOR}.use_prefix_grouper", [run.crew.policy, run.crew.critic]
+    problems = [problem for role in roles if role and (problem := await role.sharing_problem())]
+    if problems and run.config.actor_rollout_ref.actor.use_prefix_grouper is True:
+        raise ValueError(f"{key}=true: {problems[0]}. Set it to auto or false.")
+    if problems:
+        run.console.notice(f"each sample computes its prompt anew ({key}): {problems[0]}.")
+    return not problems
 
 
 async def launch(prepared: Prepared) -> Crew:

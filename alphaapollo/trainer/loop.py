@@ -30,6 +30,7 @@ async def train(run: Run) -> None:
     timer = Timer()
     while not run.goal.reached(progress):
         step = progress.step + 1
+        await run.profiler.turn_to(step, timer)
         collected = await collect(run, step, timer)
         is_last = run.goal.reached(progress, step)
         with timer("generate"):
@@ -42,17 +43,7 @@ async def train(run: Run) -> None:
         with timer("publish"):
             metrics |= await run.weights.publish(step)
         run.rollout_log.write(step, collected.generated)
-        accuracy = None
-        if due(step, config.trainer.test_freq, is_last):
-            with timer("validate"):
-                validation = await validate_now(run, step)
-            accuracy = validation.accuracy
-            metrics |= validation.metrics
-        if reset_is_due(config.algorithm.reference_reset, progress, step, accuracy):
-            async with crew.engines.cache_released():
-                await crew.policy.hard_reset()
-                await crew.policy.rest()
-            run.console.notice(f"step {step}: the policy is the new reference, and the optimiser starts anew")
+        metrics |= await on_schedule(run, step, is_last, timer)
         progress.step = step
         metrics |= await run_metrics(run, timer, learned.tokens)
         run.tracker.log(step, metrics)
@@ -61,6 +52,22 @@ async def train(run: Run) -> None:
         if due(step, config.trainer.save_freq, is_last):
             with timer("checkpoint"):
                 await save(run)
+    await run.profiler.turn_to(None, timer)
+
+
+async def on_schedule(run: Run, step: int, is_last: bool, timer: Timer) -> dict[str, float]:
+    """What follows a publish in some iterations: a validation; the policy becomes the reference. Metrics"""
+    config, accuracy, metrics = run.config, None, {}
+    if due(step, config.trainer.test_freq, is_last):
+        with timer("validate"):
+            validation = await validate_now(run, step)
+        accuracy, metrics = validation.accuracy, validation.metrics
+    if reset_is_due(config.algorithm.reference_reset, run.progress, step, accuracy):
+        async with run.crew.engines.cache_released():
+            await run.crew.policy.hard_reset()
+            await run.crew.policy.rest()
+        run.console.notice(f"step {step}: the policy is the new reference, and the optimiser starts anew")
+    return metrics
 
 
 async def validate_now(run: Run, step: int) -> Validation:

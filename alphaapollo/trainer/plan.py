@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
-from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.algorithms.try_user_functions import try_estimator, try_policy_loss
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
+from alphaapollo.algorithms.try_user_functions import moves_without_advantage, try_estimator, try_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
-from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout
+from alphaapollo.config.notices import ACTOR
+from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.startup.input_checks import environment_notices, find_environment
@@ -33,12 +34,15 @@ class Plan:
     kl_in_reward: bool
     needs_old_logprobs: bool  # before the update: the driver computes with them
     greedy_baseline: bool  # each prompt is also played once greedily
+    shares_prompts: bool  # prompts are computed once for all their samples, where the model's self-check allows it
+    skips_still_rows: bool  # the policy's update leaves out rows whose advantages are all zero: nothing would move
     needs_ref_columns: bool  # the reference's log-probs (the full KL compares distributions inside the update instead)
     sampling: Sampling  # of training rollouts
     folder: Path  # of the run
     presets: tuple[str, ...]  # that the command line chose, e.g. algorithm=dapo
     memory: MemoryPlan | None  # of a device; None until the model's configuration has been read
     notices: list[str]
+    why_dtype: str = ""  # behind the model's dtype, e.g. " (auto on a CPU)"
 
     @property
     def padded(self) -> bool:
@@ -80,6 +84,8 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
         kl_in_reward=algorithm.use_kl_in_reward,
         needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None,
         greedy_baseline="greedy_rewards" in estimator.needs,
+        shares_prompts=_shares_prompts(config, notices),
+        skips_still_rows=skips_still_rows(config, policy_loss),
         needs_ref_columns=kl_on_columns or algorithm.use_kl_in_reward,
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
@@ -88,7 +94,36 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
         presets=origin.presets,
         memory=None,
         notices=notices,
+        why_dtype=why_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16),
     )
+
+
+def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
+    """Whether rows without an advantage can be left out of the update: no term of its loss would move for them."""
+    role = config.actor_rollout_ref
+    others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
+    return not others and not moves_without_advantage(policy_loss, role.actor)
+
+
+def _shares_prompts(config: Config, notices: list[str]) -> bool:
+    """Unless it is off, or experts look at each sample's own copy of the prompt, which is said. ValueError: it is asked
+    for, too."""
+    role, key = config.actor_rollout_ref, f"{ACTOR}.use_prefix_grouper"
+    asked = role.actor.use_prefix_grouper
+    other = {
+        "model.router_aux_loss_coef": role.model.router_aux_loss_coef,
+        "rollout.router_replay": role.rollout.router_replay,
+    }
+    looking = [name for name, value in other.items() if value]
+    if asked is False or not looking:
+        return asked is not False
+    if asked is True:
+        raise ValueError(
+            f"{key}=true: {looking[0]} looks at each sample's own copy of the prompt. Set {key}=false, or leave out "
+            f"actor_rollout_ref.{looking[0]}."
+        )
+    notices.append(f"each sample computes its prompt anew ({key}): {looking[0]} looks at its own copy of it.")
+    return False
 
 
 def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:

@@ -36,7 +36,7 @@ def _what(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
         "preset": ", ".join(plan.presets) or "none",
         "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
         "KL to the reference": " + ".join(kl) or "none",
-        "model": f"{config.actor_rollout_ref.model.path}, {plan.model.dtype}{plan.model.lora_words}",
+        "model": f"{config.actor_rollout_ref.model.path}, {_dtype(plan)}{plan.model.lora_words}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
         "environment": _environment(config.env),
         "reward": _reward(config) if inputs.has_function else "none",
@@ -46,6 +46,12 @@ def _what(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
     return rows
 
 
+def _dtype(plan: Plan) -> str:
+    """`float32 (auto on a CPU), engines bfloat16`"""
+    engines = f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
+    return f"{plan.model.dtype}{plan.why_dtype}{engines}"
+
+
 def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[str, str]:
     """Sizes and schedules."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
@@ -53,11 +59,13 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
     rates = [_learning_rate(actor.optim)]
     if "values" in plan.estimator.needs:
         rates.append(f"critic {_learning_rate(config.critic.optim)}")
-    return {
+    ahead = {"ahead of an iteration": _ahead(config)} if trainer.async_mode else {}
+    return ahead | {
         "iterations": f"{inputs.total_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank" + ", padding counted" * plan.padded,
+        "prompts": "computed once for all their samples" if plan.shares_prompts else "computed anew for each sample",
         "optimiser steps an iteration": (
             f"{config.optimiser_steps} ({config.mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
         ),
@@ -69,6 +77,18 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel}",
     }
+
+
+def _ahead(config: Config) -> str:
+    trainer, correction = config.trainer, config.algorithm.rollout_correction
+    if not trainer.max_staleness:
+        return f"nothing (async_mode {trainer.async_mode}, max_staleness 0): as the synchronous loop"
+    groups = config.data.train_batch_size * trainer.max_staleness
+    kept = "kept" if trainer.keep_kv_cache else "computed anew"
+    return (
+        f"up to {groups} groups, {trainer.max_staleness} publishes old at most; async_mode {trainer.async_mode}, "
+        f"caches {kept}, correction {correction.method} by {correction.level}"
+    )
 
 
 def _environment(env: Env) -> str:

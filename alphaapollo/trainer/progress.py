@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from alphaapollo.checkpoint_folder import read_progress, write_progress
@@ -13,11 +13,13 @@ class Progress:
     """The driver's state after `step` whole iterations."""
 
     step: int = 0
-    prompts_consumed: int = 0  # position in the stream of training prompts
+    prompts_consumed: int = 0  # position in the stream of training prompts: those before it have been started
     kl_coef: float = 0.0  # of the KL in the reward, as its controller has set it
     best_accuracy: float | None = None  # of all validations
     validations_without_gain: int = 0  # in a row, since the last reset of the reference
     reference_resets: int = 0
+    unfinished: list[int] = field(default_factory=list)
+    """Positions before `prompts_consumed` that no iteration has trained on or dropped yet: of an asynchronous run."""
 
     def write(self, folder: Path) -> None:
         write_progress(folder, asdict(self))
@@ -45,5 +47,6 @@ class Goal:
 
     def reached(self, progress: Progress, step: int | None = None) -> bool:
         """After the whole iterations so far; or after iteration `step`, at work, whose prompts are consumed."""
-        passed = self.prompts is not None and progress.prompts_consumed >= self.prompts
+        done = progress.prompts_consumed - len(progress.unfinished)
+        passed = self.prompts is not None and done >= self.prompts
         return passed or (progress.step if step is None else step) >= self.steps

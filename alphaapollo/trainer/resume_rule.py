@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from alphaapollo.config.changes import ChangeRule, Verdict
 from alphaapollo.config.schema import Config
+from alphaapollo.startup.threads import ENGINE, OTHER_ROUNDING, TRAINER
 
 IDENTITY = {
     "actor_rollout_ref.model.path": "another model",
@@ -20,6 +21,11 @@ IDENTITY = {
     "data.train_files": "other data",
     "env.env_name": "another environment",
 }
+REORDERED = "the rest of the epoch comes in another order"
+EFFECTS = {
+    **dict.fromkeys(("data.seed", "data.shuffle", "data.train_max_samples"), REORDERED),
+    **dict.fromkeys((TRAINER, ENGINE), OTHER_ROUNDING),
+}
 
 
 def change_rule_of(config: Config) -> ChangeRule:
@@ -27,13 +33,12 @@ def change_rule_of(config: Config) -> ChangeRule:
     kept = {"trainer.val_before_train": "the run has begun"}
     if config.algorithm.kl_ctrl.type != "fixed":
         kept["algorithm.kl_ctrl.kl_coef"] = "the controller goes on from the coefficient in the checkpoint"
-    reordered = "the rest of the epoch comes in another order"
 
     def change_rule(key: str) -> tuple[Verdict, str]:
         if key in IDENTITY:
             return "refused", IDENTITY[key]
         if key in kept:
             return "kept", kept[key]
-        return "applied", reordered if key in ("data.seed", "data.shuffle", "data.train_max_samples") else ""
+        return "applied", EFFECTS.get(key, "")
 
     return change_rule

@@ -25,6 +25,7 @@ def rollout_metrics(
         "rollout/trajectories": float(len(every)),
         "rollout/tokens": float(tokens.sum()),
         "rollout/tokens_per_second": float(tokens.sum() / seconds) if seconds else 0.0,
+        "rollout/entropy": -sum(sum(turn.completion.logprobs) for turn in turns) / max(1, int(tokens.sum())),
         "rollout/turns_mean": len(turns) / len(every),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
         "rollout/rounds": float(rounds),

@@ -14,6 +14,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer.plan import Plan
+from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import Prompt
@@ -22,8 +23,8 @@ from alphaapollo.weights.publish import WeightPublisher
 
 @dataclass
 class Run:
-    """All that one run holds. Its state is `progress` and what the workers hold; of the rest only `mismatch_told`
-    outlives an iteration."""
+    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `mismatch_told`
+    and `shares_prompts` outlive an iteration."""
 
     config: Config
     plan: Plan
@@ -40,5 +41,7 @@ class Run:
     tracker: Tracker
     rollout_log: RolloutLog
     console: Console
+    profiler: StepProfiler
     trained_reward: TrainedReward | None = None
+    shares_prompts: bool = False  # the plan's, if the workers' self-check allows it
     mismatch_told: bool = False  # the advice about engine and trainer is given once

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +24,14 @@ from alphaapollo.algorithms.reward_shaping import overlong_filter, place_outcome
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.shared_prompts import find_prefixes
 from alphaapollo.seeds import derive_seed
 from alphaapollo.trainer.token_choice import draw_keys
 from alphaapollo.trainer.trajectory_rewards import invalid_cost, outcome_rewards, turn_reward
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
 
 Member = tuple[Prompt, Trajectory]
+SHARE_FROM = 1.2  # tokens of the rows over those computed, from which a shared layout is worth its bookkeeping
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def build_batch(
     run_seed: int,
     step: int,
     sequence_parallel: int = 1,
+    share_prompts: bool = False,
 ) -> Batch:
     """Flatten the groups into rows, deal them to ranks and micro-batches, and fix every reward and every denominator.
 
@@ -93,24 +97,23 @@ def build_batch(
         max_length: of a response in tokens.
         padded: micro-batches are padded to their longest row, so the token budget counts that.
         sequence_parallel: ranks that share the rows of each, and whose token budgets add up.
+        share_prompts: compute what rows of a group have in common once, where that saves enough (SHARE_FROM).
     """
     assert all(usable(group) for group in groups), "collect leaves the others out"
     members = [(group.prompt, one) for group in groups for one in group.trajectories if trainable(one)]
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if trainable(one)])
     rows = [row for _, trajectory in members for row in trajectory.rows]
     owners = torch.tensor([index for index, (_, trajectory) in enumerate(members) for _ in trajectory.rows])
-    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     layout = build_train_batch(
         rows,
         owners.tolist(),
         num_ranks=num_ranks,
-        mini_batch_size=actor.ppo_mini_batch_size,
         max_tokens=actor.ppo_max_token_len_per_gpu * sequence_parallel,
         padded=padded,
         seed=derive_seed(run_seed, "mini_batches", step),
-        shuffle=actor.shuffle,
-        group_ids=_undivided(group_of, actor, algorithm),
-        whole_trajectories=policy_loss.whole or looks_at_sequences(algorithm.rollout_correction),
+        prefixes=find_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
+        share_from=SHARE_FROM,
+        **_mini_batches(group_of, actor, algorithm),
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     whole = EndToEnd.of(mask, owners)
@@ -134,8 +137,25 @@ def build_batch(
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
-        keys=None if policy_loss.choose is None else draw_keys(whole, [one for _, one in members], run_seed, step),
+        keys=_keys(actor, whole, members, run_seed, step),
     )
+
+
+def _keys(actor: Actor, whole: EndToEnd, members: Sequence[Member], run_seed: int, step: int) -> torch.Tensor | None:
+    if get_policy_loss(actor.policy_loss.loss_mode).choose is None:
+        return None
+    return draw_keys(whole, [trajectory for _, trajectory in members], run_seed, step)
+
+
+def _mini_batches(group_of: torch.Tensor, actor: Actor, algorithm: Algorithm) -> dict[str, Any]:
+    """How build_train_batch is to cut an iteration."""
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    return {
+        "mini_batch_size": actor.ppo_mini_batch_size,
+        "shuffle": actor.shuffle,
+        "group_ids": _undivided(group_of, actor, algorithm),
+        "whole_trajectories": policy_loss.whole or looks_at_sequences(algorithm.rollout_correction),
+    }
 
 
 def _undivided(group_of: torch.Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
@@ -154,7 +174,8 @@ def _turn_rewards(members: Sequence[Member], mask: torch.Tensor, penalty: float)
     owned = [(trajectory, row) for _, trajectory in members for row in trajectory.rows]
     for index, (trajectory, row) in enumerate(owned):
         for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
-            rewards[index, end - row.response_start] += turn_reward(turn, penalty)
+            if amount := turn_reward(turn, penalty):
+                rewards[index, end - row.response_start] += amount
     return rewards
 
 

@@ -1,13 +1,15 @@
 """Publishing weights, with proof that the engines hold what the trainer sent (proof.py).
 
 policy.probe          log-probs of a few tokens
+engines.pause         in flight only: what runs stops between two tokens
 engines.wake_weights  memory for the weights alone: the policy still holds the GPU
 policy.send_weights   into shared memory, or by vLLM's own transfer into the engines
 engines.receive       out of shared memory, where it went there
 engines.confirm       proof: digests equal?
 policy.rest           it lets go of the GPU
 engines.wake_cache    which takes all that they may
-engines.log_probs     proof: equal to the policy's?
+engines.resume        in flight only
+engines.log_probs     proof: equal to the policy's? Beside what goes on, of which nothing is trained on before
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ class Engines(Protocol):
 
     async def hold_weights(self) -> bool: ...
 
+    async def pause(self, keep_cache: bool = False) -> None: ...
+
+    async def resume(self) -> None: ...
+
     async def wake_weights(self) -> None: ...
 
     async def receive_weights(self, folder: str) -> None: ...
@@ -55,15 +61,21 @@ class WeightPublisher:
     engines: Engines
     probe: list[int]  # a few token ids
     tolerance: float
+    in_flight: bool = False  # requests may be running: they are paused
+    keep_cache: bool = False  # of those
 
     async def publish(self, version: int) -> dict[str, float]:
         """Publish, prove, and return the measured gap; the policy's phase on the GPUs ends, that of the engines begins.
         Raises WeightSyncError on any difference. A fake engine has no weights, so there is nothing to do."""
         if not await self.engines.hold_weights():
             await self.policy.rest()
+            await self._pause()
+            await self.engines.confirm_weights(version)
+            await self._resume()
             return {}
         expected = await self.policy.probe(self.probe)
         await self.policy.rest()  # an engine's weights wake into memory that torch keeps for itself after an update
+        await self._pause()
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
         if update.folder:
@@ -72,4 +84,13 @@ class WeightPublisher:
         await self.policy.release_weights()
         await self.policy.rest()
         await self.engines.wake_cache()
+        await self._resume()
         return {"sync/probe_gap": check_probe(expected, await self.engines.log_probs(self.probe), self.tolerance)}
+
+    async def _pause(self) -> None:
+        if self.in_flight:
+            await self.engines.pause(self.keep_cache)
+
+    async def _resume(self) -> None:
+        if self.in_flight:
+            await self.engines.resume()

@@ -23,6 +23,7 @@ from alphaapollo.models.train_state import StepFigures
 from alphaapollo.models.ulysses import SequenceGroup, sequence_groups
 
 LARGEST = "_max"
+ALONE = ""  # the meeting point of one rank
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class RankPlacement:
 
     rank: int
     world_size: int
-    init_method: str  # where the ranks meet: tcp://host:port, or env:// under torchrun
+    init_method: str  # where the ranks meet: as of models/sharding.py join_process_group
     device: str  # "cpu" or "cuda"
     threads: int  # torch threads
     sequence_parallel: int = 1  # ranks that share every sequence: consecutive ones, a divisor of all

@@ -34,6 +34,7 @@ from alphaapollo.workers.base import (
     step_figures,
     torch_dtype,
 )
+from alphaapollo.workers.sharing_check import SharingCheck
 
 
 class CriticWorker:
@@ -57,6 +58,9 @@ class CriticWorker:
         self.model = CriticModel(loaded, seed)
         head = self.model.value_head
         shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[head])
+        self.sharing = SharingCheck(
+            self.model, loaded, self.model, dtype, self.padded, self.device, self.groups.sequence
+        )
         self.state = TrainState(
             self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic", fsdp.param_offload
         )
@@ -68,8 +72,11 @@ class CriticWorker:
         self.batch = batch
 
     def compute_values(self) -> np.ndarray:
-        """The value before each response token. float32 [sum responses]"""
+        """The value before each response token. float32 [sum responses]
+
+        ValueError: the first batch shares prompts, which this model cannot compute."""
         self.state.fetch()
+        self.sharing.check_batch(self._batch)
         return compute_column(self.model, self._batch, self.padded, self.device, self.groups.sequence)
 
     def update(self, columns: Columns[np.ndarray]) -> dict[str, float]:
@@ -83,7 +90,8 @@ class CriticWorker:
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step())
-        return self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
+        figures = self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
+        return figures | {f"critic/{name}": value for name, value in self.sharing.figures().items()}
 
     def rest(self) -> None:
         """The end of the critic's phase: its GPU memory, as far as it can be spared, is free for others."""

@@ -11,8 +11,7 @@ from alphaapollo.models.lora import load_trained
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.network import free_port
-from alphaapollo.workers.base import RankPlacement, join, leave
+from alphaapollo.workers.base import ALONE, RankPlacement, join, leave
 
 
 def export_checkpoint(folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm) -> None:
@@ -23,7 +22,7 @@ def export_checkpoint(folder: str, model: Model, dtype: torch.dtype, output: str
         ValueError: the model cannot be loaded, or the checkpoint is not of such a model.
         OSError: the output cannot be written.
     """
-    groups = join(RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", torch.get_num_threads()))
+    groups = join(RankPlacement(0, 1, ALONE, "cpu", torch.get_num_threads()))
     try:
         loaded = load_trained(model, "padded", torch.float32, materialise=True, seed=0)
         policy = PolicyModel(loaded)

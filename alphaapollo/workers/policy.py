@@ -9,7 +9,7 @@ policy's phase on the GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Actor, LoraForm, Model, Reference, RolloutCorrection
-from alphaapollo.data.batch import Columns, RankBatch, Rows
+from alphaapollo.data.batch import Columns, MiniBatch, RankBatch, Rows
 from alphaapollo.models import checkpoint
 from alphaapollo.models.export import export, full_parameters
 from alphaapollo.models.flops import ModelSize, peak_flops
@@ -48,6 +48,7 @@ from alphaapollo.workers.base import (
 )
 from alphaapollo.workers.expert_load import ExpertLoad
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
+from alphaapollo.workers.sharing_check import SharingCheck
 
 
 class PolicyWorker:
@@ -88,7 +89,15 @@ class PolicyWorker:
         self.policy = self._load_policy(seed)
         gap = check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
         self.doubts = doubts(gap)
-        reshard(self.policy)
+        self.sharing = SharingCheck(
+            self.policy,
+            self.policy.model,
+            self._logprobs_of,
+            self.dtype,
+            self.padded,
+            self.device,
+            self.groups.sequence,
+        )
         self.state = TrainState(
             self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, "policy", fsdp.param_offload
         )
@@ -115,46 +124,56 @@ class PolicyWorker:
     def compute_log_probs(self) -> np.ndarray:
         """Of the response tokens, at the rollouts' temperature. float32 [sum responses]"""
         self.state.fetch()
-        return self._log_probs(self.policy, self._batch.rows, self._positions(first_mini_batch=0))
+        self.sharing.check_batch(self._batch)
+        return self._log_probs(self.policy, self._batch.mini_batches)
 
     def compute_ref_log_probs(self) -> np.ndarray:
         """The same by the reference."""
         with self._as_reference() as reference:
-            column = self._log_probs(reference, self._batch.rows, self._positions(first_mini_batch=0))
+            column = self._log_probs(reference, self._batch.mini_batches)
         self.frozen.rest()
         return column
 
-    def update(self, columns: Columns[np.ndarray]) -> dict[str, float]:
+    def update(self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None) -> dict[str, float]:
         """The optimiser steps of one iteration; figures are over all ranks.
 
         Where `columns` hold no old log-probs they are those of the policy before its first step; the first mini-batch
         takes them from its own forward pass.
+
+        Args:
+            columns: of all rows.
+            steps: the mini-batches, where some rows are left out; None: those of the batch.
+
+        ValueError: the first batch shares prompts, which this model cannot compute.
         """
         batch, sums = self._batch, Sums(self.groups.data)
+        mini_batches = batch.mini_batches if steps is None else steps
         self.state.fetch()
+        self.sharing.check_batch(batch)
         load = self._expert_load()
         takes_own = columns.old_logprobs is None
-        old = self._old_log_probs(columns)
+        old = self._old_log_probs(columns, mini_batches[1:])
         started = time.perf_counter()
-        steps: list[StepFigures] = []
+        done: list[StepFigures] = []
         for epoch in range(self.actor.ppo_epochs):
-            for index, mini_batch in enumerate(batch.mini_batches):
+            for index, mini_batch in enumerate(mini_batches):
                 noted = ColumnInParts(batch.rows) if takes_own and epoch == index == 0 else None
                 if load:
                     load.begin_step(batch.rows, mini_batch.positions)
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums, load)
-                steps.append(self.state.step())
+                done.append(self.state.step())
                 if noted:
                     noted.fetch(old)
         self.last_old_logprobs = old
         totals = sums.over_ranks(self.device)
-        figures = normalise(totals, len(steps)) | step_figures(steps, self.actor.grad_clip)
-        figures |= {"optimizer_steps": float(len(steps)), "tokens": totals["tokens"]}
-        figures |= load.figures() if load else {}
+        figures = normalise(totals, len(done)) | step_figures(done, self.actor.grad_clip)
+        figures |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
+        figures |= self.sharing.figures() | (load.figures() if load else {})
         if self.peak is not None and self.size is not None:
-            flops = self.actor.ppo_epochs * self.size.training_flops(batch.rows.lengths)
-            own_flops = flops / self.placement.sequence_parallel
+            micros = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
+            flops = sum(self.size.training_flops(*batch.rows.segments(micro)) for micro in micros)
+            own_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
             figures["mfu"] = own_flops / (time.perf_counter() - started) / self.peak
         return {f"actor/{name}": value for name, value in figures.items()}
 
@@ -271,18 +290,19 @@ class PolicyWorker:
         with adapters_off(self.policy):
             yield self.policy
 
-    def _positions(self, first_mini_batch: int) -> Iterator[list[int]]:
-        """The micro-batches from a mini-batch on."""
-        for mini_batch in self._batch.mini_batches[first_mini_batch:]:
-            yield from mini_batch.micro_batches
+    def _logprobs_of(self, micro: MicroBatch) -> torch.Tensor:
+        logprobs: torch.Tensor = self.policy(micro, self.temperature).logprobs
+        return logprobs
 
     @torch.no_grad()
-    def _log_probs(self, model: PolicyModel, rows: Rows, micro_batches: Iterable[list[int]]) -> np.ndarray:
-        """Log-probs of the rows in `micro_batches`, zero elsewhere. float32 [sum responses]"""
+    def _log_probs(self, model: PolicyModel, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+        """Log-probs of the rows in `mini_batches`, zero elsewhere. float32 [sum responses]"""
+        rows = self._batch.rows
         column = ColumnInParts(rows)
-        for positions in micro_batches:
-            micro = self._micro_batch(rows, positions)
-            column.add(positions, micro.values(model(micro, self.temperature).logprobs))
+        for mini_batch in mini_batches:
+            for positions in mini_batch.micro_batches:
+                micro = self._micro_batch(rows, positions)
+                column.add(positions, micro.values(model(micro, self.temperature).logprobs))
         reshard(model)
         return column.fetch()
 
@@ -297,11 +317,9 @@ class PolicyWorker:
     ) -> MicroBatch:
         return build_micro_batch(rows, positions, self.padded, self.device, columns, self.groups.sequence)
 
-    def _old_log_probs(self, columns: Columns[np.ndarray]) -> np.ndarray:
+    def _old_log_probs(self, columns: Columns[np.ndarray], later: Sequence[MiniBatch]) -> np.ndarray:
         """As given, or computed for all mini-batches but the first. float32 [sum responses]"""
-        if columns.old_logprobs is not None:
-            return columns.old_logprobs
-        return self._log_probs(self.policy, self._batch.rows, self._positions(first_mini_batch=1))
+        return self._log_probs(self.policy, later) if columns.old_logprobs is None else columns.old_logprobs
 
     def _accumulate(
         self,

@@ -162,8 +162,11 @@ def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:
 
 
 def normalise(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Figures summed over everything -> means: losses by optimiser step, the others by token or row."""
+    """Figures summed over everything -> means: losses by optimiser step, the others by token or row. The losses alone
+    where no token was computed."""
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)
+    if not tokens:
+        return {name: sums[name] / num_steps for name in ("loss", "pg_loss")}
     figures = {}
     for name, value in sums.items():
         if name in ("loss", "pg_loss"):
@@ -173,5 +176,5 @@ def normalise(sums: dict[str, float], num_steps: int) -> dict[str, float]:
         elif name.startswith("row_"):
             figures[name.removeprefix("row_")] = value / max(rows, 1.0)
         elif name not in ("tokens", "rows"):
-            figures[name] = value / max(tokens, 1.0)
+            figures[name] = value / tokens
     return figures

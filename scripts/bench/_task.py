@@ -7,6 +7,7 @@ import platform
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 
 import pandas as pd
 
@@ -27,6 +28,9 @@ SIZES = {
     "3M": Size(vocab_size=272, hidden_size=256, num_layers=4, head_dim=32),
     "100M": Size(vocab_size=32_000, hidden_size=768, num_layers=11, head_dim=64),
 }
+
+
+SHORTEST = 28  # tokens of a rendered prompt: "user\n", "123+456=?", "\nassistant\n", and what marks a turn
 
 
 def make_model(folder: Path, size: Size, seed: int = 0) -> int:
@@ -66,17 +70,26 @@ def make_model(folder: Path, size: Size, seed: int = 0) -> int:
     return model.num_parameters()
 
 
-def make_prompts(file: Path, count: int, seed: int = 0) -> None:
-    """Sums of two 3-digit numbers as chats, in the columns that main_ppo reads."""
+def make_prompts(file: Path, count: int, seed: int = 0, tokens: int | None = None) -> None:
+    """Sums of two 3-digit numbers as chats, in the columns that main_ppo reads.
+
+    tokens: of a rendered prompt: letters before the sum fill it up (the tokenizer has a token a byte). None: the sum
+        alone.
+    """
     rng = random.Random(seed)
     sums = [(rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(count)]
+    if tokens is not None and tokens < SHORTEST:
+        raise SystemExit(
+            f"--prompt-tokens={tokens}: a prompt has {SHORTEST} tokens at least. Give more, or leave it out."
+        )
+    filler = [rng.choices(ascii_lowercase, k=(tokens or SHORTEST) - SHORTEST) for _ in sums]
     rows = [
         {
             "data_source": "bench/sums",
-            "prompt": [{"role": "user", "content": f"{a}+{b}=?"}],
+            "prompt": [{"role": "user", "content": f"{''.join(letters)}{a}+{b}=?"}],
             "reward_model": {"style": "rule", "ground_truth": str(a + b)},
         }
-        for a, b in sums
+        for letters, (a, b) in zip(filler, sums, strict=True)
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(file)

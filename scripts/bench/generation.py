@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/bench/generation.py --size 3M
 
-Both sides are the same AsyncLLM in the same process, several rounds in turn. Bare: all requests at once, open-loop.
-Ours: they go through rendering, episodes, decoding and grading to whole TrajectoryGroups.
+Both sides are the same AsyncLLM with the same threads in the same process, several rounds in turn. Bare: all requests
+at once, open-loop. Ours: they go through rendering, episodes, decoding and grading to whole TrajectoryGroups.
 The last line is a JSON object; `ratio` is our tokens/s over bare vLLM's, the median of the rounds.
 """
 
@@ -53,7 +53,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     make_prompts(FOLDER / "prompts.parquet", args.num_prompts)
     worker = RolloutWorker(
         Model(path=str(folder)),
-        Rollout(max_num_seqs=args.num_prompts * args.group, enforce_eager=True),
+        Rollout(max_num_seqs=args.num_prompts * args.group, enforce_eager=True, cpu_threads=args.threads),
         Env(),
         Data(max_prompt_length=64, max_response_length=args.max_tokens),
         Reward(),
@@ -85,6 +85,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         "ratio": round(statistics.median(ratios), 3),
         "tokens_per_second": {side: round(statistics.median(values)) for side, values in speeds.items()},
         "requests": args.num_prompts * args.group,
+        "threads": args.threads,
         **machine(),
     }
 
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=42)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     print(json.dumps(asyncio.run(measure(parser.parse_args()))))
 

@@ -29,7 +29,6 @@ from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
 from alphaapollo.models.activations import activations, load_meta, model_sizes  # noqa: E402
 from alphaapollo.models.footprint import Held, Trained, frozen_slices  # noqa: E402
-from alphaapollo.network import free_port  # noqa: E402
 from alphaapollo.workers.base import RankPlacement  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
@@ -72,7 +71,7 @@ def planned(case: Case, folder: str) -> dict[str, Held]:
     return {moment: held + frozen for moment, held in trained.updating().items()}
 
 
-def measure(case: Case, folder: str, rank: int, port: int) -> float:
+def measure(case: Case, folder: str, rank: int) -> float:
     """GiB at the peak of a rank's second update."""
     load_meta(Model(path=folder), torch.float32)  # imports what the worker will
     before = resident("VmRSS")
@@ -81,7 +80,7 @@ def measure(case: Case, folder: str, rank: int, port: int) -> float:
         actor=Actor(use_kl_loss=case.reference, kl_loss_type="full"),
         ref=Reference(),
         needs_reference=case.reference,
-        placement=RankPlacement(rank, case.ranks, f"tcp://127.0.0.1:{port}", "cpu", 1),
+        placement=RankPlacement(rank, case.ranks, f"file://{folder}/meeting", "cpu", 1),
         optimiser_steps=10,
         temperature=1.0,
     )
@@ -111,12 +110,12 @@ def make_model(case: Case, folder: str) -> None:
 
 
 def run(name: str, as_run: bool) -> dict[str, object]:
-    case, port = CASES[name], free_port()
+    case = CASES[name]
     environment = os.environ | ({} if as_run else {"MALLOC_MMAP_THRESHOLD_": str(2**16)})
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, __file__, "--make", name, "--folder", folder], check=True)
         commands = [
-            [sys.executable, __file__, "--rank", str(rank), "--case", name, "--folder", folder, "--port", str(port)]
+            [sys.executable, __file__, "--rank", str(rank), "--case", name, "--folder", folder]
             for rank in range(case.ranks)
         ]
         started = [
@@ -137,13 +136,12 @@ def main() -> None:
     parser.add_argument("--rank", type=int)
     parser.add_argument("--make", default="")
     parser.add_argument("--folder", default="")
-    parser.add_argument("--port", type=int, default=0)
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.make:
         make_model(CASES[args.make], args.folder)
     elif args.rank is not None:
-        print(measure(CASES[args.case], args.folder, args.rank, args.port))
+        print(measure(CASES[args.case], args.folder, args.rank))
     else:
         print("| configuration | planned GiB | measured GiB | difference | peak at |\n|---|---|---|---|---|")
         cases = [run(name, args.as_run) for name in ([args.case] if args.case else CASES)]

@@ -3,7 +3,8 @@
     .venv/bin/python scripts/bench/startup.py
 
 Starts main_ppo on the 3M model and waits for the first rollouts. The last line is a JSON object; `ratio` is the target
-of 20 s over the median: above 1 is within it.
+of 15 s over the median: above 1 is within it. `until` says when, in the last round, the plan stood, all workers were
+ready, and the first weights were published and proved.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
-TARGET = 20.0
+TARGET = 15.0
 MARK = "ALPHAAPOLLO_BENCH"
 
 
@@ -48,8 +49,19 @@ def memory_of_run() -> dict[str, float]:
     return dict(sorted(figures.items(), key=lambda item: -item[1]))
 
 
-def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float]]:
-    """Seconds to the end of the first 16 short answers, and the memory at that time."""
+def milestones(run: Path, began: float) -> dict[str, float]:
+    """Seconds since `began` (of the epoch), by when the run wrote its files."""
+    planned = (run / "config.yaml").stat().st_mtime - began
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    return {
+        "plan": round(planned, 2),
+        "workers": round(planned + first["timing/start"], 2),
+        "published": round((run / "metrics.jsonl").stat().st_mtime - began, 2),
+    }
+
+
+def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float], dict[str, float]]:
+    """Seconds to the end of the first 16 short answers; what came before; and the memory at that time."""
     run = FOLDER / "startup"
     shutil.rmtree(run, ignore_errors=True)
     keys = {
@@ -70,7 +82,7 @@ def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float]]:
     }
     command = [sys.executable, "-m", "alphaapollo.trainer.main_ppo", *(f"{key}={value}" for key, value in keys.items())]
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(os.getpid())}
-    start = time.perf_counter()
+    start, began = time.perf_counter(), time.time()
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while not (run / "rollouts/step_000001.jsonl").exists():
         if process.poll() is not None:
@@ -78,10 +90,11 @@ def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float]]:
             sys.exit(f"main_ppo failed:\n{process.stderr.read().decode()[-3000:]}")
         time.sleep(0.02)
     seconds = time.perf_counter() - start
+    until = milestones(run, began)
     memory = memory_of_run()
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
-    return seconds, memory
+    return seconds, until, memory
 
 
 def main() -> None:
@@ -92,12 +105,13 @@ def main() -> None:
     make_model(model, SIZES["3M"])
     make_prompts(prompts, 64)
     rounds = [start_once(model, prompts) for _ in range(args.rounds + 1)][1:]  # the first fills the file cache
-    seconds = [one for one, _ in rounds]
+    seconds = [one for one, _, _ in rounds]
     result = {
         "benchmark": "startup",
         "ratio": round(TARGET / statistics.median(seconds), 3),
         "seconds": [round(one, 2) for one in seconds],
-        "memory_gib": rounds[-1][1],
+        "until": rounds[-1][1],
+        "memory_gib": rounds[-1][2],
         **machine(),
     }
     print(json.dumps(result))

@@ -2,11 +2,14 @@
 
     .venv/bin/python scripts/bench/step.py --size 3M
     .venv/bin/python scripts/bench/step.py --size 100M --steps 3
+    .venv/bin/python scripts/bench/step.py --size 3M --prompt-tokens 512 --num-prompts 8
 
-Same random model, prompts, group size, token limit, dtype, optimiser steps and threads. TRL generates with Hugging
-Face's generate (its vLLM path does not run on a CPU), in an environment of its own under outputs/bench, made the first
-time. Each side gets the micro-batch it is fastest with: a token budget for ours, the best of a few sizes for TRL.
-The last line is a JSON object; `ratio` is TRL's median step over ours: above 1, ours is faster.
+Same random model, prompts, group size, token limit, dtype and optimiser steps, in turns. TRL generates with Hugging
+Face's generate (its vLLM path does not run on a CPU), in an environment of its own under outputs/bench, which the first
+run makes (uv pip install trl, with the torch and transformers that are pinned here). Its settings are the best that a
+short search finds, micro-batch and threads at that dtype, then the other dtype; the search is printed.
+The last line is a JSON object. `ratio` is TRL's median step over ours at the same dtype: above 1, ours is faster;
+`ratio_to_its_best_dtype` the same where TRL is faster with the other one, null where it is not.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -23,72 +25,30 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "outputs" / "bench"
-TRL = "trl==1.16.0"
 sys.path.insert(0, str(ROOT))
 
 from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
+from scripts.bench._trl import Settings, Task, environment, median, search, time_trl, trl_python  # noqa: E402
 
 
-def trl_python() -> Path:
-    """The Python of an environment with TRL and the torch and transformers that we pin."""
-    folder = FOLDER / "trl-venv"
-    python, stamp = folder / "bin" / "python", folder / ".installed"
-    wanted = TRL + (ROOT / "requirements" / "cpu.txt").read_text()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        print(f"installing {TRL} into {folder}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        torch = next(line for line in wanted.splitlines() if line.startswith("torch=="))
-        install = '. scripts/pip_settings.sh; exec "$0" -m uv pip install --quiet --python "$@"'
-        arguments = [sys.executable, str(python), "-c", "requirements/cpu.txt", TRL, torch]
-        subprocess.run(["bash", "-c", install, *arguments], cwd=ROOT, check=True)
-        stamp.write_text(wanted)
-    return python
-
-
-def environment(threads: int) -> dict[str, str]:
-    return os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-
-
-def time_trl(args: argparse.Namespace, model: Path, prompts: Path, micro_batch: int) -> dict[str, Any]:
-    """Seconds of each step, and tokens a completion."""
-    given = {
-        "model": str(model),
-        "prompts": str(prompts),
-        "num_prompts": args.num_prompts,
-        "group": args.group,
-        "micro_batch": micro_batch,
-        "max_tokens": args.max_tokens,
-        "warmup": args.warmup,
-        "steps": args.steps,
-        "lr": 1e-6,
-        "threads": args.threads,
-        "dtype": "float32",
-        "gradient_checkpointing": False,
-    }
-    command = [str(trl_python()), str(ROOT / "scripts/bench/_trl_side.py"), json.dumps(given)]
-    done = subprocess.run(command, env=environment(args.threads), capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"TRL failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1]) | {"micro_batch": micro_batch}
-
-
-def time_ours(args: argparse.Namespace, model: Path, prompts: Path) -> dict[str, Any]:
-    """The same, from the run's own metrics: the real command, with Ray, FSDP2 and vLLM."""
+def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
+    """From the run's own metrics: the real command, with Ray, FSDP2 and vLLM."""
     trajectories = args.num_prompts * args.group
+    role = "actor_rollout_ref"
     keys = {
         "algorithm.adv_estimator": "grpo",
-        "actor_rollout_ref.model.path": model,
-        "actor_rollout_ref.model.dtype": "float32",
-        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-        "actor_rollout_ref.actor.optim.lr": 1e-6,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": trajectories,
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": args.max_token_len,
-        "actor_rollout_ref.rollout.max_num_seqs": trajectories,
+        f"{role}.model.path": task.model,
+        f"{role}.model.dtype": args.dtype,
+        f"{role}.model.enable_gradient_checkpointing": task.gradient_checkpointing,
+        f"{role}.actor.optim.lr": task.lr,
+        f"{role}.actor.ppo_mini_batch_size": trajectories,
+        f"{role}.actor.ppo_max_token_len_per_gpu": args.max_token_len,
+        f"{role}.rollout.max_num_seqs": trajectories,
+        f"{role}.rollout.cpu_threads": args.threads,
         "custom_reward_function.path": make_reward(FOLDER),
-        "data.train_files": prompts,
+        "data.train_files": task.prompts,
         "data.train_batch_size": args.num_prompts,
-        "data.max_prompt_length": 256,
+        "data.max_prompt_length": max(256, args.prompt_tokens or 0),
         "data.max_response_length": args.max_tokens,
         "env.rollout.n": args.group,
         "trainer.cpu_threads": args.threads,
@@ -116,40 +76,60 @@ def time_ours(args: argparse.Namespace, model: Path, prompts: Path) -> dict[str,
     }
 
 
-def main() -> None:
+def outside(phases: dict[str, float]) -> float:
+    """The share of a step that is neither generation nor update."""
+    return round(1 - (phases["timing/generate"] + phases["timing/update"]) / phases["timing/step"], 4)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
     parser.add_argument("--num-prompts", type=int, help="default: 16, and 4 for the large model")
+    parser.add_argument("--prompt-tokens", type=int, help="tokens of a rendered prompt; default: 28, the sum alone")
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of both sides")
     parser.add_argument("--warmup", type=int, default=2, help="steps that are not counted")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="that are, in each round")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of both sides")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--max-token-len", type=int, default=4096, help="ours: tokens a micro-batch")
     parser.add_argument(
-        "--trl-micro-batches", type=int, nargs="+", default=[128, 32, 16], help="TRL: the best one counts"
+        "--trl-micro-batches", type=int, nargs="+", default=[128, 32, 16], help="completions; the best one counts"
     )
     args = parser.parse_args()
     args.num_prompts = args.num_prompts or (16 if args.size == "3M" else 4)
-    args.trl_micro_batches = [size for size in args.trl_micro_batches if size <= args.num_prompts * args.group]
+    return args
 
+
+def main() -> None:
+    args = arguments()
     model, prompts = FOLDER / args.size, FOLDER / "prompts.parquet"
     parameters = make_model(model, SIZES[args.size])
-    make_prompts(prompts, args.num_prompts * 8)
-    ours = time_ours(args, model, prompts)
-    trl = min(
-        (time_trl(args, model, prompts, size) for size in args.trl_micro_batches),
-        key=lambda side: statistics.median(side["step_seconds"]),
-    )
-    seconds = {name: statistics.median(side["step_seconds"]) for name, side in (("ours", ours), ("trl", trl))}
+    make_prompts(prompts, args.num_prompts * 8, tokens=args.prompt_tokens)
+    task = Task(str(model), str(prompts), args.num_prompts, args.group, args.max_tokens)
+    python = trl_python(FOLDER / "trl-venv")
+    sizes = [size for size in args.trl_micro_batches if size <= args.num_prompts * args.group]
+    same, best = search(python, task, Settings(args.dtype, sizes[0], args.threads), sizes)
+    sides: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": [], "trl_best_dtype": []}
+    for _ in range(args.rounds):
+        sides["ours"].append(time_ours(args, task))
+        sides["trl"].append(time_trl(python, task, same, args.warmup, args.steps))
+        if best.dtype != same.dtype:
+            sides["trl_best_dtype"].append(time_trl(python, task, best, args.warmup, args.steps))
+    seconds = {name: statistics.median(map(median, runs)) for name, runs in sides.items() if runs}
     print(f"{args.size}: a step takes {seconds['ours']:.2f} s here, {seconds['trl']:.2f} s with TRL", file=sys.stderr)
+    best_seconds = seconds.get("trl_best_dtype")
     result = {
         "benchmark": "step",
         "size": args.size,
         "parameters": parameters,
+        "prompt_tokens": args.prompt_tokens,
+        "dtype": args.dtype,
         "ratio": round(seconds["trl"] / seconds["ours"], 3),
-        "ours": ours,
-        "trl": trl,
+        "ratio_to_its_best_dtype": best_seconds and round(best_seconds / seconds["ours"], 3),
+        "outside_generation_and_update": statistics.median(outside(run["phases"]) for run in sides["ours"]),
+        **sides,
         "threads": args.threads,
         **machine(),
     }

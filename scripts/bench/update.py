@@ -1,10 +1,12 @@
-"""The policy's update (FSDP2, packing, losses, metrics) against a bare torch loop over the same tokens.
+"""The policy's update (FSDP2, packing, losses, metrics) against a bare torch loop over the same rows.
 
     .venv/bin/python scripts/bench/update.py --size 3M
 
-The bare loop knows nothing of FSDP, rows or metrics: the plain Hugging Face model on the same right-padded
-micro-batches, log-softmax, PPO's clipped loss, backward, clip, AdamW. Rounds of both in turn; the last line is a JSON
-object, `ratio` is bare seconds over ours, the median of the rounds: 1 = no overhead.
+The rows are groups of 8 answers to a prompt that is as long as they are. The bare loop knows nothing of FSDP, groups or
+metrics: the plain Hugging Face model on right-padded micro-batches of rows sorted by length, of as many tokens as ours,
+log-softmax, PPO's clipped loss, backward, clip, AdamW. Rounds of both in turn; the last line is a JSON object, `ratio`
+is bare seconds over ours, the median of the rounds: 1 = no overhead. `processor_ratio` is the same of processor time,
+all threads together, which tells more where other programs keep the cores busy.
 """
 
 from __future__ import annotations
@@ -29,36 +31,57 @@ from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
 from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
 from alphaapollo.data.packing import build_train_batch  # noqa: E402
-from alphaapollo.network import free_port  # noqa: E402
+from alphaapollo.data.shared_prompts import find_prefixes  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
-from alphaapollo.workers.base import RankPlacement  # noqa: E402
+from alphaapollo.workers.base import ALONE, RankPlacement  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
-PROMPT = 20  # tokens
+GROUP = 8
 OPTIMIZER = Optimizer(lr=1e-6, weight_decay=0.0)
 
 
 def make_rows(count: int, longest: int, vocab_size: int) -> list[Row]:
+    """Groups of answers between half of `longest` tokens and all, each to a prompt of such a length."""
     rng = random.Random(0)
+
+    def text() -> list[int]:
+        return [rng.randrange(vocab_size) for _ in range(rng.randint(longest // 2, longest))]
+
     rows = []
-    for _ in range(count):
-        length = rng.randint(longest // 2, longest)
-        tokens = [rng.randrange(vocab_size) for _ in range(PROMPT + length)]
-        mask = [0] * PROMPT + [1] * length
-        rows.append(Row(tokens, mask, [0.0] * PROMPT + [-5.0] * length, turn_ends=[len(tokens) - 1]))
+    for index in range(count):
+        if index % GROUP == 0:
+            prompt = text()
+        answer = text()
+        mask = [0] * len(prompt) + [1] * len(answer)
+        logprobs = [0.0] * len(prompt) + [-5.0] * len(answer)
+        tokens = prompt + answer
+        rows.append(Row(tokens, mask, logprobs, turn_ends=[len(tokens) - 1]))
     return rows
 
 
-def bare_update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: RankBatch, columns: Columns) -> None:
+def plain_micro_batches(batch: RankBatch, positions: list[int], max_tokens: int) -> list[list[int]]:
+    """Rows sorted by length, as many to a micro-batch as fit when padded to the longest."""
+    parts: list[list[int]] = [[]]
+    for position in sorted(positions, key=lambda one: -int(batch.rows.lengths[one])):
+        width = int(batch.rows.lengths[(parts[-1] or [position])[0]])
+        if (len(parts[-1]) + 1) * width > max_tokens:
+            parts.append([])
+        parts[-1].append(position)
+    return parts
+
+
+def bare_update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: RankBatch, columns: Columns, max_tokens: int
+) -> None:
     """What anybody would write down for one optimiser step a mini-batch."""
     assert columns.advantages is not None and columns.old_logprobs is not None
     rows = batch.rows
     for mini_batch in batch.mini_batches:
         num_tokens = sum(int(rows.action_mask[slice(*rows.response_offsets[[p, p + 1]])].sum())
                          for micro in mini_batch.micro_batches for p in micro)  # fmt: skip
-        for micro in mini_batch.micro_batches:
+        for micro in plain_micro_batches(batch, mini_batch.positions, max_tokens):
             width = int(rows.lengths[micro].max())
             tokens = torch.zeros(len(micro), width, dtype=torch.long)
             mask, advantages, old = (torch.zeros(len(micro), width) for _ in range(3))
@@ -84,8 +107,9 @@ def bare_update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: RankB
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=256, help=f"answers, in groups of {GROUP}")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of the longest answer, and of the longest prompt")
+    parser.add_argument("--plain", action="store_true", help="compute each row's own copy of its prompt")
     parser.add_argument("--micro-batch-tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -103,7 +127,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         Actor(optim=OPTIMIZER),
         Reference(),
         needs_reference=False,
-        placement=RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu", args.threads),
+        placement=RankPlacement(0, 1, ALONE, "cpu", args.threads),
         optimiser_steps=1000,
         temperature=1.0,
     )
@@ -113,15 +137,17 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIMIZER.lr, weight_decay=0.0)
     seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    processor: dict[str, list[float]] = {"bare": [], "ours": []}
     for round_number in range(args.rounds + 1):
         for side in seconds:
-            start = time.perf_counter()
+            start, processor_start = time.perf_counter(), time.process_time()
             if side == "bare":
-                bare_update(model, optimizer, batch, columns)
+                bare_update(model, optimizer, batch, columns, args.micro_batch_tokens)
             else:
                 worker.update(columns)
             if round_number:  # the first warms up
                 seconds[side].append(time.perf_counter() - start)
+                processor[side].append(time.process_time() - processor_start)
     worker.close()
     ratios = [a / b for a, b in zip(seconds["bare"], seconds["ours"], strict=True)]
     return {
@@ -130,17 +156,28 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "parameters": parameters,
         "ratio": round(statistics.median(ratios), 3),
         "seconds": {side: round(statistics.median(values), 4) for side, values in seconds.items()},
+        "processor_ratio": round(statistics.median(processor["bare"]) / statistics.median(processor["ours"]), 3),
+        "processor_seconds": {side: round(statistics.median(values), 4) for side, values in processor.items()},
         "tokens": int(batch.rows.lengths.sum()),
+        "shared_prompts": not args.plain,
         "threads": args.threads,
         **machine(),
     }
 
 
 def make_batch(args: argparse.Namespace) -> tuple[RankBatch, Columns]:
-    """Random rows in two mini-batches, with random advantages."""
+    """Random rows in two mini-batches, which cut groups as a run's do, with random advantages."""
     rows = make_rows(args.rows, args.max_tokens, SIZES[args.size].vocab_size - 3)
     layout = build_train_batch(
-        rows, range(len(rows)), 1, args.rows // 2, args.micro_batch_tokens, padded=True, seed=0, shuffle=True
+        rows,
+        range(len(rows)),
+        num_ranks=1,
+        mini_batch_size=args.rows // 2,
+        max_tokens=args.micro_batch_tokens,
+        padded=True,
+        seed=0,
+        shuffle=True,
+        prefixes=None if args.plain else find_prefixes(rows, [index // GROUP for index in range(len(rows))]),
     )
     batch = layout.rank_batches[0]
     total = int(batch.rows.response_offsets[-1])

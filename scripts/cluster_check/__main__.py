@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -62,13 +61,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.child:
         child(args.child, Kit(args.out / args.child), args.out / f"{args.child}.json")
-    shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
-    outcomes = []
-    for name in args.only:
-        print(f"{name}: {CHECKS[name][1]} ...", flush=True)
-        outcomes.append(run_check(name, args.out.resolve()))
-        print(f"    {outcomes[-1].status} in {outcomes[-1].seconds:.0f} s {outcomes[-1].reason}", flush=True)
+    texts, out = {name: CHECKS[name][1] for name in args.only}, args.out.resolve()
+    outcomes = checks.run_all(texts, out, lambda name: run_check(name, out))
     return checks.report(outcomes, f"cluster-check, {time.strftime('%Y-%m-%d')}", args.out)
 
 

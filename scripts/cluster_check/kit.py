@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.checks import ROOT
+from scripts.checks import ROOT, last_line
 from scripts.cluster_check.machines import Machine, machines
+from scripts.small_run import make_task, run_metrics, run_words
 
 PORT = 6379
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
@@ -43,6 +43,7 @@ SMALL = (
     "actor_rollout_ref.rollout.max_num_seqs=32",
     "trainer.device=cpu",
     "trainer.cpu_threads=1",
+    "actor_rollout_ref.rollout.cpu_threads=1",
     "trainer.test_freq=-1",
     "trainer.export_hf=false",
     "trainer.total_training_steps=1",
@@ -66,29 +67,14 @@ class Kit:
 
     def task(self) -> Path:
         """The quickstart's task with its untrained model."""
-        from examples.quickstart.make_task import make_data, make_model, make_tokenizer
-
         task = self.folder / "task"
-        if not task.exists():
-            make_tokenizer(task / "model")
-            make_model(task / "model", seed=0)
-            make_data(task / "data", seed=0, num_sft=16, num_rl=64, num_val=8)
-            (task / "reward.py").write_text(REWARD)
+        if make_task(task, REWARD):
             (task / "graded_on").mkdir()
         return task
 
     def words(self, name: str, *words: str) -> list[str]:
         """The words of a run's command after main_ppo."""
-        task = self.task()
-        return [
-            *SMALL,
-            *words,
-            f"actor_rollout_ref.model.path={task / 'model'}",
-            f"data.train_files={task / 'data' / 'train.parquet'}",
-            f"custom_reward_function.path={task / 'reward.py'}",
-            f"trainer.output_dir={self.folder / 'runs'}",
-            f"trainer.experiment_name={name}",
-        ]
+        return [*SMALL, *words, *run_words(self.task(), self.folder / "runs", name)]
 
     def driver(self, head: Machine, name: str, *words: str) -> subprocess.Popen[bytes]:
         """main_ppo on the head, on its cluster."""
@@ -105,7 +91,7 @@ class Kit:
 
     def metrics(self, name: str) -> list[dict[str, float]]:
         """Of a run so far."""
-        return run_metrics(self.folder, name)
+        return run_metrics(self.folder / "runs", name)
 
     def graded_on(self) -> dict[str, int]:
         """How many answers were graded on each machine: those of the engines there."""
@@ -122,12 +108,6 @@ class Kit:
             yield every
 
 
-def run_metrics(folder: Path, name: str) -> list[dict[str, float]]:
-    path = folder / "runs" / "alphaapollo" / name / "metrics.jsonl"
-    lines = map(json.loads, path.read_text().splitlines()) if path.is_file() else ()
-    return [line for line in lines if line["step"]]  # 0 is what came before the first
-
-
 def start_head(head: Machine) -> None:
     """Returns when others may join."""
     options = [f"--node-ip-address={head.address}", f"--port={PORT}", "--dashboard-host=0.0.0.0"]
@@ -139,11 +119,6 @@ def join(machine: Machine, head: Machine, **environment: str) -> subprocess.Pope
     """Ray on a further machine; ends when it is up."""
     command = [*RAY, "start", f"--address={head.address}:{PORT}", "--num-cpus=2"]
     return machine.start(*command, log="ray", **SETTINGS | environment)
-
-
-def last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else ""
 
 
 def expect(done: Done, code: int, *said: str) -> None:

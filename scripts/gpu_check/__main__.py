@@ -62,14 +62,9 @@ def main() -> int:
     if args.child:
         child(args.child, Kit(args.device, args.out / "work"), args.out / f"{args.child}.json")
     device = has_gpu() if args.device == "auto" else args.device
-    shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
-    outcomes = []
-    for name in args.only:
-        print(f"{name}: {CHECKS[name][1]} ...", flush=True)
-        deadline = CHECKS[name][0] * (1 if device == "cuda" else PATIENCE)
-        outcomes.append(run_check(name, device, args.out.resolve(), deadline))
-        print(f"    {outcomes[-1].status} in {outcomes[-1].seconds:.0f} s {outcomes[-1].reason}", flush=True)
+    texts, out = {name: CHECKS[name][1] for name in args.only}, args.out.resolve()
+    patience = 1 if device == "cuda" else PATIENCE
+    outcomes = checks.run_all(texts, out, lambda name: run_check(name, device, out, CHECKS[name][0] * patience))
     versions = outcomes[0].figures if outcomes[0].name == "versions" else {}
     title = f"gpu-check on {versions.get('device', device)}, {time.strftime('%Y-%m-%d')}"
     shutil.rmtree(args.out / "work", ignore_errors=True)

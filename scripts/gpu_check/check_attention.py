@@ -1,5 +1,5 @@
 """Each kind of attention, by itself, against float64 written out: values and gradients, grouped heads, a window, rows
-of two tokens; and one row's change leaves every bit of the others alone."""
+of two tokens, shared prompts; and one row's change leaves every bit of the others alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn
 from alphaapollo.models.attention import attend
-from alphaapollo.models.micro_batch import Packing
+from alphaapollo.models.micro_batch import Keys, Packing
 from scripts.gpu_check.kit import Kit, relative
 
 LENGTHS = [2, 190, 2, 61, 300, 2]
+PREFIXES = [0, 1, 1, 1, 4, 0]  # where prompts are shared: each segment's prefix, by number; its own: none
 GPU_KINDS = ("sdpa", "varlen", "flex", "flash")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.02}  # float32 kernels may round their products
 
@@ -25,23 +26,37 @@ class Shape:
     kv_heads: int
     size: int
     window: int | None
+    shared: bool = False
+
+    @property
+    def prefixes(self) -> list[int]:
+        return PREFIXES if self.shared else list(range(len(LENGTHS)))
 
 
-SHAPES = [Shape(14, 2, 64, None), Shape(14, 2, 128, None), Shape(8, 8, 64, None), Shape(14, 2, 64, 33)]
+SHAPES = [
+    Shape(14, 2, 64, None),
+    Shape(14, 2, 128, None),
+    Shape(8, 8, 64, None),
+    Shape(14, 2, 64, 33),
+    Shape(14, 2, 64, None, shared=True),
+    Shape(14, 2, 64, 33, shared=True),
+]
 
 
 def run(kit: Kit) -> dict[str, Any]:
     kinds = [kind for kind in GPU_KINDS if kind != "flash" or has_flash_attn()]
-    kinds = kinds if kit.on_gpu else ["sdpa"]
+    kinds = ["padded", *kinds] if kit.on_gpu else ["sdpa", "padded"]
     figures: dict[str, Any] = {}
     for kind in kinds:
         dtypes = [torch.float32] if not kit.on_gpu else [torch.bfloat16]
         dtypes += [torch.float32] * (kit.on_gpu and kind in ("sdpa", "flex"))
         for dtype in dtypes:
-            worst = max(compare(kind, shape, kit.device, dtype) for shape in SHAPES)
+            shapes = [shape for shape in SHAPES if shape.shared or kind != "padded"]  # padded rows come with no packing
+            worst = max(compare(kind, shape, kit.device, dtype) for shape in shapes)
             figures[f"{kind} {str(dtype).removeprefix('torch.')}"] = worst
             assert worst < TOLERANCE[dtype], f"{kind} in {dtype}: {worst:.2g} from the reference"
-        check_rows_are_apart(kind, kit.device, dtypes[0])
+        if kind != "padded":
+            check_rows_are_apart(kind, kit.device, dtypes[0])
     if kit.on_gpu and "flash" not in kinds:
         figures["flash"] = "untested: flash-attn 2 not installed"
     return figures
@@ -54,16 +69,26 @@ def inputs(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> list
     return [torch.randn(size, generator=generator).to(device, dtype).requires_grad_() for size in sizes]
 
 
-def packing(device: str) -> Packing:
-    ends = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
-    return Packing(ends.to(device), LENGTHS)
+def packing(device: str, shape: Shape) -> Packing:
+    ends = _ends(LENGTHS)
+    if not shape.shared:
+        return Packing(ends.to(device), LENGTHS)
+    own = [torch.arange(int(ends[i]), int(ends[i + 1])) for i in range(len(LENGTHS))]
+    seen = [own[i] if prefix == i else torch.cat([own[prefix], own[i]]) for i, prefix in enumerate(PREFIXES)]
+    lengths = [len(one) for one in seen]
+    keys = Keys(PREFIXES, lengths, _ends(lengths).to(device), torch.cat(seen).to(device))
+    return Packing(ends.to(device), LENGTHS, keys)
+
+
+def _ends(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 def compare(kind: str, shape: Shape, device: str, dtype: torch.dtype) -> float:
     """The largest relative error of output and gradients."""
     ours = inputs(shape, device, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in ours]
-    outputs = [attend(kind, *ours, packing(device), shape.window), written_out(exact, shape)]  # type: ignore[arg-type,call-arg]
+    outputs = [attend(kind, *ours, packing(device, shape), shape.window), written_out(exact, shape)]  # type: ignore[arg-type,call-arg]
     for output in outputs:
         direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(device)
         (output * direction.to(output.dtype)).sum().backward()
@@ -76,10 +101,13 @@ def written_out(tensors: list[Tensor], shape: Shape) -> Tensor:
     query, key, value = tensors
     groups = shape.heads // shape.kv_heads
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    row = torch.repeat_interleave(torch.tensor(LENGTHS)).to(query.device)
-    position = torch.arange(len(row), device=query.device)
+    lengths, prefixes = torch.tensor(LENGTHS), torch.tensor(shape.prefixes)
+    before = torch.where(prefixes == torch.arange(len(LENGTHS)), 0, lengths[prefixes])
+    row = torch.repeat_interleave(lengths).to(query.device)
+    prefix = prefixes.to(query.device)[row]
+    position = torch.cat([torch.arange(int(n)) + b for n, b in zip(lengths, before, strict=True)]).to(query.device)
     distance = position[:, None] - position
-    seen = (row[:, None] == row) & (distance >= 0)
+    seen = ((row[:, None] == row) | (prefix[:, None] == row)) & (distance >= 0)
     if shape.window is not None:
         seen &= distance < shape.window
     scores = (query @ key.transpose(2, 3)) * shape.size**-0.5
@@ -93,7 +121,7 @@ def check_rows_are_apart(kind: str, device: str, dtype: torch.dtype) -> None:
     for tensor in second:
         tensor[:, :, changed] += 1
     with torch.no_grad():
-        a, b = (attend(kind, *tensors, packing(device), None) for tensors in (first, second))  # type: ignore[arg-type,call-arg]
+        a, b = (attend(kind, *tensors, packing(device, shape), None) for tensors in (first, second))  # type: ignore[arg-type,call-arg]
     others = torch.ones(sum(LENGTHS), dtype=torch.bool, device=device)
     others[changed] = False
     assert torch.equal(a[:, others], b[:, others]), f"{kind}: changing one row changed others"

@@ -41,11 +41,25 @@ def run(kit: Kit) -> dict[str, Any]:
 
 def measure(kit: Kit, folder: Path) -> dict[str, float]:
     lengths, tokens = ([1024] * 32, 4096) if kit.on_gpu else ([64] * 4, 128)
-    worker = kit.worker(folder, model={"enable_gradient_checkpointing": False})
-    batch, columns = random_batch(lengths, vocabulary_of(folder), tokens, worker.padded)
+    padded = not kit.on_gpu
+    batch, columns = random_batch(lengths, vocabulary_of(folder), tokens, padded)
+    figures = {}
+    ours = update_seconds(kit, folder, batch, columns, figures)
+    bare = bare_seconds(kit, folder, batch)
+    figures |= {"tokens_per_s": sum(lengths) / ours, "bare_tokens_per_s": sum(lengths) / bare}
+    figures["over_bare"] = bare / ours
+    if kit.on_gpu:
+        figures["compiled_over_bare"] = bare / update_seconds(kit, folder, batch, columns, {}, compiled=True)
+    return figures
+
+
+def update_seconds(
+    kit: Kit, folder: Path, batch: RankBatch, columns: Columns, figures: dict[str, float], compiled: bool = False
+) -> float:
+    """Of the fastest update; adds its waits and its MFU to `figures`."""
+    worker = kit.worker(folder, model={"enable_gradient_checkpointing": False, "use_torch_compile": compiled})
     worker.load_batch(batch)
     worker.update(columns)
-    figures = {}
     if kit.on_gpu:
         figures["waits_a_micro_batch"] = count_waits(worker, batch, columns)
     ours = []
@@ -55,15 +69,12 @@ def measure(kit: Kit, folder: Path) -> dict[str, float]:
         ours += seconds
     size = ModelSize.of(worker.policy.model)
     peak = peak_flops(torch.cuda.get_device_name()) if kit.on_gpu else None
+    if peak and size:
+        figures["mfu"] = size.training_flops(batch.rows.lengths) / min(ours) / peak
     worker.close()
     del worker
     gc.collect()
-    bare = bare_seconds(kit, folder, batch)
-    figures |= {"tokens_per_s": sum(lengths) / min(ours), "bare_tokens_per_s": sum(lengths) / bare}
-    figures["over_bare"] = bare / min(ours)
-    if peak and size:
-        figures["mfu"] = size.training_flops(batch.rows.lengths) / min(ours) / peak
-    return figures
+    return min(ours)
 
 
 def count_waits(worker: PolicyWorker, batch: RankBatch, columns: Columns) -> float:

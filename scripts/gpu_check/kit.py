@@ -61,8 +61,7 @@ class Kit:
         """A policy worker of one rank. settings: model, actor, ref: keys of those sections; needs_reference."""
         from alphaapollo.config.resolve import resolve_model
         from alphaapollo.config.schema import Actor, Model, Reference
-        from alphaapollo.network import free_port
-        from alphaapollo.workers.base import RankPlacement
+        from alphaapollo.workers.base import ALONE, RankPlacement
         from alphaapollo.workers.policy import PolicyWorker
 
         return PolicyWorker(
@@ -70,7 +69,7 @@ class Kit:
             actor=Actor(**{"optim": {"lr": 1e-4}} | settings.get("actor", {})),
             ref=Reference(**settings.get("ref", {})),
             needs_reference=settings.get("needs_reference", False),
-            placement=RankPlacement(0, 1, f"tcp://127.0.0.1:{free_port()}", self.device, 2),
+            placement=RankPlacement(0, 1, ALONE, self.device, 2),
             optimiser_steps=10,
             temperature=1.0,
         )

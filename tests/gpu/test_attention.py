@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn, resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
@@ -19,6 +21,7 @@ from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker
+from tests.unit.models.test_shared_layout import draw_rows
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_columns
 
@@ -54,10 +57,29 @@ def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
         logprobs = policy(build_micro_batch(rows, list(range(6)), own == "padded", device), 1.0).logprobs
         logprobs.sum().backward()
         results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
-    (expected, gradients), (ours, own_gradients) = results
-    assert (ours - expected).abs().mean() < 0.03
-    for gradient, own_gradient in zip(gradients, own_gradients, strict=True):
+    check_near(*results)
+
+
+def check_near(expected: tuple[Tensor, list[Tensor]], ours: tuple[Tensor, list[Tensor]]) -> None:
+    """Log-probs and gradients, as far as bfloat16 says."""
+    assert (ours[0] - expected[0]).abs().mean() < 0.03
+    for gradient, own_gradient in zip(expected[1], ours[1], strict=True):
         assert (own_gradient - gradient).norm() < 0.05 * gradient.norm() + 1e-3
+
+
+@pytest.mark.parametrize("kind", ["padded", *KINDS])
+def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
+    """Log-probs and gradients in bfloat16, within what bfloat16 itself makes."""
+    device = torch.device("cuda")
+    rows = draw_rows(3, 12, 9)
+    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), kind, torch.bfloat16).to(device))
+    results = []
+    for layout in (replace(rows, prefixes=None), rows):
+        policy.zero_grad()
+        logprobs = policy(build_micro_batch(layout, range(len(rows)), kind == "padded", device), 1.0).logprobs
+        logprobs.sum().backward()
+        results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
+    check_near(*results)
 
 
 @pytest.fixture

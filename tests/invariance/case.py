@@ -80,6 +80,8 @@ def _views(generator: np.random.Generator, one_step: bool) -> list[View]:
         View("padded, small micro-batches", padded=True, max_tokens=budgets[0]),
         View("memory, two ranks, small micro-batches", "memory", num_ranks=2, max_tokens=budgets[1]),
         View("resumed in the middle", resumed=True),
+        View("shared, small micro-batches", shared=True, max_tokens=budgets[0]),
+        View("memory, shared, two ranks", "memory", num_ranks=2, shared=True, max_tokens=budgets[2]),
     ]
     if one_step:
         order = int(generator.integers(2**31))

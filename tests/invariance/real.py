@@ -23,11 +23,17 @@ VIEWS = [  # against append context, padded, in one micro-batch
     View("memory, padded", "memory", padded=True),
     View("memory, packed, small micro-batches", "memory", max_tokens=70),
     PACKED,
+    View("shared, packed", shared=True, max_tokens=70),
+    View("shared, padded", padded=True, shared=True),
+    View("memory, shared, padded, without still rows", "memory", padded=True, shared=True, skips=True, max_tokens=70),
+    View("packed, without still rows", skips=True, max_tokens=70),
 ]
 ON_TWO_RANKS = [
     View("memory, packed, two ranks, small micro-batches", "memory", num_ranks=2, max_tokens=70),
     View("memory, packed, two ranks share sequences", "memory", sequence_parallel=2, max_tokens=35),
     View("padded, two ranks share sequences", padded=True, sequence_parallel=2),
+    View("shared, two ranks, without still rows", num_ranks=2, shared=True, skips=True, max_tokens=70),
+    View("shared, padded, two ranks share sequences", padded=True, sequence_parallel=2, shared=True),
 ]
 PADDED = View("padded", padded=True)
 
@@ -70,8 +76,8 @@ def near_the_model(worker: PolicyWorker, case: Case) -> Case:
 
 def gradients(worker: PolicyWorker, case: Case, view: View) -> Steps:
     noted = record_gradients(worker)
-    _, columns = load(worker, case, view)
-    worker.update(columns)
+    prepared, columns = load(worker, case, view)
+    worker.update(columns, prepared.steps[worker.placement.rank // view.sequence_parallel])
     return noted
 
 

@@ -6,13 +6,18 @@ trajectory groups -> build_batch -> [log-probs, values] -> assign_credit -> Colu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 
 from alphaapollo.algorithms.advantages import Estimator
+from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
-from alphaapollo.data.batch import Columns
+from alphaapollo.data.batch import Columns, MiniBatch
+from alphaapollo.data.packing import keep_rows
+from alphaapollo.trainer import training_batch
 from alphaapollo.trainer.credit import WorkerColumns, assign_credit
+from alphaapollo.trainer.plan import skips_still_rows
 from alphaapollo.trainer.training_batch import Batch, build_batch, usable
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 
@@ -31,6 +36,8 @@ class View:
     max_tokens: int = 10**6  # of a micro-batch
     order: int | None = None  # seed of a shuffle of prompts and samples
     resumed: bool = False  # everything is built anew before each optimiser step
+    shared: bool = False  # prompts are computed once
+    skips: bool = False  # rows without an advantage are left out, where that changes nothing
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Prepared:
     columns: list[Columns]  # one a rank
     tokens: np.ndarray  # int64 [B, L], the number of each sampled token; -1 elsewhere
     flat_tokens: list[np.ndarray] = field(repr=False)  # the same for each rank, [sum responses]
+    steps: list[list[MiniBatch]]  # of each rank's update
 
     def by_token(self, name: str, num_tokens: int) -> np.ndarray:
         """A column by the number of the token. [T]"""
@@ -70,25 +78,31 @@ def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimato
     actor = actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
     order = None if view.order is None else np.random.default_rng(view.order)
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
-    batch = build_batch(
-        [group for group in groups if usable(group)],
-        actor,
-        algorithm,
-        max_length=MAX_LENGTH,
-        num_ranks=view.num_ranks,
-        padded=view.padded,
-        run_seed=RUN_SEED,
-        step=STEP,
-        sequence_parallel=view.sequence_parallel,
-    )
+    with mock.patch.object(training_batch, "SHARE_FROM", 0.0):  # also where that saves nothing
+        batch = build_batch(
+            [group for group in groups if usable(group)],
+            actor,
+            algorithm,
+            max_length=MAX_LENGTH,
+            num_ranks=view.num_ranks,
+            padded=view.padded,
+            run_seed=RUN_SEED,
+            step=STEP,
+            sequence_parallel=view.sequence_parallel,
+            share_prompts=view.shared,
+        )
+    assert all((rank.rows.prefixes is not None) is view.shared for rank in batch.layout.rank_batches)
     tokens = token_numbers(batch, episodes)
 
     def said(values: np.ndarray) -> np.ndarray:
         return np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0))
 
     computed = WorkerColumns(said(told.old), said(told.ref), said(told.values) if "values" in estimator.needs else None)
-    columns = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1).columns
-    return Prepared(batch, columns, tokens, batch.layout.split_columns(tokens))
+    credit = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1)
+    may_skip = view.skips and skips_still_rows(config, get_policy_loss(actor.policy_loss.loss_mode))
+    kept = credit.moving if may_skip else np.ones_like(credit.moving)
+    steps = keep_rows(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)
+    return Prepared(batch, credit.columns, tokens, batch.layout.split_columns(tokens), steps)
 
 
 def token_numbers(batch: Batch, episodes: Episodes) -> np.ndarray:

@@ -98,6 +98,7 @@ class Runner:
             "trainer.experiment_name": name,
             "trainer.total_training_steps": 2,
             "trainer.cpu_threads": 1,
+            "actor_rollout_ref.rollout.cpu_threads": 1,
             "algorithm.adv_estimator": "grpo",
         }
 

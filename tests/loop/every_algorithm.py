@@ -71,6 +71,7 @@ def settings(model: str, data: str, out: Path, words: list[str]) -> Config:
         f"trainer.output_dir={out}",
         "trainer.total_training_steps=2",
         "trainer.cpu_threads=1",
+        "actor_rollout_ref.rollout.cpu_threads=1",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
     ]

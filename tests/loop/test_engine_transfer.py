@@ -169,13 +169,18 @@ class Llm:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    async def sleep(self, level: int) -> None:
+    async def sleep(self, level: int, mode: str) -> None:
+        assert mode == "keep"
         self.calls.append(f"sleep {level}")
+
+    async def update_weight_version(self, version: str) -> None:
+        self.version = version
 
     async def wake_up(self, tags: list[str]) -> None:
         self.calls.append(f"wake {' '.join(tags)}")
 
-    async def pause_generation(self) -> None:
+    async def pause_generation(self, mode: str) -> None:
+        assert mode == "keep"
         self.calls.append("pause")
 
     async def release_kv_cache_memory(self) -> None:

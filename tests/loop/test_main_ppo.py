@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import socket
 import subprocess
@@ -44,9 +46,9 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
         "trainer.save_freq=2",
         "trainer.test_freq=1",
     )
-    whole = runner.run(*settings, LOCAL, "trainer.total_training_steps=4", name="whole")
+    whole = runner.run(*settings, LOCAL, "trainer.total_training_steps=4", "trainer.profile_steps=[3]", name="whole")
     runner.run(*settings, LOCAL, "trainer.total_training_steps=2", name="parts")
-    parts = runner.run(*settings, "trainer.total_training_steps=4", name="parts")
+    parts = runner.run(*settings, "trainer.total_training_steps=4", "trainer.profile_steps=[4]", name="parts")
     wait_until_nothing_is_left(runner)
     yield Resumed(runner, settings, whole, parts)
     runner.close()
@@ -62,6 +64,31 @@ def test_resumed_on_ray_it_ends_like_the_whole_run_in_one_process(resumed: Resum
             assert one.get(name) == other.get(name), (one["step"], name)
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
     assert first == second
+
+
+def test_the_profile_of_an_iteration_shows_who_did_what_on_one_clock(resumed: Resumed) -> None:
+    """In one process, and over Ray; test_resumed_... sees that the numbers are the same as of iterations without."""
+    for done, step in ((resumed.whole, 3), (resumed.parts, 4)):
+        assert [file.name for file in (done.folder / "profiles").iterdir()] == [f"step_{step:06d}.json.gz"]
+        with gzip.open(done.folder / "profiles" / f"step_{step:06d}.json.gz") as file:
+            events = json.load(file)["traceEvents"]
+        tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        assert list(tracks.values()) == ["controller", "policy 0", "rollout 0"]
+        spans = [event for event in events if event["ph"] == "X"]
+
+        def of(track: str, name: str, spans: list = spans, tracks: dict = tracks) -> list[tuple[float, float]]:
+            own = [one for one in spans if (tracks[one["pid"]], one["name"]) == (track, name)]
+            return [(one["ts"], one["ts"] + one["dur"]) for one in own]
+
+        ((begin, end),) = of("controller", "generate")[:1]
+        episodes, slack = of("rollout 0", "episode"), 0.2e6  # two processes' clocks
+        assert len(episodes) == 16 + 8 * 2 and len(of("rollout 0", "grade")) == len(episodes)
+        assert sum(begin - slack <= first and last <= end + slack for first, last in episodes) >= 16
+        (update,) = of("controller", "update")
+        backward = {one["name"] for one in spans if tracks[one["pid"]] == "policy 0" and "Backward" in one["name"]}
+        passes = [span for name in backward for span in of("policy 0", name)]
+        assert passes and all(update[0] - slack <= first and last <= update[1] + slack for first, last in passes)
+    assert "\ntime: " in resumed.whole.output and "\ntime: " in resumed.parts.output
 
 
 def test_a_run_that_is_complete_starts_nothing(resumed: Resumed) -> None:

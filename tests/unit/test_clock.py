@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from alphaapollo.clock import Clock, queueing
+from alphaapollo.clock import Clock, queueing, start_clocks, stop_clocks
 from tests.unit.virtual_time import run
 
 
@@ -80,3 +80,27 @@ def test_without_a_clock_a_queue_is_nothing():
     with queueing():
         pass
     assert run(asyncio.sleep(0, 3)) == 3
+
+
+def test_stopped_clocks_stand_still_those_that_begin_then_too():
+    async def play() -> tuple[float, float]:
+        first, second = Clock(10.0), Clock(10.0)
+
+        async def stop() -> None:
+            await asyncio.sleep(4)
+            stop_clocks()
+            await asyncio.sleep(100)
+            start_clocks()
+
+        async def work(clock: Clock, seconds: float) -> None:
+            async with clock.running():
+                await asyncio.sleep(seconds)
+
+        stopping = asyncio.create_task(stop())
+        begun = asyncio.create_task(work(first, 106))
+        await asyncio.sleep(50)
+        await work(second, 57)
+        await asyncio.gather(stopping, begun)
+        return first.left, second.left
+
+    assert run(play()) == (4.0, 7.0)

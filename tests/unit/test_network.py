@@ -6,13 +6,21 @@ import pytest
 
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import gloo_interface
-from alphaapollo.network import interface_to
+from alphaapollo.network import hold_port, interface_to, take_held
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
     assert interface_to("127.0.0.1") == "lo"
     assert interface_to("no.such.host.invalid") is None
     assert interface_to("192.0.2.1") in {None, *(name for _, name in socket.if_nameindex() if name != "lo")}
+
+
+def test_a_held_port_is_given_to_nobody_else() -> None:
+    port = hold_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", port))
+    with socket.socket(fileno=take_held(port)) as listening, socket.create_connection(("127.0.0.1", port), timeout=5):
+        listening.accept()[0].close()
 
 
 @pytest.mark.parametrize(

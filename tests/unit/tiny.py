@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import pickle
-import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -117,9 +118,13 @@ def some_rows(count: int, seed: int = 0) -> list[Row]:
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    """A meeting point that no other test can take: a port that is free now may be another's in a moment."""
+    return f"file://{_meetings().name}/{uuid4().hex}"
+
+
+@functools.cache
+def _meetings() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="alphaapollo-ranks-")
 
 
 PRELOADED = [

@@ -97,16 +97,17 @@ class Estimator:
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         self._check_inputs(inputs)
         result = self.fn(inputs, config)
-        for what, matrix in (("advantages", result.advantages), ("returns", result.returns)):
-            self._check_matrix(what, matrix, inputs.mask)
+        self._check_matrix("advantages", result.advantages, inputs.mask)
+        if result.returns is not result.advantages:
+            self._check_matrix("returns", result.returns, inputs.mask)
         return result
 
     def _check_inputs(self, inputs: AdvantageInputs) -> None:
         missing = [need for need in self.needs if getattr(inputs, need) is None]
         if missing:
             raise ValueError(f"advantage estimator {self.name!r} needs {', '.join(missing)}, which the batch lacks.")
-        bad = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
-        if bad.any():
+        if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
+            bad = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
             ids = inputs.trajectory_ids[bad].unique().tolist()
             raise ValueError(
                 f"rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}); a reward must be a finite "
@@ -119,10 +120,15 @@ class Estimator:
                 f"advantage estimator {self.name!r} returned {what} of shape {tuple(matrix.shape)}; "
                 f"it must be that of the mask, {tuple(mask.shape)}."
             )
-        if not matrix.isfinite().all():
+        if not all_finite(matrix):
             raise ValueError(f"advantage estimator {self.name!r} returned {what} that are not finite.")
-        if matrix[~mask.bool()].any():
+        if ((matrix != 0) & (mask == 0)).any():
             raise ValueError(f"advantage estimator {self.name!r} returned {what} off the action mask; multiply by it.")
+
+
+def all_finite(values: Tensor) -> bool:
+    """Neither NaN nor infinite. A sum tells it at once, unless finite values overflow it."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 _estimators: Registry[Estimator] = Registry("advantage estimator")

@@ -106,6 +106,9 @@ class Actor(Section):
     """Ranks that share every sequence, each with a part of its tokens and, in attention, of the heads (Ulysses): for
     rows that are too long for one. Must divide the ranks and the model's attention heads. Critic, reference and reward
     model do as the actor."""
+    use_prefix_grouper: bool | Literal["auto"] = "auto"
+    """Compute a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv 2506.05433). auto = where
+    the model allows it, and in iterations in which it saves enough; the metric batch/sharing says what."""
     optim: Optimizer = Optimizer()
     fsdp_config: RoleFsdp = RoleFsdp()
 

@@ -48,6 +48,9 @@ class Model(Lora):
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto = where the
     plan finds that the token budget would not fit without."""
+    use_torch_compile: bool = False
+    """Compile each layer but for its attention (torch.compile): norms, rotations and gates in few kernels. The first
+    batches take a minute longer. For GPUs; not measured there yet."""
     router_aux_loss_coef: NonNegativeFloat = 0.0
     """Weight of the loss that evens out the load of a mixture of experts (docs/moe.md), beside the policy's or the
     next-token loss; 0 = none, as is usual in RL. config.json names the one of pre-training, e.g. 0.001."""

@@ -53,6 +53,9 @@ class Rollout(Section):
     """Share of a GPU's memory that the engine may take."""
     kv_cache_gib: PositiveFloat = 0.5
     """Memory of the engine's KV cache in GiB (CPU only)."""
+    cpu_threads: PositiveInt | None = None
+    """Threads of each process of an engine (CPU only); null = its share of a node's cores, as the trainer waits while
+    it works, and where a run goes on the count that it began with."""
     max_num_seqs: PositiveInt = 256
     """Sequences the engine decodes at a time."""
     max_num_batched_tokens: PositiveInt = 8192
@@ -73,7 +76,3 @@ class Rollout(Section):
     """Put the engine to sleep while training (colocated GPUs only)."""
     val_kwargs: ValSampling = ValSampling()
     engine_kwargs: EngineKwargs = EngineKwargs()
-
-    def count_engines(self, fit: int) -> int:
-        """The number asked for, else of those that fit; not fewer than data_parallel_size, nor than one."""
-        return max(fit, self.data_parallel_size) if self.num_engines is None else self.num_engines

@@ -70,7 +70,8 @@ class SftTrainer(RunFolder):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     cpu_threads: PositiveInt | None = None
-    """Torch threads of a rank; null = cores / ranks of a node."""
+    """Torch threads of a rank; null = cores / ranks of a node, and where a run goes on without a GPU the count that it
+    began with."""
     seed: int = 0
     """Seed of everything that is drawn."""
     dry_run: bool = False

@@ -51,6 +51,15 @@ class Trainer(RunFolder):
     """At the end, write the policy as a Hugging Face folder: <run>/model."""
     export_lora: LoraForm = "merged"
     """With LoRA: write whole weights with the adapters merged into them, or the adapters alone (peft's folder)."""
+    async_mode: Literal["carry", "separate"] | None = None
+    """Asynchronous training (docs/async.md): carry = one pool, what is unfinished when a batch is whole pauses and goes
+    on with the new weights; separate = generation goes on beside the trainer; null = the synchronous loop."""
+    max_staleness: NonNegativeInt = 1
+    """With async_mode: how many publishes the oldest token that is trained on may lie behind the weights that are
+    trained. The run has so many batches ahead; 0 = none, which gives the synchronous run's weights."""
+    keep_kv_cache: bool = False
+    """With async_mode: what the engine has computed of unfinished answers stays when weights change, so that they go on
+    at once, on keys and values of older weights; false = computed anew."""
     critic_warmup: NonNegativeInt = 0
     """First iterations that train the critic only."""
     n_gpus_per_node: PositiveInt = 1
@@ -60,7 +69,8 @@ class Trainer(RunFolder):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto = cuda if there is a GPU."""
     cpu_threads: PositiveInt | None = None
-    """Torch threads of a training rank; null = cores / ranks of a node."""
+    """Torch threads of a training rank; null = cores / ranks of a node, and where a run goes on without a GPU the count
+    that it began with."""
     seed: int = 0
     """Seed of everything that is drawn: rollouts, mini-batches, fresh heads."""
     controller: Literal["ray", "local"] = "ray"
@@ -68,6 +78,10 @@ class Trainer(RunFolder):
     start_timeout: PositiveFloat = 600.0
     """Seconds that nodes of a cluster may take to come, and then workers and engines to start; after that the run stops
     and names who did not."""
+    profile_steps: list[PositiveInt] | None = None
+    """Iterations to profile, counted from 1, null = none: of each a trace of controller, training ranks and engines on
+    one clock, in <run>/profiles (docs/profiles.md). Recording slows an iteration down and changes none of its
+    numbers."""
     dry_run: bool = False
     """Compose, check, print the plan, and stop."""
 

@@ -43,6 +43,8 @@ class VllmEngine:
         self._prepared = False
         self._asleep: set[str] = set()  # what gave up its memory: weights, kv_cache
         self._stale = False  # the weights were given up and not received again
+        self._paused = False
+        self._keeps_cache = False  # while it is paused, of what runs
         self._adapter: LoRARequest | None = None  # that all requests run with, where adapters are served
 
     # start and end
@@ -67,6 +69,7 @@ class VllmEngine:
         await self.prepare()
         await asyncio.to_thread(self._build)
         self._watch_core()
+        await self._answered(self._llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._on_workers("alphaapollo_unlink_shared_memory")
 
@@ -150,17 +153,19 @@ class VllmEngine:
     # tokens
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        if self._stale:
+        if self._stale and not self._paused:
             raise EngineError(f"{self.spec.name} gave its weights up when it went to sleep; publish weights first")
         self.spec.check_fits(len(token_ids), sampling.max_tokens)
         output = await self._request(token_ids, _sampling_params(sampling), request_id)
         answer = output.outputs[0]
+        *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
         return Completion(
             token_ids=list(answer.token_ids),
             logprobs=[entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)],
             stop_reason=StopReason(answer.finish_reason),
-            weight_version=self.version,
+            weight_version=version,
             num_cached_tokens=output.num_cached_tokens or 0,
+            earlier_versions=tuple(earlier),
             routed_experts=self._experts(answer.routed_experts, len(token_ids) + len(answer.token_ids) - 1),
         )
 
@@ -189,7 +194,9 @@ class VllmEngine:
         params.output_kind = RequestOutputKind.FINAL_ONLY
         params.skip_clone = True
         try:
-            answers = self._llm.generate(tokens_input(token_ids), params, request_id, lora_request=self._adapter)
+            # The salt keeps what was cached under other weights from what is asked from now on.
+            prompt = tokens_input(token_ids, cache_salt=str(self.version))
+            answers = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
             outputs = [output async for output in answers]
         except EngineDeadError as error:
             raise self._dead() from error
@@ -210,8 +217,9 @@ class VllmEngine:
 
         adapter = self.spec.transport == "adapter"
         parts = await self._on_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
-        if not await self._answered(self._llm.reset_prefix_cache()):
+        if not self._keeps_cache and not await self._answered(self._llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} received weights while requests were running")
+        await self._answered(self._llm.update_weight_version(str(version)))
         self._stale = False
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
@@ -220,7 +228,7 @@ class VllmEngine:
         """In the place of the last one; its number is one that no cache has seen."""
         from vllm.lora.request import LoRARequest
 
-        if self._llm.get_num_unfinished_requests():
+        if self._llm.get_num_unfinished_requests():  # each keeps the adapter that it began with
             raise EngineError(f"{self.spec.name} was to receive adapters while requests were running")
         number = 1
         if self._adapter is not None:
@@ -240,7 +248,7 @@ class VllmEngine:
         await self._on_workers("init_weight_transfer_engine", init_info)
 
     async def start_weight_update(self) -> None:
-        if self._llm.get_num_unfinished_requests():  # they would compute with half of each
+        if self._llm.get_num_unfinished_requests() and not self._paused:  # they would compute with half of each
             raise EngineError(f"{self.spec.name} was to receive weights while requests were running")
         assert "weights" not in self._asleep, "wake_weights comes first: they are written to memory that is there"
         await self._on_workers("start_weight_update")
@@ -251,12 +259,24 @@ class VllmEngine:
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         await self._on_workers("finish_weight_update")
 
-    # GPU memory, handed over between engine and trainer
+    # weights that change in flight: vLLM keeps what runs in its queue, with its tokens
+
+    async def pause(self, keep_cache: bool = False) -> None:
+        if not self._paused:
+            await self._answered(self._llm.pause_generation(mode="keep", clear_cache=not keep_cache))
+            self._paused, self._keeps_cache = True, keep_cache
+
+    async def resume(self) -> None:
+        if self._paused:
+            await self._answered(self._llm.resume_generation())
+            self._paused = self._keeps_cache = False
+
+    # GPU memory, handed over between engine and trainer; what runs is kept, and its cache computed anew
 
     async def sleep(self) -> None:
         if self.spec.shares_gpu and "weights" not in self._asleep:
             keeps_weights = self.spec.transport == "adapter"  # in host memory: adapters alone come anew
-            await self._answered(self._llm.sleep(level=1 if keeps_weights else 2))
+            await self._answered(self._llm.sleep(level=1 if keeps_weights else 2, mode="keep"))
             self._asleep, self._stale = {"weights", "kv_cache"}, True
 
     async def wake_weights(self) -> None:
@@ -264,9 +284,7 @@ class VllmEngine:
 
     async def release_cache(self) -> None:
         if self.spec.shares_gpu and not self._asleep:
-            if self._llm.get_num_unfinished_requests():
-                raise EngineError(f"{self.spec.name} was to give up its cache while requests were running")
-            await self._answered(self._llm.pause_generation())
+            await self._answered(self._llm.pause_generation(mode="keep"))
             await self._answered(self._llm.release_kv_cache_memory())
             self._asleep = {"kv_cache"}
 

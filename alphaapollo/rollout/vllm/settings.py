@@ -40,8 +40,7 @@ def sockets_folder(spec: EngineSpec) -> str:
 def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
     tensor_parallel = spec.rollout.tensor_model_parallel_size
     variables = {
-        # One thread an engine rank: trainer and engine share the cores, and small products gain nothing from more.
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(spec.rollout.cpu_threads or 1),
         "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve the other processes: up to 30 times slower
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # The same numbers whatever else is in the batch, together with the single-row patch of patches.py.

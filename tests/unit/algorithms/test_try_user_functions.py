@@ -9,6 +9,7 @@ import pytest
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.algorithms.try_user_functions import (
+    moves_without_advantage,
     toy_advantage_inputs,
     toy_loss_inputs,
     try_estimator,
@@ -87,6 +88,17 @@ def test_a_loss_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: str, s
     with pytest.raises(ValueError, match=says) as error:
         try_policy_loss(get_policy_loss(name), Actor())
     assert str(error.value).startswith(f"{path}: mine (the policy loss {name!r}), called on toy inputs")
+
+
+def test_a_loss_with_a_penalty_of_its_own_moves_rows_without_advantage(tmp_path: Path) -> None:
+    plain, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss)")
+    assert not moves_without_advantage(get_policy_loss(plain), Actor())
+    penalty, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss + inputs.logp.square())")
+    assert moves_without_advantage(get_policy_loss(penalty), Actor())
+    body = "assert inputs.advantages.any(), 'no advantage'; return PolicyLossOutput(loss)"
+    picky, path = registered(tmp_path, LOSS, body)
+    with pytest.raises(ValueError, match=f"{path}: mine .* raised AssertionError: no advantage"):
+        moves_without_advantage(get_policy_loss(picky), Actor())
 
 
 def test_what_is_right_passes(tmp_path: Path) -> None:

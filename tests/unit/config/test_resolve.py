@@ -2,7 +2,7 @@ import importlib.util
 
 import pytest
 
-from alphaapollo.config.resolve import num_engines, resolve_device, resolve_model, resolve_rollout
+from alphaapollo.config.resolve import num_engines, resolve_device, resolve_model, resolve_rollout, why_dtype
 from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.config.schema.base import Device
 
@@ -21,6 +21,14 @@ def test_dtypes():
     assert dtypes(Rollout(), Model(dtype="bfloat16"), "cpu") == ("bfloat16", "bfloat16")
     assert dtypes(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == ("bfloat16", "float32")
     assert resolve_rollout(Rollout(), Model(), "cpu", 1).dtype == "float32"  # engines without a trainer
+
+
+def test_a_dtype_is_explained_by_the_processor():
+    assert why_dtype("auto", "cpu", "amx_bf16") == " (auto on a CPU; model.dtype=bfloat16 would use its amx_bf16)"
+    assert why_dtype("auto", "cpu", "") == " (auto on a CPU)"
+    assert why_dtype("bfloat16", "cpu", "avx512_bf16") == " (with avx512_bf16)"
+    assert why_dtype("bfloat16", "cpu", "").startswith(" (slow: ")
+    assert why_dtype("float32", "cpu", "amx_bf16") == why_dtype("auto", "cuda", "amx_bf16") == ""
 
 
 def test_engines_compile_on_gpus_unless_told_otherwise():

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -138,11 +138,40 @@ def test_ranks_that_share_rows_get_the_same_and_one_of_them_answers() -> None:
     policy, critic, reward = (kind(ranks, 2) for kind in (PolicyGroup, CriticGroup, RewardModelGroup))  # type: ignore
 
     async def use() -> list[list[int]]:
-        for group in (policy, critic):
+        for group, more in ((policy, ["ef"]), (critic, [])):
             await group.load_batch(["a", "b"])
-            assert await group.update(["c", "d"]) == 0
+            assert await group.update(["c", "d"], *more) == 0
         columns = [await policy.compute_log_probs(), await policy.compute_ref_log_probs(), await policy.old_log_probs()]
         return [*columns, await critic.compute_values(), await reward.compute_scores(["e", "f"])]
 
     assert asyncio.run(use()) == [[0, 2]] * 5
-    assert ranks.got == [list("aabb"), list("ccdd")] * 2 + [list("eeff")]
+    with_steps = [("c", "e"), ("c", "e"), ("d", "f"), ("d", "f")]
+    assert ranks.got == [list("aabb"), with_steps, list("aabb"), list("ccdd"), list("eeff")]
+
+
+@pytest.mark.parametrize("holds_weights", [True, False])
+def test_in_flight_the_engine_is_paused_while_weights_come_and_probed_when_it_goes_on(holds_weights: bool) -> None:
+    calls: list[str] = []
+
+    class Noting(Engine):
+        async def pause(self, keep_cache: bool) -> None:
+            calls.append(f"pause {keep_cache}")
+
+        async def resume(self) -> None:
+            calls.append("resume")
+
+        async def confirm_weights(self, version: int) -> WeightReceipt:
+            calls.append("confirm")
+            return await super().confirm_weights(version)
+
+        async def log_probs(self, token_ids: list[int]) -> list[float]:
+            calls.append("probe")
+            return await super().log_probs(token_ids)
+
+    engine = Noting()
+    engine.holds_weights = holds_weights
+    asyncio.run(replace(publisher(engine), in_flight=True, keep_cache=True).publish(1))
+    assert calls == ["pause True", "confirm", "resume", *["probe"] * holds_weights]
+    calls.clear()
+    asyncio.run(publisher(engine).publish(1))
+    assert calls == ["confirm", *["probe"] * holds_weights]

@@ -13,7 +13,7 @@ from alphaapollo.controller.ray_ranks import Place
 
 NODES: Any = "nodes"  # two, of four GPUs
 ENGINE_GPUS: Any = "GPUs of the engines"
-SHARED = Placement("cuda", 2, 4, 4, 2, colocate=True, threads=1, critic=True, reward_model=False)
+SHARED = Placement("cuda", 2, 4, 4, 2, colocate=True, threads=1, engine_threads=1, critic=True, reward_model=False)
 APART = replace(SHARED, num_engines=3, colocate=False)
 
 

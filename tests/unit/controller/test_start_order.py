@@ -35,7 +35,7 @@ class Ranks:
     async def places(self) -> list[Place]:
         return [Place(1, "node", "127.0.0.1", "0")]
 
-    async def free_address(self) -> str:
+    async def meeting_point(self) -> str:
         return "tcp://127.0.0.1:1"
 
     async def start(self, factories: list[Any], cleanup: list[str], envs: Any = None) -> None:
@@ -53,7 +53,9 @@ class Ranks:
 def test_an_engine_on_a_shared_gpu_comes_last(device: Any, colocate: bool) -> None:
     calls: list[str] = []
     crew: Any = object.__new__(RayCrew)
-    crew.placement = Placement(device, 1, 1, 1, 1, colocate, threads=1, critic=True, reward_model=True)
+    crew.placement = Placement(
+        device, 1, 1, 1, 1, colocate, threads=1, engine_threads=1, critic=True, reward_model=True
+    )
     crew.roles = Roles(
         policy=lambda place, client: None,  # type: ignore[arg-type, return-value]
         critic=lambda place: None,  # type: ignore[arg-type, return-value]

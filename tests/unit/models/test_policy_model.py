@@ -8,6 +8,7 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
+from alphaapollo.models import load
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
@@ -130,3 +131,24 @@ def test_self_check_finds_packed_rows_that_see_each_other(model_folder, monkeypa
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     with pytest.raises(ValueError, match="differ"):
         check_logprobs(policy, False, torch.float32, CPU)  # plain causal attention over packed rows
+
+
+def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.MonkeyPatch):
+    """By dynamo and autograd's tracing; the kernels that inductor makes of it are PyTorch's matter. Rows of any number
+    and length are one graph, with attention between its parts."""
+    monkeypatch.setattr(load, "COMPILER", "aot_eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    folder = str(model_folder("qwen3"))
+    found = []
+    for compiled in (False, True):
+        model = Model(path=folder, enable_gradient_checkpointing=True, use_torch_compile=compiled)
+        policy = PolicyModel(load_causal_lm(model, "sdpa", torch.float32))
+        for positions in ([0, 1, 2], [0, 2]):
+            logprobs = policy(build_micro_batch(some_rows(), positions, False, CPU), 0.8).logprobs
+            (torch.linspace(-1, 1, len(logprobs)) * logprobs).sum().backward()
+        found.append([logprobs.detach(), *(parameter.grad for parameter in policy.parameters())])
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 0 < graphs < 20
+    for ours, plain in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from alphaapollo.models import sharding
 from alphaapollo.models.export import full_parameters
 from alphaapollo.models.sharding import join_process_group, make_mesh, shard
+from alphaapollo.network import hold_port
 from tests.unit.tiny import build_model, run_ranks
 
 
@@ -34,6 +37,24 @@ def kept_for_others(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
         "timeout": group._get_backend(torch.device("cpu")).options._timeout.total_seconds(),
         "interface": os.environ["GLOO_SOCKET_IFNAME"],
     }
+
+
+def meet_on_a_held_port(rank: int, num_ranks: int, address: str) -> int:
+    port = Path(f"{address.removeprefix('file://')}-port")
+    if rank == 0:
+        port.with_suffix(".new").write_text(str(hold_port()))
+        port.with_suffix(".new").rename(port)
+    while not port.exists():
+        time.sleep(0.01)
+    join_process_group("cpu", rank, num_ranks, f"tcp://127.0.0.1:{port.read_text()}")
+    ranks = torch.tensor([rank + 1])
+    dist.all_reduce(ranks)
+    return int(ranks)
+
+
+@pytest.mark.timeout(120)
+def test_ranks_meet_where_rank_0_listens() -> None:
+    assert run_ranks(meet_on_a_held_port, 2) == [3, 3]
 
 
 @pytest.mark.timeout(120)

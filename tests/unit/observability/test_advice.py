@@ -6,7 +6,7 @@ FINE = {
     "advantage/share_zero": 0.2,
     "groups/equal": 0.2,
     "reward/accuracy": 0.5,
-    "actor/entropy": 0.8,
+    "rollout/entropy": 0.8,
     "outcome/grader_failed": 0.0,
     "response/truncated": 0.1,
     "end/time_limit": 0.0,
@@ -54,7 +54,7 @@ def test_equal_groups_count_where_they_last_and_nothing_is_solved() -> None:
 
 
 def test_an_entropy_that_collapsed_before_the_task_is_solved() -> None:
-    settled = {"groups/equal": 0.6, "actor/entropy": 0.05, "reward/accuracy": 0.45}
+    settled = {"groups/equal": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
     (line,) = told(*[settled] * 20)
     assert "entropy 0.050 nats a token, 60% equal groups, at an accuracy of 0.45" in line
     assert told(*[settled | {"reward/accuracy": 0.97}] * 20) == []

@@ -27,7 +27,11 @@ PROMPT = Prompt(17, "openai/gsm8k", [{"role": "user", "content": "7+7=?"}], "14"
 def trajectory(sample: int = 0, num_tokens: int = 2, score: Score | None = None) -> Trajectory:
     completion = Completion([7] * num_tokens, [-0.25] * num_tokens, StopReason.STOP, weight_version=3)
     row = Row(
-        [1, 2, *completion.token_ids], [0, 0] + [1] * num_tokens, [0.0, 0.0, *completion.logprobs], [num_tokens + 1]
+        [1, 2, *completion.token_ids],
+        [0, 0] + [1] * num_tokens,
+        [0.0, 0.0, *completion.logprobs],
+        [num_tokens + 1],
+        weight_versions=completion.weight_versions,
     )
     turn = Turn([1, 2], completion, "14", info={"tool": np.float32(0.5)})
     return Trajectory(17, sample, [turn], [row], score or Score(1.0, {"accuracy": 1.0}), EpisodeEnd.DONE, 0.5)
@@ -80,7 +84,15 @@ def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
                 "info": {"tool": 0.5},
             }
         ],
-        "rows": [{"ids": [1, 2, 7, 7], "mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.25, -0.25], "first_turn": 0}],
+        "rows": [
+            {
+                "ids": [1, 2, 7, 7],
+                "mask": [0, 0, 1, 1],
+                "logprobs": [0.0, 0.0, -0.25, -0.25],
+                "first_turn": 0,
+                "weight_versions": [[3, 2]],
+            }
+        ],
     }
 
 
@@ -156,3 +168,13 @@ def test_a_trajectory_costs_less_than_0_3_ms():
         assert sum(1 for _ in trajectory_lines(1, groups)) == 500
         seconds.append(time.process_time() - start)
     assert min(seconds) / 500 < 0.3e-3
+
+
+def test_numbers_of_a_row_are_read_back_as_they_were():
+    values = [-1e-7, -1.0 / 3, -1234567.125, 0.0, -0.0, -5e-324, float("nan"), float("-inf")]
+    completion = Completion([7] * len(values), values, StopReason.STOP, 0)
+    row = Row([1, *completion.token_ids], [0] + [1] * len(values), [0.0, *values], [len(values)])
+    played = Trajectory(17, 0, [Turn([1], completion, "14")], [row], Score(1.0), EpisodeEnd.DONE)
+    (line,) = map(json.loads, trajectory_lines(1, group(played)))
+    assert line["rows"][0]["ids"] == row.token_ids and line["rows"][0]["mask"] == row.action_mask
+    assert [repr(one) for one in line["rows"][0]["logprobs"]] == [repr(one) for one in row.logprobs[:-2]] + ["None"] * 2

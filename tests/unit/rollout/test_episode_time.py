@@ -57,7 +57,7 @@ class Waiting(Environment):
 @pytest.mark.parametrize(("seconds", "end"), [(7.0, EpisodeEnd.DONE), (5.0, EpisodeEnd.TIME_LIMIT)])
 def test_the_time_limit_is_the_environments_alone(seconds, end):
     """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s."""
-    engine = FakeEngine(10, script=lambda *_: [5, STOP], seconds=800.0)
+    engine = FakeEngine(10, script=lambda *_: [5, STOP], seconds_per_token=400.0)
     trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, runner=virtual_time.run)
     assert trajectory.end is end and len(trajectory.turns) == 2
 
@@ -84,3 +84,27 @@ def test_sync_environments_do_not_block_each_other():
         return await asyncio.gather(*map(runner.run, tasks))
 
     assert all(trajectory.score == Score(1.0) for trajectory in asyncio.run(run()))
+
+
+def test_each_turn_has_the_version_that_sampled_it():
+    """Weights change while the environment is at work, and then in the middle of a turn."""
+    engine = FakeEngine(10, script=lambda *_: [5, 6, STOP], seconds_per_token=1.0)
+
+    async def change_weights() -> None:
+        for seconds, version in ((4.0, 1), (103.5, 2)):
+            await asyncio.sleep(seconds)
+            await engine.pause()
+            await engine.confirm_weights(version)
+            await engine.resume()
+
+    def both(episode):
+        async def play_both():
+            changing = asyncio.create_task(change_weights())
+            trajectory = await episode
+            await changing
+            return trajectory
+
+        return virtual_time.run(play_both())
+
+    trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=7.0, runner=both)
+    assert [turn.completion.weight_versions for turn in trajectory.turns] == [[0, 0, 0], [1, 2, 2]]

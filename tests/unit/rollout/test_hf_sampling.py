@@ -9,7 +9,7 @@ import torch
 from alphaapollo.config.schema import Rollout
 from alphaapollo.rollout.hf_engine import HFEngine, sample_token
 from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.types import Sampling
+from alphaapollo.types import Completion, Sampling
 from alphaapollo.weights.shared_memory import SharedMemorySender
 from tests.unit.tiny import build_model, save_model
 
@@ -77,3 +77,39 @@ def test_asleep_it_holds_no_weights_and_takes_new_ones(tmp_path: Path, monkeypat
     assert update is not None
     asleep, digest, logprobs = asyncio.run(hand_over())
     assert asleep and digest == update.digest and all(map(math.isfinite, logprobs))
+
+
+def test_a_paused_answer_goes_on_with_the_new_weights(tmp_path: Path):
+    """Each token has the log-prob that the weights of its version give it, whatever was before."""
+    folder = save_model("qwen3", tmp_path / "model")
+    engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
+    trained = dict(build_model("qwen3").named_parameters())
+    trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
+    sender = SharedMemorySender(tmp_path / "weights", torch.float32)
+    context = [3, 4, 5]
+
+    async def change_in_flight() -> tuple[Completion, list[float], list[float]]:
+        await engine.start()
+        answers = [engine.generate(context[: 3 - i], Sampling(40 - i, seed=i), "r") for i in range(2)]
+        calls = [asyncio.ensure_future(answer) for answer in answers]
+        await asyncio.sleep(0)
+        request = engine._waiting[0]
+        while len(request.sampled) < 5:
+            await asyncio.sleep(0)
+        await engine.pause()
+        whole = [*context, *request.sampled]
+        before = await engine.log_probs(whole)
+        update = sender.send(trained.items(), 1)
+        await engine.receive_weights(str(tmp_path / "weights" / update.folder))
+        await engine.confirm_weights(1)
+        await engine.resume()
+        answer, _ = await asyncio.gather(*calls)
+        return answer, before, await engine.log_probs([*context, *answer.token_ids])
+
+    answer, before, after = asyncio.run(change_in_flight())
+    sampled = len(before) - 2
+    assert 0 < sampled < 40
+    assert answer.weight_versions == [0] * sampled + [1] * (40 - sampled)
+    expected = [*before[2:], *after[2 + sampled :]]
+    assert answer.logprobs == pytest.approx(expected, abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(before[2:], after[2:], strict=False)) > 0.01

@@ -25,6 +25,10 @@ def test_cpu_settings():
     assert arguments["weight_transfer_config"] == {"backend": "shared_memory"}
 
 
+def test_threads_of_a_cpu_engine():
+    assert environment(spec(cpu_threads=3))["OMP_NUM_THREADS"] == "3"
+
+
 def test_a_step_takes_at_least_one_whole_sequence():
     assert engine_arguments(spec(max_num_batched_tokens=64))["max_num_batched_tokens"] == 300
 

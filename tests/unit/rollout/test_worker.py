@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import alphaapollo.rollout.worker as rollout_worker
+from alphaapollo.clock import Clock
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.rollout.fake_engine import FakeEngine
@@ -23,6 +24,7 @@ from alphaapollo.types import (
     WeightReceipt,
 )
 from examples.quickstart.make_task import make_tokenizer
+from tests.unit import virtual_time
 
 CHAT = [Message(role="user", content="2+2=?")]
 PROMPT = Prompt(3, "exact", CHAT, ground_truth="4")
@@ -147,3 +149,19 @@ def test_transformers_is_whole_before_two_threads_want_it(model_folder, tmp_path
     monkeypatch.setattr(rollout_worker, "load_tokenizer", noting)
     run(make_worker(model_folder, tmp_path, Noting(272)))
     assert events[0] == "transformers" and sorted(events[1:]) == ["engine", "tokenizer"]
+
+
+def test_paused_no_environment_loses_time(model_folder, tmp_path):
+    worker = make_worker(model_folder, tmp_path, FakeEngine(10))
+
+    async def play() -> float:
+        clock = Clock(10.0)
+        async with clock.running():
+            await asyncio.sleep(4)
+            await worker.pause()
+            await asyncio.sleep(100)
+            await worker.resume()
+            await asyncio.sleep(1)
+        return clock.left
+
+    assert virtual_time.run(play()) == 5.0

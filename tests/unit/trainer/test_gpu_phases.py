@@ -22,6 +22,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.lifecycle import begin
 from alphaapollo.trainer.loop import train
+from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
@@ -80,7 +81,7 @@ class Trainer:
         self.gpu.work(self.role, "scores")
         return np.ones(len(batch.rows), dtype=np.float32)
 
-    def update(self, columns: Any) -> dict[str, float]:
+    def update(self, columns: Any, steps: Any = None) -> dict[str, float]:
         self.gpu.work(self.role, "update")
         return {}
 
@@ -104,6 +105,7 @@ class Trainer:
     def load(self, folder: str) -> None:
         self.gpu.work(self.role, "load")
 
+    sharing = SimpleNamespace(problem=None)
     doubts = ("bfloat16 is doubtful",)
 
     def memory(self) -> dict[str, float]:
@@ -128,6 +130,12 @@ class Engine:
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         self.gpu.note("log_probs", "weights", "cache")
         return [-1.0]
+
+    async def pause(self, keep_cache: bool) -> None:
+        self.gpu.note("pause")
+
+    async def resume(self) -> None:
+        self.gpu.note("resume", "weights", "cache")
 
     async def sleep(self) -> None:
         self.gpu.note("sleep")
@@ -171,6 +179,10 @@ class Reader:
         return token_ids
 
 
+class Profiler:
+    async def turn_to(self, step: int | None, timer: Any) -> None: ...
+
+
 class Log:
     def log(self, step: int, metrics: Any) -> None: ...
 
@@ -208,6 +220,8 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             needs_ref_columns=True,
             sampling=Sampling(8),
             greedy_baseline=False,
+            shares_prompts=True,
+            skips_still_rows=False,
         ),
         weights=WeightPublisher(crew.policy, crew.engines, [1, 2], 0.1),
         prompts=[Prompt(0, "test", "text")],
@@ -221,7 +235,9 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         tracker=Log(),
         rollout_log=Log(),
         console=Console(),
+        profiler=Profiler(),
         trained_reward=reward,
+        shares_prompts=False,
         mismatch_told=True,
     )
 
@@ -275,3 +291,22 @@ def test_a_start_and_a_resume(tmp_path: Path, critic: bool) -> None:
     asyncio.run(begin(make_run(resumed, tmp_path, critic), tmp_path, Timer()))
     load = ["critic.load", "critic.rest"] if critic else []
     assert resumed.calls == ["engine.sleep", *load, "policy.load", *PUBLISH]
+
+
+def test_two_iterations_that_carry(tmp_path: Path) -> None:
+    """What is in flight is paused before the engine sleeps, and goes on when it has weights and cache again."""
+    gpu = Gpu()
+    run = make_run(gpu, tmp_path)
+    trainer = run.config.trainer.model_copy(update={"async_mode": "carry", "test_freq": -1})
+    run.config = run.config.model_copy(update={"trainer": trainer})
+    run.prompts, run.stream, run.goal = run.prompts * 2, PromptStream(2, seed=0, shuffle=False), Goal(2)
+    run.weights.in_flight = True
+    asyncio.run(train_async(run))
+    publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:-1], "engine.resume", PUBLISH[-1]]
+    iteration = [
+        "engine.pause",
+        "engine.sleep",
+        *("policy.log_probs", "policy.ref_log_probs", "policy.update"),
+        *publish,
+    ]
+    assert gpu.calls == ["engine.generate", "engine.generate", *iteration, *SAVE, *iteration, *SAVE]

@@ -35,7 +35,7 @@ class Crew:
 
     compute_ref_log_probs = compute_values = old_log_probs = compute_log_probs
 
-    async def update(self, columns: Any) -> dict[str, float]:
+    async def update(self, columns: Any, steps: Any = None) -> dict[str, float]:
         self.updates += 1
         return {}
 
@@ -53,7 +53,14 @@ def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: i
     run: Any = SimpleNamespace(
         config=config,
         crew=crew,
-        plan=SimpleNamespace(placement=placement, padded=False, needs_old_logprobs=True, needs_ref_columns=True),
+        plan=SimpleNamespace(
+            placement=placement,
+            padded=False,
+            needs_old_logprobs=True,
+            needs_ref_columns=True,
+            skips_still_rows=True,
+        ),
+        shares_prompts=False,
         progress=progress,
         estimator=get_estimator("gae"),
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),

@@ -36,6 +36,10 @@ class Weights:
         return {"sync/probe_gap": 0.0}
 
 
+class Profiler:
+    async def turn_to(self, step: int | None, timer: Any) -> None: ...
+
+
 class Log:
     def __init__(self) -> None:
         self.lines: list[dict[str, float]] = []
@@ -81,6 +85,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         tracker=Log(),
         rollout_log=Log(),
         console=Console(),
+        profiler=Profiler(),
         trained_reward=None,
         saved=saved,
     )

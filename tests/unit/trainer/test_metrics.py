@@ -154,6 +154,7 @@ def test_the_layout_in_numbers() -> None:
         "batch/lost": 2.0,
         "batch/rows": 4.0,
         "batch/tokens": 18.0,
+        "batch/sharing": 1.0,
         "batch/micro_batches": 2.0,
         "batch/padding": 0.0,
         "batch/rank_imbalance": 0.0,

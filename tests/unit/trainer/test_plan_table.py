@@ -47,6 +47,18 @@ def test_an_estimator_alone(table: Any):
     assert rows["validation"] == rows["checkpoints"] == "every 20 iterations, and at the end"
 
 
+def test_threads_are_told(table: Any):
+    rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8", "actor_rollout_ref.rollout.cpu_threads=3")
+    assert rows["actor and reference"] == "1 x process of 8 thread(s) on 1 node(s), FSDP2"
+    assert rows["rollout engines"] == "1 x cpu of 3 thread(s)"
+
+
+def test_dtypes_are_told_with_their_reason(table: Any):
+    group, engines = "env.rollout.n=8", "actor_rollout_ref.rollout.dtype=bfloat16"
+    rows = table("algorithm.adv_estimator=grpo", group, engines)
+    assert rows["model"].endswith(", float32 (auto on a CPU), engines bfloat16")
+
+
 def test_a_recipe_and_its_schedules(table: Any):
     optim = "actor_rollout_ref.actor.optim"
     rows = table(

@@ -18,7 +18,7 @@ from alphaapollo.models import sharding
 from alphaapollo.models.lora import is_adapter
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.types import WeightUpdate
-from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.base import ALONE, RankPlacement
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
@@ -53,7 +53,7 @@ def train_by_hand(model: nn.Module) -> None:
 
 
 def worker_of(case: Case, rank: int = 0, num_ranks: int = 1, address: str = "", **arguments: Any) -> PolicyWorker:
-    worker = make_worker(case, rank, num_ranks, address or free_address(), **arguments)
+    worker = make_worker(case, rank, num_ranks, address or ALONE, **arguments)
     train_by_hand(worker.policy)
     return worker
 

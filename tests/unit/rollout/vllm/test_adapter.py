@@ -48,8 +48,8 @@ def calls_of(transport: Kind, *methods: str, **rollout: Any) -> list[tuple[Any, 
 
 
 def test_weights_that_do_not_come_anew_are_kept_in_host_memory() -> None:
-    assert calls_of("adapter", "sleep", "wake_weights")[0] == ("sleep", 1)
-    assert calls_of("ipc", "sleep", "wake_weights")[0] == ("sleep", 2)
+    assert calls_of("adapter", "sleep", "wake_weights")[0] == ("sleep", 1, "keep")
+    assert calls_of("ipc", "sleep", "wake_weights")[0] == ("sleep", 2, "keep")
 
 
 def test_an_adapter_takes_the_place_of_the_last_one() -> None:

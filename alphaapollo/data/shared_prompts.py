@@ -1,0 +1,85 @@
+"""Rows that begin alike: how many tokens which of them share, so that these are computed once.
+
+    [P, a], [P, b], [P, c]  ->  P, a, b, c         P sees itself; a, b and c each see P and themselves
+
+Known as PrefixGrouper (arXiv 2506.05433). A row shares with one family of rows at most, and only of its own prompt
+group: the samples of a prompt their prompt, rows of the memory context what their prompts have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from alphaapollo.types import Row
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Of R rows; rows of one family begin with the same tokens. A row that shares with no other is a family of its own,
+    with its whole prompt as prefix."""
+
+    ids: np.ndarray  # int64 [R]: each row's family
+    lengths: np.ndarray  # int64 [R]: tokens of the prefix, at least 1; not beyond the prompt
+
+    def select(self, positions: Sequence[int]) -> Prefixes:
+        return Prefixes(self.ids[list(positions)], self.lengths[list(positions)])
+
+    def segments(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What a forward pass over all these rows, of `lengths` [R] tokens, computes: a segment a family, and the rest
+        of each row. Their lengths, and how many tokens of a prefix each sees. int64 [families + R] each"""
+        first = np.unique(self.ids, return_index=True)[1]
+        shared, rest = self.lengths[first], lengths - self.lengths
+        return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
+
+
+def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
+    """What the rows of each prompt group share: all their prompts, or families that save the most tokens.
+
+    group_ids: [R], the prompt group of each row.
+    """
+    groups: dict[int, list[int]] = {}
+    for index, group in enumerate(group_ids):
+        groups.setdefault(group, []).append(index)
+    ids, lengths = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
+    count = 0
+    for members in groups.values():
+        prompts = [rows[index].token_ids[: rows[index].response_start] for index in members]
+        for family, length in _families(prompts):
+            own = [members[index] for index in family]
+            ids[own], lengths[own] = count, length
+            count += 1
+    return Prefixes(ids, lengths)
+
+
+def _families(prompts: list[list[int]]) -> list[tuple[list[int], int]]:
+    """Prompts as families with the length of what each shares, by dynamic programming over the sorted prompts: a family
+    of n that shares p tokens saves (n - 1) p."""
+    if all(prompt == prompts[0] for prompt in prompts):
+        return [(list(range(len(prompts))), len(prompts[0]))]
+    order = sorted(range(len(prompts)), key=prompts.__getitem__)
+    ordered = [np.array(prompts[index]) for index in order]
+    alike = np.array([_common(a, b) for a, b in pairwise(ordered)])
+    saved, first = np.zeros(len(order) + 1, dtype=np.int64), np.zeros(len(order) + 1, dtype=np.int64)
+    for end in range(1, len(order) + 1):  # of the first `end` prompts; the last family is `first[end]` .. end - 1
+        shares = np.minimum.accumulate(alike[: end - 1][::-1])
+        gains = saved[:end][::-1] + np.concatenate([[0], np.arange(1, end) * shares])
+        back = int(gains.argmax())
+        saved[end], first[end] = gains[back], end - 1 - back
+    families, end = [], len(order)
+    while end:
+        start = int(first[end])
+        share = int(alike[start : end - 1].min()) if end - start > 1 else len(ordered[start])
+        families.append((order[start:end], share))
+        end = start
+    return families
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """Tokens that both begin with."""
+    size = min(len(a), len(b))
+    differs = a[:size] != b[:size]
+    return int(differs.argmax()) if differs.any() else size

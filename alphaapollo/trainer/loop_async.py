@@ -1,0 +1,67 @@
+"""Asynchronous training: the next groups are played while this iteration learns. One iteration reads in `train`.
+
+                carry                                           separate
+    take        a batch of whole groups; the rest stays ...     ... and plays on
+    pause       what is unfinished keeps its tokens             -
+    learn       the engines rest                                the engines play
+    publish     what was paused goes on with the new weights    pause, receive, go on
+
+What is ahead, and how old it may become: in_flight.py. Everything else is the synchronous loop's (loop.py), and with
+trainer.max_staleness=0 the numbers are, too. docs/async.md says which to choose.
+"""
+
+from __future__ import annotations
+
+import time
+
+from alphaapollo.due import due
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.in_flight import InFlight, staleness_metrics
+from alphaapollo.trainer.learn import learn
+from alphaapollo.trainer.loop import on_schedule, run_metrics, save
+from alphaapollo.trainer.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.run_state import Run
+
+
+async def train_async(run: Run) -> None:
+    """Run the iterations that remain. On any error the last whole checkpoint stands."""
+    in_flight = InFlight(run)
+    try:
+        await train(run, in_flight)
+    finally:
+        await in_flight.close()
+
+
+async def train(run: Run, in_flight: InFlight) -> None:
+    config, crew, progress = run.config, run.crew, run.progress
+    timer, taken = Timer(), time.perf_counter()
+    while not run.goal.reached(progress):
+        step = progress.step + 1
+        await run.profiler.turn_to(step, timer)
+        collected = await in_flight.take(step, timer)
+        since, taken = taken, time.perf_counter()
+        is_last = run.goal.reached(progress, step)
+        if config.trainer.async_mode == "carry":
+            with timer("pause"):
+                await crew.engines.pause(config.trainer.keep_kv_cache)
+                await crew.engines.sleep()
+        metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, taken - since)
+        metrics |= staleness_metrics(collected.groups, step - 1)
+        metrics |= run.trained_reward.figures() if run.trained_reward else {}
+        learned = await learn(run, step, collected.groups, timer)
+        metrics |= learned.metrics
+        progress.kl_coef = learned.kl_coef
+        with timer("publish"):
+            metrics |= await run.weights.publish(step)
+        in_flight.start(step)
+        run.rollout_log.write(step, collected.generated)
+        metrics |= await on_schedule(run, step, is_last, timer)
+        progress.step = step
+        metrics |= in_flight.metrics() | await run_metrics(run, timer, learned.tokens)
+        run.tracker.log(step, metrics)
+        run.console.step(step, metrics)
+        timer = Timer()
+        if due(step, config.trainer.save_freq, is_last):
+            with timer("checkpoint"):
+                await save(run)
+    await run.profiler.turn_to(None, timer)

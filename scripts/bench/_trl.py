@@ -1,0 +1,101 @@
+"""TRL, the other side of step.py: an environment of its own, and the settings that it is fastest with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TRL = "trl==1.16.0"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What TRL leaves to its user, and what decides its speed."""
+
+    dtype: str
+    micro_batch: int  # completions
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, micro-batch {self.micro_batch}, {self.threads} thread(s)"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both sides do in a step."""
+
+    model: str
+    prompts: str
+    num_prompts: int
+    group: int
+    max_tokens: int
+    lr: float = 1e-6
+    gradient_checkpointing: bool = False
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Of either side."""
+    return os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+
+
+def trl_python(folder: Path) -> Path:
+    """The Python of an environment with TRL and the torch and transformers that we pin; made the first time."""
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    wanted = TRL + (ROOT / "requirements" / "cpu.txt").read_text()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(f"installing {TRL} into {folder}", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        torch = next(line for line in wanted.splitlines() if line.startswith("torch=="))
+        install = '. scripts/pip_settings.sh; exec "$0" -m uv pip install --quiet --python "$@"'
+        arguments = [sys.executable, str(python), "-c", "requirements/cpu.txt", TRL, torch]
+        subprocess.run(["bash", "-c", install, *arguments], cwd=ROOT, check=True)
+        stamp.write_text(wanted)
+    return python
+
+
+def time_trl(python: Path, task: Task, settings: Settings, warmup: int, steps: int) -> dict[str, Any]:
+    """Seconds of each step after the warm-up, and tokens a completion."""
+    given = asdict(task) | asdict(settings) | {"warmup": warmup, "steps": steps}
+    command = [str(python), str(ROOT / "scripts/bench/_trl_side.py"), json.dumps(given)]
+    done = subprocess.run(command, env=environment(settings.threads), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"TRL failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1]) | {"settings": asdict(settings)}
+
+
+def search(python: Path, task: Task, first: Settings, micro_batches: Sequence[int]) -> tuple[Settings, Settings]:
+    """The best settings at the dtype of `first`, and the best of all: a few short runs, each printed."""
+    seconds: dict[Settings, float] = {}
+
+    def measure(settings: Settings) -> None:
+        if settings not in seconds:
+            seconds[settings] = min(time_trl(python, task, settings, warmup=1, steps=2)["step_seconds"])
+            print(f"TRL, {settings}: {seconds[settings]:.2f} s a step", file=sys.stderr, flush=True)
+
+    def best() -> Settings:
+        return min(seconds, key=seconds.__getitem__)
+
+    for micro_batch in micro_batches:
+        measure(replace(first, micro_batch=micro_batch))
+    for threads in (first.threads // 2, 2 * first.threads):
+        if threads:
+            measure(replace(best(), threads=threads))
+    same = best()
+    other = "bfloat16" if first.dtype == "float32" else "float32"
+    measure(replace(same, dtype=other))
+    return same, best()
+
+
+def median(side: dict[str, Any]) -> float:
+    """Seconds of a step."""
+    return statistics.median(side["step_seconds"])

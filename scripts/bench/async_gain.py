@@ -1,0 +1,195 @@
+"""What running ahead gains over the synchronous loop, by how long the tail of the answers is. No model, no GPU.
+
+    .venv/bin/python scripts/bench/async_gain.py
+
+The real loops (trainer/loop.py, loop_async.py) with the real episodes on the fake engine, in turns in one process. The
+engine has a number of slots, and a token takes the same time in each, whatever the others do; an update takes a fixed
+time. So the gain is that of waiting less, and of nothing else: a real engine decodes few answers faster than many, and
+gains less. Lengths are log-normal, cut at 16 times their median; sigma says how long the tail is. The last line is a
+JSON object; `ratio` is samples/s of carry over those of the synchronous loop, at the longest tail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from alphaapollo.config.schema import Config, Env  # noqa: E402
+from alphaapollo.controller.handles import EngineGroup  # noqa: E402
+from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
+from alphaapollo.data.stream import PromptStream  # noqa: E402
+from alphaapollo.environments.base import Services, get_environment  # noqa: E402
+from alphaapollo.observability.console import Console  # noqa: E402
+from alphaapollo.rollout.context import AppendContext  # noqa: E402
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
+from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
+from alphaapollo.rollout.group import run_group  # noqa: E402
+from alphaapollo.trainer import loop, loop_async  # noqa: E402
+from alphaapollo.trainer.learn import Learned  # noqa: E402
+from alphaapollo.trainer.progress import Goal, Progress  # noqa: E402
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
+from alphaapollo.weights.publish import WeightPublisher  # noqa: E402
+from scripts.bench._task import machine  # noqa: E402
+from scripts.bench.driver import Letters, score  # noqa: E402
+
+MEDIAN, LONGEST = 100, 1600
+
+
+class Worker:
+    """A rollout worker around the fake engine."""
+
+    holds_weights = False
+
+    def __init__(self, engine: FakeEngine):
+        letters = Letters()
+        self.engine = engine
+        self.runner = EpisodeRunner(
+            engine,
+            letters.decode,  # type: ignore[arg-type]
+            lambda _: AppendContext(letters.prompt_ids, letters.delta_ids),
+            EpisodeLimits(1, 600.0),
+        )
+
+    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+        factory, services = get_environment("single_turn"), Services(score, Env())
+        return await run_group(request, self.runner, lambda _: factory(services))
+
+    async def pause(self, keep_cache: bool) -> None:
+        await self.engine.pause(keep_cache)
+
+    async def resume(self) -> None:
+        await self.engine.resume()
+
+    async def confirm_weights(self, version: int) -> Any:
+        return await self.engine.confirm_weights(version)
+
+    async def sleep(self) -> None: ...
+
+    def memory(self) -> dict[str, float]:
+        return {}
+
+
+class Policy:
+    async def rest(self) -> None: ...
+
+    async def memory(self) -> dict[str, float]:
+        return {}
+
+
+class Profiler:
+    async def turn_to(self, step: int | None, timer: Any) -> None: ...
+
+
+class Silent(Console):
+    def phase(self, name: str, done: int, total: int) -> None: ...
+
+    def step(self, step: int, metrics: Any) -> None: ...
+
+
+class Log:
+    """Keeps the lines; of rollouts nothing."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, float]] = []
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.lines.append(metrics)
+
+    def write(self, step: int, groups: Any) -> None: ...
+
+
+def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness: int) -> Any:
+    def answer(token_ids: list[int], sampling: Sampling) -> list[int]:
+        draws = random.Random(sampling.seed)
+        return [1] * min(LONGEST, max(1, round(MEDIAN * math.exp(sigma * draws.gauss(0, 1)))))
+
+    samples = args.prompts * args.group
+    engine = FakeEngine(256, script=answer, seconds_per_token=args.token_ms / 1e3, slots=args.slots)
+    engines = EngineGroup(LocalRanks(Worker(engine)), 2 * args.slots)  # type: ignore[arg-type]
+    trainer = {"async_mode": mode, "max_staleness": staleness, "save_freq": -1, "test_freq": -1}
+    config = {"data": {"train_batch_size": args.prompts}, "trainer": trainer, "env": {"rollout": {"n": args.group}}}
+    policy: Any = Policy()
+    return SimpleNamespace(
+        config=Config.model_validate(config),
+        plan=SimpleNamespace(
+            placement=SimpleNamespace(num_gpus=0), sampling=Sampling(LONGEST + 1), greedy_baseline=False
+        ),
+        crew=SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines),
+        weights=WeightPublisher(policy, engines, [1], 1.0, in_flight=mode is not None),
+        prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
+        stream=PromptStream(4096, seed=0, shuffle=True),
+        goal=Goal(args.iterations),
+        progress=Progress(),
+        tracker=Log(),
+        rollout_log=Log(),
+        console=Silent(),
+        trained_reward=None,
+        profiler=Profiler(),
+        update_seconds=args.update_share * samples * MEDIAN * args.token_ms / 1e3 / args.slots,
+    )
+
+
+async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> Learned:
+    with timer("update"):
+        await asyncio.sleep(run.update_seconds)
+    return Learned({}, 0.0, tokens=1)
+
+
+def measure(args: argparse.Namespace, sigma: float, mode: str | None, staleness: int = 0) -> tuple[float, float]:
+    """Samples a second over all iterations, and the mean staleness of the trained tokens."""
+    run = make_run(args, sigma, mode, staleness)
+    start = time.perf_counter()
+    asyncio.run(loop_async.train_async(run) if mode else loop.train(run))
+    seconds = time.perf_counter() - start
+    stale = [line.get("staleness/mean", 0.0) for line in run.tracker.lines]
+    return args.iterations * args.prompts * args.group / seconds, sum(stale) / len(stale)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sigmas", type=float, nargs="+", default=[0.0, 0.5, 1.0, 1.5])
+    parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--prompts", type=int, default=16, help="of an iteration")
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=128, help="answers that the engine decodes at a time")
+    parser.add_argument("--token-ms", type=float, default=1.0)
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--update-share", type=float, default=0.5, help="of the time of generation without a tail")
+    args = parser.parse_args()
+    loop.learn = loop_async.learn = learn  # type: ignore[assignment]
+    table: dict[str, dict[str, float]] = {}
+    for sigma in args.sigmas:
+        base, _ = measure(args, sigma, None)
+        row = {"sync_samples_per_second": round(base, 1)}
+        for mode in ("carry", "separate"):
+            for staleness in args.staleness:
+                rate, stale = measure(args, sigma, mode, staleness)
+                row[f"{mode}_{staleness}"] = round(rate / base, 3)
+                row[f"{mode}_{staleness}_staleness"] = round(stale, 2)
+        table[f"{sigma:g}"] = row
+        gains = ", ".join(f"{name} {value:g}" for name, value in row.items())
+        print(f"sigma {sigma:g}: {gains}", file=sys.stderr)
+    longest = table[f"{args.sigmas[-1]:g}"]
+    result = {
+        "benchmark": "async_gain",
+        "ratio": longest[f"carry_{max(args.staleness)}"],
+        "ratio_separate": longest[f"separate_{max(args.staleness)}"],
+        "by_tail": table,
+        **machine(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

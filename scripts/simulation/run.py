@@ -1,0 +1,159 @@
+"""A run of the real loop over a simulated cluster."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from rich.console import Console as Terminal
+
+from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.checkpoint_folder import CheckpointFolder
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.handles import EngineGroup, PolicyGroup
+from alphaapollo.controller.placement import Machine
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.trackers import make_tracker
+from alphaapollo.trainer import loop, loop_async
+from alphaapollo.trainer.lifecycle import seldom_collect
+from alphaapollo.trainer.plan import make_plan
+from alphaapollo.trainer.profile import StepProfiler
+from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.run_state import Run
+from alphaapollo.types import Prompt
+from alphaapollo.weights.proof import GAP_FLOAT32
+from alphaapollo.weights.publish import WeightPublisher
+from scripts.simulation.clock import Clock, Loop, PhaseTimer
+from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Network, SimulatedRanks
+
+Mode = Literal["sync", "carry", "separate"]
+QUESTION = "A train leaves at nine and goes 80 miles an hour; another leaves at ten. When do they meet? " * 8
+MODEL = Path(__file__).resolve().parents[1] / "published_models" / "qwen2.5-0.5b"  # for the plan; nobody loads it
+IN_FLIGHT = 256  # samples an engine, as vLLM's max_num_seqs
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one iteration took."""
+
+    seconds: float
+    work: dict[str, float]  # processor seconds of the controller's main thread, by phase
+    stretch: float  # the longest that its event loop did not look up while engines generated
+
+
+class Cluster:
+    """So many GPUs, each with a training rank and an engine."""
+
+    def __init__(
+        self,
+        workers: int,
+        trajectories: int,
+        group: int,
+        mini_batches: int,
+        steps: int,
+        latencies: Latencies,
+        folder: Path,
+        mode: Mode = "sync",
+    ):
+        total = workers * trajectories
+        self.clock = Clock()
+        self.loop = Loop(self.clock)
+        self.network = Network(self.clock, latencies)
+        self.work_of_threads = 0.0
+        self._timers: list[PhaseTimer] = []
+        self._steps: list[Step] = []
+        prompts = folder / "prompts.jsonl"
+        prompts.touch()  # never read
+        config = Config.model_validate(
+            {
+                "data": {
+                    "train_files": str(prompts),
+                    "train_batch_size": total // group,
+                    "max_prompt_length": latencies.prompt,
+                    "max_response_length": latencies.longest,
+                },
+                "algorithm": {"adv_estimator": "grpo", "rollout_correction": {"method": "tis"}},
+                "env": {"rollout": {"n": group}},
+                "actor_rollout_ref": {
+                    "model": {"path": str(MODEL), "dtype": "float32", "attention": "sdpa"},
+                    "rollout": {"colocate": mode != "separate"},
+                    "actor": {"ppo_mini_batch_size": -(-total // mini_batches), "ppo_max_token_len_per_gpu": 16_384},
+                },
+                "trainer": {"nnodes": workers, "test_freq": -1, "save_freq": -1, "device": "cuda"}
+                | ({} if mode == "sync" else {"async_mode": mode}),
+            }
+        )
+        self._run = self._make_run(config, steps, latencies, folder)
+
+    def _make_run(self, config: Config, steps: int, latencies: Latencies, folder: Path) -> Run:
+        workers = config.trainer.nnodes
+        policies = [FakePolicy(latencies, self.clock) for _ in range(workers)]
+        engines = [FakeRollout(latencies, self.clock) for _ in range(workers)]
+        policy = PolicyGroup(SimulatedRanks("policy", self.network, policies))
+        rollout = EngineGroup(SimulatedRanks("rollout", self.network, engines), IN_FLIGHT)
+        plan = make_plan(config, Machine(num_cores=64, num_gpus=2))
+        prompts = [Prompt(i, "simulated", [{"role": "user", "content": f"{i}: {QUESTION}"}]) for i in range(20_000)]
+        console = Console(Terminal(file=io.StringIO()))
+        crew: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)
+        return Run(
+            config=config,
+            plan=plan,
+            shares_prompts=plan.shares_prompts,
+            crew=crew,
+            weights=WeightPublisher(
+                policy, rollout, list(range(64)), GAP_FLOAT32, in_flight=config.trainer.async_mode is not None
+            ),
+            prompts=prompts,
+            val_prompts=[],
+            goal=Goal(steps),
+            stream=PromptStream(len(prompts), config.data.seed, config.data.shuffle),
+            estimator=plan.estimator,
+            kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
+            progress=Progress(),
+            checkpoints=CheckpointFolder(folder / "checkpoints", None),
+            tracker=make_tracker(config, folder, 0),
+            rollout_log=RolloutLog(folder / "rollouts"),
+            console=console,
+            profiler=StepProfiler([], crew, folder, console),
+        )
+
+    def run(self, profile: cProfile.Profile | None = None) -> list[Step]:
+        """All iterations; the loop's timers are this clock's."""
+        torch.set_num_threads(1)
+        seldom_collect()
+        modules: list[Any] = [loop, loop_async]
+        own = [module.Timer for module in modules]
+        for module in modules:
+            module.Timer = self._timer
+        train = loop_async.train_async if self._run.config.trainer.async_mode else loop.train
+        try:
+            if profile:
+                profile.enable()
+            self.loop.run_until_complete(train(self._run))
+        finally:
+            for module, timer in zip(modules, own, strict=True):
+                module.Timer = timer
+            if profile:
+                profile.disable()
+        self._run.rollout_log.close()
+        self._run.tracker.close()
+        self.work_of_threads = self.clock.work_of_threads()
+        return self._steps
+
+    def _timer(self) -> PhaseTimer:
+        """A new iteration begins: note the one before."""
+        stretches = self.loop.stretches
+        if self._timers:
+            last = self._timers[-1]
+            work = dict(last.work) | {"other": last.all_work - sum(last.work.values())}
+            self._steps.append(Step(last.elapsed, work, max(stretches[self._seen :], default=0.0)))
+        self._seen = len(stretches)
+        self._timers.append(PhaseTimer(self.clock))
+        return self._timers[-1]

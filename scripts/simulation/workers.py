@@ -1,0 +1,271 @@
+"""Workers that compute nothing and take as long as those that would, behind the controller's own RayRanks.
+
+    RayRanks -- what Ray would send, pickled --> Actor: waits --> the answer, pickled --> unpickled by the controller
+
+What the controller does for a call it does here: pickling what it sends, unpickling what comes (Ray's own share of a
+call is `Latencies.ray_call`). What the workers would do is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ray import cloudpickle
+
+from alphaapollo.controller.ranks import resolve
+from alphaapollo.controller.ray_ranks import RayRanks
+from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    GroupRequest,
+    Row,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    WeightReceipt,
+    WeightUpdate,
+)
+from scripts.simulation.clock import Clock
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """What the cluster takes; times in seconds, lengths in tokens. The defaults are assumptions of GPUs with a small
+    model, but for Ray's two, which scripts/bench/ray_call.py measures."""
+
+    prompt: int = 256
+    response: float = 512.0  # the median; lengths are log-normal
+    spread: float = 0.6  # standard deviation of a length's logarithm
+    longest: int = 2048
+    tokens_per_second: float = 50.0  # that an engine samples of one sequence, whatever else it samples
+    grading: float = 0.05
+    update: float = 1000.0  # tokens a second and training rank
+    publish: float = 3.0
+    hop: float = 0.002  # there and back
+    ray_threads: float = 2.5e-4  # and of Ray's own threads there, which do not hold the interpreter
+    ray_call: float = 1.5e-4  # processor time that one call of an actor takes of the controller's main thread
+
+
+class Network:
+    """Between the controller and the workers."""
+
+    def __init__(self, clock: Clock, latencies: Latencies):
+        self.clock, self.latencies = clock, latencies
+        self.calls = 0
+        self.received = 0  # bytes
+        self.sent = 0
+
+    def send(self, *arguments: Any) -> None:
+        """The controller's work for one call."""
+        self.clock.charge(self.latencies.ray_call)
+        self.sent += sum(len(pickle.dumps(argument)) for argument in arguments)
+        self.calls += 1
+
+    def put(self, item: Any) -> Any:
+        """Into the object store: arrays are copied as they are."""
+        buffers: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(item, protocol=5, buffer_callback=buffers.append)
+        self.sent += len(head) + sum(len(bytes(buffer.raw())) for buffer in buffers)
+        return Stored(item)
+
+    async def answer(self, call: Callable[[], Any]) -> Any:
+        """What a worker's function returns, after its time."""
+        await asyncio.sleep(self.latencies.hop)
+        value = await resolve(call())
+        with self.clock.elsewhere():
+            packed = pickle.dumps(value, protocol=5)
+        self.received += len(packed)
+        return pickle.loads(packed)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What lies in the object store: a reference travels."""
+
+    item: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Stored, (None,))
+
+
+class Method:
+    """`actor.call.remote(...)`."""
+
+    def __init__(self, network: Network, worker: Any):
+        self.network, self.worker = network, worker
+
+    def remote(self, function: bytes, *arguments: Any) -> Awaitable[Any]:
+        self.network.send(function, *arguments)
+        items = [one.item if isinstance(one, Stored) else one for one in arguments]
+        with self.network.clock.elsewhere():
+            call = cloudpickle.loads(function)
+        return asyncio.ensure_future(self.network.answer(lambda: call(self.worker, *items)))
+
+
+class Actor:
+    """One worker, as RayRanks sees it."""
+
+    def __init__(self, network: Network, worker: Any):
+        self.call = self.call_with = Method(network, worker)
+
+
+class SimulatedRanks(RayRanks[Any]):
+    """RayRanks over such actors."""
+
+    def __init__(self, role: str, network: Network, workers: Sequence[Any]):
+        self.role, self.size = role, len(workers)
+        self.where: list[str] = []
+        self.several_nodes = True
+        self.network = network
+        self.actors = [Actor(network, worker) for worker in workers]
+
+    def _put(self, item: Any) -> Any:
+        return self.network.put(item)
+
+    async def close(self) -> None:
+        pass
+
+
+class FakePolicy:
+    """A training rank."""
+
+    def __init__(self, latencies: Latencies, clock: Clock):
+        self.latencies, self.clock = latencies, clock
+        self.doubts: tuple[str, ...] = ()
+
+    def load_batch(self, batch: RankBatch) -> None:
+        self.batch = batch
+
+    async def update(self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch]) -> dict[str, float]:
+        assert columns.advantages is not None
+        await asyncio.sleep(self.batch.rows.lengths.sum() / self.latencies.update)
+        return {"actor/pg_loss": float(columns.advantages.sum()), "actor/entropy": 0.5}
+
+    def old_log_probs(self) -> np.ndarray:
+        return self.batch.rows.rollout_logprobs
+
+    async def send_weights(self, version: int) -> WeightUpdate:
+        await asyncio.sleep(self.latencies.publish)
+        return WeightUpdate(version, "digest", "folder")
+
+    def release_weights(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+    def probe(self, token_ids: list[int]) -> list[float]:
+        return [-1.0] * (len(token_ids) - 1)
+
+    def memory(self) -> dict[str, float]:
+        return {"rss_gib": 1.0}
+
+
+class FakeRollout:
+    """A rollout worker: its groups are made of drawn tokens, and take what their longest sample takes."""
+
+    holds_weights = True
+
+    def __init__(self, latencies: Latencies, clock: Clock):
+        self.latencies, self.clock = latencies, clock
+        self.version = 0
+        self.pauses = 0.0  # seconds, all of them together
+        self.paused_since: float | None = None
+        self.goes_on = asyncio.Event()
+
+    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+        with self.clock.elsewhere():
+            draws = np.random.default_rng([request.sampling.seed, request.draw])
+            lengths = self._lengths(draws, request.num_samples)
+        seconds = float(lengths.max()) / self.latencies.tokens_per_second + self.latencies.grading
+        end = self._time() + seconds
+        while (left := end - self._time()) > 1e-6:
+            await (asyncio.sleep(left) if self.paused_since is None else self.goes_on.wait())
+        with self.clock.elsewhere():
+            prompt = draws.integers(1, 150_000, self.latencies.prompt).tolist()
+            samples = [self._sample(request, index, prompt, int(n), draws) for index, n in enumerate(lengths)]
+            return TrajectoryGroup(request.prompt, samples)
+
+    def _lengths(self, draws: np.random.Generator, count: int) -> np.ndarray:
+        drawn = draws.lognormal(math.log(self.latencies.response), self.latencies.spread, count)
+        return drawn.astype(np.int64).clip(1, self.latencies.longest)
+
+    def _sample(
+        self, request: GroupRequest, sample: int, prompt: list[int], length: int, draws: np.random.Generator
+    ) -> Trajectory:
+        action: list[int] = draws.integers(1, 150_000, length).tolist()
+        logprobs: list[float] = (-draws.exponential(1.0, length)).tolist()
+        cut = length == self.latencies.longest
+        reason = StopReason.LENGTH if cut else StopReason.STOP
+        reward = float(draws.integers(2))
+        return Trajectory(
+            prompt_id=request.prompt.id,
+            sample=sample,
+            turns=[Turn(list(prompt), Completion(action, logprobs, reason, self.version), TEXT[: 4 * length])],
+            rows=[
+                Row(
+                    token_ids=prompt + action,
+                    action_mask=[0] * len(prompt) + [1] * length,
+                    logprobs=[0.0] * len(prompt) + logprobs,
+                    turn_ends=[len(prompt) + length - 1],
+                    weight_versions=[self.version] * length,
+                )
+            ],
+            score=Score(reward, {"accuracy": reward}),
+            end=EpisodeEnd.TOKEN_LIMIT if cut else EpisodeEnd.DONE,
+            seconds=length / self.latencies.tokens_per_second,
+            asked=request.prompt.content,
+        )
+
+    def _time(self) -> float:
+        """Seconds that the engine was not paused."""
+        return (self.clock() if self.paused_since is None else self.paused_since) - self.pauses
+
+    def pause(self, keep_cache: bool) -> None:
+        if self.paused_since is None:
+            self.paused_since = self.clock()
+            self.goes_on.clear()
+
+    def resume(self) -> None:
+        if self.paused_since is not None:
+            self.pauses += self.clock() - self.paused_since
+            self.paused_since = None
+            self.goes_on.set()
+
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
+        return [-1.0] * (len(token_ids) - 1)
+
+    def receive_weights(self, folder: str) -> None:
+        pass
+
+    def confirm_weights(self, version: int) -> WeightReceipt:
+        self.version = version
+        return WeightReceipt(version, "digest")
+
+    def sleep(self) -> None:
+        pass
+
+    def wake_weights(self) -> None:
+        pass
+
+    def wake_cache(self) -> None:
+        pass
+
+    def release_cache(self) -> None:
+        pass
+
+    def memory(self) -> dict[str, float]:
+        return {"memory/rollout_gib": 1.0, "memory/engine_gib": 1.0}
+
+
+TEXT = "".join(random.Random(0).choice("abcdefghij klmno pqrst") for _ in range(4 * 32_768))

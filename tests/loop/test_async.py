@@ -1,0 +1,89 @@
+"""Asynchronous training: without staleness the synchronous run's weights, with it ahead on the real engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from tests.loop.conftest import Finished, Runner, wait_until_nothing_is_left
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+LOCAL = "trainer.controller=local"
+CORRECTED = "algorithm.rollout_correction.method=tis"
+CARRY, SEPARATE = "trainer.async_mode=carry", "trainer.async_mode=separate"
+
+
+def model_of(done: Finished) -> bytes:
+    return (done.folder / "model/model.safetensors").read_bytes()
+
+
+def check_counts(lines: Sequence[dict[str, float]]) -> None:
+    """Every group that was started is trained on, dropped or carried, over resumes, too."""
+    carried = 0.0
+    for line in lines:
+        gone = sum(line[f"async/{name}"] for name in ("trained", "dropped_failed", "dropped_no_signal"))
+        assert carried + line["async/started"] == gone + line["async/dropped_stale"] + line["async/carried"]
+        carried = line["async/carried"]
+
+
+def test_without_staleness_it_is_the_synchronous_run(ppo: Runner) -> None:
+    """Bit for bit, with dynamic sampling, validations, resets of the reference and a resume on the way."""
+    settings = (
+        *(LOCAL, "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2", "trainer.test_freq=2", CORRECTED),
+        *("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"),
+        *("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.every=2"),
+    )
+    none = ("trainer.max_staleness=0",)
+    sync = ppo.run(*settings, "trainer.total_training_steps=4", name="sync")
+    carry = ppo.run(*settings, CARRY, *none, "trainer.total_training_steps=4", name="carry")
+    ppo.run(*settings, SEPARATE, *none, "trainer.total_training_steps=2", name="separate")
+    separate = ppo.run(*settings, SEPARATE, *none, "trainer.total_training_steps=4", name="separate")
+    assert "resumed from" in separate.output
+    for done in (carry, separate):
+        assert model_of(done) == model_of(sync)
+        for one, other in zip(sync.metrics[1:], done.metrics[1:], strict=True):
+            for name in ("actor/loss", "actor/grad_norm", "reward/mean", "data/prompts_consumed", "val/accuracy"):
+                assert one.get(name) == other.get(name), (one["step"], name)
+        check_counts(done.metrics[1:])
+        assert all(line["staleness/max"] == 0 for line in done.metrics[1:])
+
+
+@pytest.mark.parametrize("mode", [CARRY, SEPARATE])
+def test_ahead_of_itself_on_the_real_engine(ppo: Runner, mode: str) -> None:
+    """On Ray, so that generation does go on beside the update; killed on the way, and gone on with."""
+    settings = (
+        *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
+        *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
+    )
+    killed = ppo.start(*settings)
+    progress = ppo.out / "test/run/checkpoints/step_000003/progress.json"
+    while not progress.exists():
+        assert killed.wait(0.05) is None, killed.printed
+    killed.signal(signal.SIGKILL)
+    saved = json.loads(progress.read_text())
+    assert saved["unfinished"]
+    wait_until_nothing_is_left(ppo)
+    done = ppo.run(*settings)
+    assert "resumed from" in done.output
+    lines = done.metrics[1:]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    check_counts(lines)
+    assert lines[2]["async/carried"] == len(saved["unfinished"])
+    assert lines[-1]["async/carried"] == 0  # a run does not begin what it cannot use
+    assert 0 < max(line["staleness/max"] for line in lines) <= 2
+    assert max(line["staleness/mixed"] for line in lines) > 0
+    for line in lines:
+        assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0
+        assert line["async/trained"] == 4 and line["rollout/trajectories"] == 16
+    records = [record for line in lines for record in done.rollouts(int(line["step"]))]
+    played = [(record["prompt_id"], record["sample"]) for record in records]
+    assert len(played) == len(set(played)) == 6 * 16  # one pass over 64 prompts: each is used once
+    for record in records:
+        (row,) = record["rows"]
+        versions = [version for version, _ in row["weight_versions"]]
+        assert sum(count for _, count in row["weight_versions"]) == sum(row["mask"])
+        assert record["step"] - 1 - 2 <= min(versions) and max(versions) <= record["step"] - 1

@@ -1,0 +1,89 @@
+"""Weights that change while vLLM is at work: which weights sampled which token, and what becomes of the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.rollout.engine import EngineError
+from alphaapollo.types import Completion, Sampling, WeightUpdate
+from tests.loop.engine_kit import PROBE, Session, engine_on, logprobs_of, make_model, mean_gap
+
+pytestmark = pytest.mark.timeout(240)
+
+LENGTH = 200
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+def test_every_token_has_the_version_that_sampled_it(keep_cache: bool, tmp_path: Path) -> None:
+    """Two answers over three versions. With the cache computed anew each token is what its weights alone give; with
+    the cache kept, a token after a change still looks at keys and values of the weights before."""
+    models = [make_model("Qwen3", seed, eos_token_id=None) for seed in (0, 1, 2)]
+    with engine_on(models[0], tmp_path) as session:
+        with session.sent(models[0], 1) as update:
+            session.publish(update)
+        answers = session.run(answers_in_flight(session, models, keep_cache))
+        probe = session.run(session.engine.log_probs(PROBE))
+        assert mean_gap(probe, logprobs_of(models[2], PROBE)) < 1e-5
+        (fresh,) = session.generate((PROBE, Sampling(4, seed=9)))
+        assert fresh.weight_versions == [3] * 4  # and nothing of the old weights' cache
+        assert fresh.logprobs == pytest.approx(logprobs_of(models[2], PROBE + fresh.token_ids)[-4:], abs=1e-4)
+    for answer in answers:
+        versions = answer.weight_versions
+        assert len(versions) == LENGTH and set(versions) == {1, 2, 3} and versions == sorted(versions)
+        by_version = [logprobs_of(model, PROBE + answer.token_ids)[-LENGTH:] for model in models]
+        own = [by_version[version - 1][place] for place, version in enumerate(versions)]
+        first = versions.count(1)
+        assert answer.logprobs[:first] == pytest.approx(own[:first], abs=1e-4)
+        assert (mean_gap(answer.logprobs[first:], own[first:]) < 1e-4) is not keep_cache
+
+
+async def answers_in_flight(session: Session, models: list[Any], keep_cache: bool) -> list[Completion]:
+    engine = session.engine
+    calls = [
+        asyncio.ensure_future(engine.generate(PROBE, Sampling(LENGTH, seed=seed), f"r{seed}")) for seed in range(2)
+    ]
+    states = engine._llm.output_processor.request_states
+    for version, model in enumerate(models[1:], start=2):
+        while (
+            len(states) < 2 or min(one.detokenizer.num_output_tokens() for one in states.values()) < 50 * version - 50
+        ):
+            await asyncio.sleep(0)
+        await engine.pause(keep_cache)
+        with session.sent(model, version) as update:
+            await session.receive(update)
+            receipt = await engine.confirm_weights(version)
+            assert (receipt.version, receipt.digest) == (update.version, update.digest)
+        await engine.resume()
+    return list(await asyncio.gather(*calls))
+
+
+def test_what_is_asked_while_it_is_paused_waits(tmp_path: Path) -> None:
+    model = make_model("Qwen3", 0, eos_token_id=None)
+    with engine_on(model, tmp_path) as session:
+
+        async def ask() -> tuple[bool, Completion]:
+            await session.engine.pause()
+            call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(4), "r"))
+            await asyncio.sleep(0.3)
+            waits = not call.done()
+            await session.engine.resume()
+            return waits, await call
+
+        waits, answer = session.run(ask())
+        assert waits and len(answer.token_ids) == 4 and answer.weight_versions == [0] * 4
+
+        async def unpaused(update: WeightUpdate) -> None:
+            call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(LENGTH), "r"))
+            await asyncio.sleep(0)
+            try:
+                with pytest.raises(EngineError, match="while requests were running"):
+                    await session.receive(update)
+            finally:
+                await call
+
+        with session.sent(model, 1) as update:
+            session.run(unpaused(update))

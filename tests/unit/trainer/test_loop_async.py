@@ -1,0 +1,291 @@
+"""The asynchronous loop over engines that only take time: what is trained on when, and what becomes of every prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import Config
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.observability.console import Console
+from alphaapollo.trainer import loop_async
+from alphaapollo.trainer.collect import next_draws
+from alphaapollo.trainer.in_flight import COUNTED, staleness_metrics
+from alphaapollo.trainer.learn import Learned
+from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
+from tests.unit import virtual_time
+from tests.unit.metric_names import undocumented
+from tests.unit.trainer.samples import group, trajectory
+
+SIZE, PROMPTS = 3, 50
+
+
+class Killed(Exception):
+    pass
+
+
+class Engines:
+    """A group takes as long as its draw says: mostly one second, now and then twenty. One in eight fails, and of one in
+    eight all samples are equal. A token a second, and a publish is a new version."""
+
+    def __init__(self, seed: int):
+        self.seed, self.version = seed, 0
+        self.played: list[int] = []
+        self.calls: list[str] = []
+
+    async def play(self, request: GroupRequest) -> TrajectoryGroup:
+        draws = random.Random(f"{self.seed}:{request.draw}")
+        self.played.append(request.draw)
+        versions = []
+        for _ in range(draws.choice([1, 1, 1, 2, 3, 20])):
+            versions.append(self.version)
+            await asyncio.sleep(1)
+        kind = draws.randrange(8)
+        outcome = Outcome.GRADER_FAILED if kind == 0 else Outcome.SCORED
+        rewards = [math.nan] * 2 if kind == 0 else [1.0, 1.0 if kind == 1 else 0.0]
+        own = [trajectory(sample, reward, len(versions), outcome) for sample, reward in enumerate(rewards)]
+        for one in own:
+            one.rows[0].weight_versions = versions
+        return replace(group(*own), prompt=replace(request.prompt, extra_info={"draw": request.draw}))
+
+    async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
+        for index, request in enumerate(requests):
+            yield index, await self.play(request)
+
+    async def pause(self, keep_cache: bool) -> None:
+        self.calls.append("pause")
+
+    async def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    async def memory(self) -> dict[str, float]:
+        return {}
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, float]] = []
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.lines.append({"step": step, **metrics})
+
+    def write(self, step: int, groups: Any) -> None: ...
+
+
+def make_run(
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int = 12,
+    staleness: int = 2,
+    mode: str = "separate",
+    seed: int = 0,
+    dynamic: bool = False,
+    die_at: int = 0,
+    epochs: int | None = None,
+) -> Any:
+    """An update takes two seconds; `run.trained` has the draws of each iteration, `run.saved` the checkpoints."""
+    config = {
+        "data": {"train_batch_size": SIZE},
+        "trainer": {"save_freq": 2, "test_freq": -1, "async_mode": mode, "max_staleness": staleness},
+        "algorithm": {"filter_groups": {"enable": dynamic}},
+    }
+    engines = Engines(seed)
+
+    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> Learned:
+        if step == die_at:
+            raise Killed
+        await asyncio.sleep(2)
+        run.trained[step] = groups
+        return Learned({}, 0.0, tokens=1)
+
+    async def publish(version: int) -> dict[str, float]:
+        engines.version = version
+        return {}
+
+    async def save(run: Any) -> None:
+        run.saved[run.progress.step] = asdict(run.progress)
+
+    async def memory() -> dict[str, float]:
+        return {}
+
+    async def turn_to(step: int | None, timer: Any) -> None: ...
+
+    monkeypatch.setattr(loop_async, "learn", learn)
+    monkeypatch.setattr(loop_async, "save", save)
+    return SimpleNamespace(
+        config=Config.model_validate(config),
+        plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
+        crew=SimpleNamespace(policy=SimpleNamespace(memory=memory), critic=None, reward_model=None, engines=engines),
+        weights=SimpleNamespace(publish=publish),
+        prompts=[Prompt(index, "test", "text") for index in range(PROMPTS)],
+        stream=PromptStream(PROMPTS, seed=0, shuffle=True),
+        goal=Goal.of(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
+        progress=Progress(),
+        tracker=Log(),
+        rollout_log=Log(),
+        console=Console(),
+        profiler=SimpleNamespace(turn_to=turn_to),
+        trained_reward=None,
+        trained={},
+        saved={},
+    )
+
+
+def draws_of(groups: list[TrajectoryGroup]) -> list[int]:
+    return [one.prompt.extra_info["draw"] for one in groups]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_token_is_too_old_and_no_prompt_is_lost_or_used_twice(
+    monkeypatch: pytest.MonkeyPatch, seed: int, staleness: int, dynamic: bool
+) -> None:
+    run = make_run(monkeypatch, staleness=staleness, seed=seed, dynamic=dynamic)
+    virtual_time.run(loop_async.train_async(run))
+    assert sorted(run.trained) == list(range(1, 13))
+    for step, groups in run.trained.items():
+        assert len(groups) == SIZE and draws_of(groups) == sorted(draws_of(groups))
+        oldest = min(version for one in groups for t in one.trajectories for version in t.rows[0].weight_versions)
+        assert 0 <= step - 1 - oldest <= staleness
+    every = [draw for groups in run.trained.values() for draw in draws_of(groups)]
+    assert len(every) == len(set(every))
+    assert sorted(run.crew.engines.played) == list(range(run.progress.prompts_consumed))  # each once
+    assert run.progress.unfinished == []  # nothing was begun that the end leaves over
+    assert max(line["staleness/max"] for line in run.tracker.lines) > 0  # it does run ahead
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_counts_add_up(monkeypatch: pytest.MonkeyPatch, seed: int, dynamic: bool) -> None:
+    run = make_run(monkeypatch, seed=seed, dynamic=dynamic)
+    virtual_time.run(loop_async.train_async(run))
+    carried, ready, total = 0.0, 0.0, dict.fromkeys(COUNTED, 0.0)
+    for line in run.tracker.lines:
+        gone = line["async/trained"] + line["async/dropped_failed"] + line["async/dropped_no_signal"]
+        assert line["async/dropped_stale"] == 0
+        assert carried + line["async/started"] == gone + line["async/carried"]
+        assert ready + line["async/finished"] == gone + line["async/ready"]
+        carried, ready = line["async/carried"], line["async/ready"]
+        total = {name: total[name] + line[f"async/{name}"] for name in COUNTED}
+    assert total["started"] == run.progress.prompts_consumed == total["finished"]
+    assert total["trained"] == 12 * SIZE and total["dropped_failed"] > 0
+    assert (total["dropped_no_signal"] > 0) is dynamic
+    assert undocumented(name for line in run.tracker.lines for name in line) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_resumed_run_plays_what_was_unfinished_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    run = make_run(monkeypatch, seed=seed, die_at=7)
+    with pytest.raises(Killed):
+        virtual_time.run(loop_async.train_async(run))
+    saved = run.saved[6]
+    kept = [draw for step in range(1, 7) for draw in draws_of(run.trained[step])]
+    assert saved["unfinished"] and not set(kept) & set(saved["unfinished"])
+    resumed = make_run(monkeypatch, seed=seed)
+    resumed.progress = Progress(**saved | {"unfinished": list(saved["unfinished"])})
+    resumed.crew.engines.version = 6
+    virtual_time.run(loop_async.train_async(resumed))
+    after = [draw for groups in resumed.trained.values() for draw in draws_of(groups)]
+    assert sorted(resumed.trained) == list(range(7, 13)) and not set(after) & set(kept)
+    dropped = sum(line["async/dropped_failed"] for line in [*run.tracker.lines[:6], *resumed.tracker.lines])
+    assert len(after) + len(kept) + dropped == resumed.progress.prompts_consumed
+    assert set(saved["unfinished"]) <= set(resumed.crew.engines.played)
+    first = resumed.tracker.lines[0]
+    gone = first["async/trained"] + first["async/dropped_failed"]
+    assert len(saved["unfinished"]) + first["async/started"] == gone + first["async/carried"]
+
+
+def test_the_last_pass_ends_when_everything_that_was_begun_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(monkeypatch, epochs=1)
+    virtual_time.run(loop_async.train_async(run))
+    assert run.progress.prompts_consumed == 48 and run.progress.unfinished == []  # 16 batches of 50 prompts
+    dropped = sum(line["async/dropped_failed"] for line in run.tracker.lines)
+    assert sum(map(len, run.trained.values())) == 48 - dropped
+    assert len(run.tracker.lines) <= 16
+
+
+def test_carry_pauses_before_it_learns_and_separate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode, calls in (("carry", ["pause", "sleep"] * 2), ("separate", [])):
+        run = make_run(monkeypatch, steps=2, mode=mode)
+        virtual_time.run(loop_async.train_async(run))
+        assert run.crew.engines.calls == calls
+
+
+def test_nothing_but_failures_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(monkeypatch)
+
+    async def play(request: GroupRequest) -> TrajectoryGroup:
+        return group(trajectory(0, math.nan, 1, Outcome.GRADER_FAILED))
+
+    run.crew.engines.play = play
+    with pytest.raises(ValueError, match=r"all \d+ trajectories of this iteration failed"):
+        virtual_time.run(loop_async.train_async(run))
+
+
+def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(monkeypatch)
+
+    async def play(request: GroupRequest) -> TrajectoryGroup:
+        raise Killed
+
+    run.crew.engines.play = play
+    with pytest.raises(Killed):
+        virtual_time.run(loop_async.train_async(run))
+
+
+def test_the_synchronous_loop_goes_on_with_what_an_asynchronous_run_left() -> None:
+    progress = Progress(prompts_consumed=7, unfinished=[3, 5])
+    assert next_draws(progress, 4) == [3, 5, 7, 8]
+    assert (progress.prompts_consumed, progress.unfinished) == (9, [])
+    assert next_draws(progress, 2) == [9, 10]
+
+
+def test_staleness_counts_publishes() -> None:
+    def aged(versions: list[int]) -> Trajectory:
+        one = trajectory(0, 1.0, len(versions))
+        return replace(one, rows=[replace(one.rows[0], weight_versions=versions)])
+
+    figures = staleness_metrics([group(aged([4, 4, 5]), aged([7]))], version=7)
+    assert figures == {"staleness/mean": (3 + 3 + 2 + 0) / 4, "staleness/max": 3.0, "staleness/mixed": 0.5}
+    assert staleness_metrics([], version=7) == {}
+    assert Row([1], [1], [0.0], [0]).weight_versions == []
+
+
+def test_a_reward_model_is_asked_when_a_batch_may_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each group: on shared GPUs each phase of it costs the engines their caches."""
+    run = make_run(monkeypatch, steps=4, staleness=1, mode="carry")
+    scored: list[int] = []
+
+    async def add_to(groups: Any) -> None:
+        scored.append(len(list(groups)))
+
+    run.trained_reward = SimpleNamespace(add_to=add_to, figures=dict)
+    virtual_time.run(loop_async.train_async(run))
+    assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
+    assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_without_staleness_the_counts_add_up_too_also_after_a_start_with_some(
+    monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    run = make_run(monkeypatch, staleness=0, dynamic=dynamic, steps=8)
+    run.progress = Progress(prompts_consumed=9, unfinished=[2, 4, 5, 7])
+    virtual_time.run(loop_async.train_async(run))
+    carried = 4.0
+    for line in run.tracker.lines:
+        gone = sum(line[f"async/{name}"] for name in COUNTED if name not in ("started", "finished"))
+        assert carried + line["async/started"] == gone + line["async/carried"]
+        assert line["staleness/max"] == 0
+        carried = line["async/carried"]
+    assert carried == 0
+    assert run.crew.engines.played == [2, 4, 5, 7, *range(9, run.progress.prompts_consumed)]
+    assert (sum(line["async/dropped_stale"] for line in run.tracker.lines) > 0) is dynamic

@@ -1,0 +1,89 @@
+"""Profiles of single iterations: the real handles in one process, and who is asked when."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from rich.console import Console as Terminal
+
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
+from alphaapollo.controller.ranks import LocalRanks
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.spans import SPANS
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.profile import StepProfiler, check_profile_steps
+
+
+class Worker:
+    """A training rank."""
+
+    placement = SimpleNamespace(rank=0)
+
+    def work(self) -> None:
+        (torch.ones(300, 300) @ torch.ones(300, 300)).sum()
+
+
+def profiler(steps: list[int], folder: Path) -> tuple[StepProfiler, Any, Terminal]:
+    terminal = Terminal(record=True, width=300, quiet=True)
+    policy: LocalRanks[Any] = LocalRanks(Worker())
+    crew: Any = SimpleNamespace(
+        policy=PolicyGroup(policy),
+        critic=CriticGroup(LocalRanks(Worker())),
+        engines=EngineGroup(LocalRanks(Worker()), 1),  # type: ignore[arg-type]
+    )
+    return StepProfiler(steps, crew, folder, Console(terminal)), policy, terminal
+
+
+def test_the_iterations_asked_for_are_profiled(tmp_path: Path) -> None:
+    own, policy, _ = profiler([2, 4], tmp_path)
+
+    async def iterations() -> None:
+        for step in (1, 2, 3, 4):
+            timer = Timer()
+            await own.turn_to(step, timer)
+            assert SPANS.on == (step in (2, 4))
+            with timer("generate"), SPANS.at("rollout 0", "episode"), SPANS("generate"):
+                pass
+            with timer("update"):
+                await policy.call(lambda worker: worker.work())
+            assert ("profile" in timer.seconds) == (step != 1)
+        await own.turn_to(None, Timer())
+
+    asyncio.run(iterations())
+    assert sorted(file.name for file in (tmp_path / "profiles").iterdir()) == [
+        "step_000002.json.gz",
+        "step_000004.json.gz",
+    ]
+    with gzip.open(tmp_path / "profiles" / "step_000004.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert list(tracks.values()) == ["controller", "policy 0", "rollout 0"]
+    spans = {(tracks[one["pid"]], one["name"]): one for one in events if one["ph"] == "X"}
+    assert {("controller", "generate"), ("controller", "update"), ("rollout 0", "generate")} <= spans.keys()
+    update, product = spans["controller", "update"], spans["policy 0", "aten::mm"]
+    assert update["ts"] - 1e5 <= product["ts"] <= update["ts"] + update["dur"] + 1e5
+
+
+def test_without_steps_nothing_is_asked_for(tmp_path: Path) -> None:
+    own = StepProfiler([], None, tmp_path, Console())  # type: ignore[arg-type]
+    for step in (1, 2, None):
+        asyncio.run(own.turn_to(step, Timer()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_iteration_that_the_run_does_not_have_is_refused() -> None:
+    check_profile_steps([1, 4], total_steps=4)
+    with pytest.raises(ValueError, match=r"profile_steps=\[3, 5\]: the run has 4 iterations, so there is none 5"):
+        check_profile_steps([3, 5], total_steps=4)
+    for bad in ([0], [-1], [1.5], "all"):
+        with pytest.raises(ValidationError):
+            Config.model_validate({"trainer": {"profile_steps": bad}})
