@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from alphaapollo.config.schema import LoraForm
-from alphaapollo.controller.loads import Loads
+from alphaapollo.controller.engine_choice import EngineChoice
 from alphaapollo.controller.ranks import Ranks
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
@@ -206,7 +206,7 @@ class EngineGroup:
     def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
         self.ranks = ranks
         self.samples_in_flight = samples_in_flight  # an engine, at most: more would only queue inside it
-        self._loads = Loads(ranks.size, samples_in_flight)
+        self._loads = EngineChoice(ranks.size, samples_in_flight)
         self._hold_weights: bool | None = None
 
     async def play(self, request: GroupRequest) -> TrajectoryGroup:

@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 from alphaapollo.config.schema import Env
 from alphaapollo.registry import Registry
 from alphaapollo.tools.base import Session
-from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
+from alphaapollo.tools.written_calls import ReadCalls
 from alphaapollo.types import Message, Prompt, Score
 
 METHODS = ("reset", "step", "close")  # an environment's

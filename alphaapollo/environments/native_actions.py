@@ -8,8 +8,8 @@ import asyncio
 from alphaapollo.environments.action_results import Called, broken, called, unreadable
 from alphaapollo.environments.base import Answer, StepResult
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
-from alphaapollo.tools.calls import ReadCalls, UnreadableCallError
 from alphaapollo.tools.toolbox import ToolBox
+from alphaapollo.tools.written_calls import ReadCalls, UnreadableCallError
 from alphaapollo.types import Message
 
 NOBODY = "unknown"  # stands for the tool in the answer to a call that names none of ours

@@ -15,7 +15,7 @@ from typing import Any
 from alphaapollo.config.schema import Env
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
-from alphaapollo.tools.calls import Call, ReadCalls, UnreadableCallError, without_thoughts
+from alphaapollo.tools.written_calls import Call, ReadCalls, UnreadableCallError, without_thoughts
 from alphaapollo.user_module import load_user_module
 
 Parse = Callable[[str], list[Call]]

@@ -35,8 +35,8 @@ from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.make_engine import make_engine
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.tools.calls import ReadCalls
 from alphaapollo.tools.toolbox import ToolBox
+from alphaapollo.tools.written_calls import ReadCalls
 from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.user_module import load_user_module
 from alphaapollo.weights.transport import Kind

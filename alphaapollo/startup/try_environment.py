@@ -13,7 +13,7 @@ from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.check_replies import check_first
 from alphaapollo.rollout.sync_calls import SyncCalls
-from alphaapollo.tools.calls import Call
+from alphaapollo.tools.written_calls import Call
 from alphaapollo.types import Prompt, Score
 
 

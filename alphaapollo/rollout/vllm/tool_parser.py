@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.registry import nearest
-from alphaapollo.tools.calls import Call, without_thoughts
+from alphaapollo.tools.written_calls import Call, without_thoughts
 
 
 def parser_names() -> list[str]:

@@ -14,7 +14,7 @@ from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import instruction
 from alphaapollo.environments.run_tools import open_toolbox
-from alphaapollo.tools.calls import Call
+from alphaapollo.tools.written_calls import Call
 from alphaapollo.types import Outcome, Prompt, Score
 
 COMMAND = [sys.executable, str(Path(__file__).parents[1] / "tools" / "mcp_server.py")]

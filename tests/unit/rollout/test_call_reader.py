@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.rollout.call_reader import check_call_reader, make_call_reader
-from alphaapollo.tools.calls import Call, UnreadableCallError
+from alphaapollo.tools.written_calls import Call, UnreadableCallError
 from tests.unit.tool_templates import (
     MISTRAL,
     MISTRAL_TOKENS,

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from alphaapollo.controller.loads import Loads
+from alphaapollo.controller.engine_choice import EngineChoice
 
 
 def test_the_least_loaded_engine_comes_first_and_the_first_of_equals() -> None:
     async def play() -> list[int]:
-        loads = Loads(3, room=8)
+        loads = EngineChoice(3, room=8)
         taken = [await loads.take(4) for _ in range(4)]
         loads.give_back(1, 4)
         loads.give_back(0, 4)
@@ -20,7 +20,7 @@ def test_the_least_loaded_engine_comes_first_and_the_first_of_equals() -> None:
 
 def test_who_finds_no_room_waits_in_line() -> None:
     async def play() -> tuple[list[int], list[bool]]:
-        loads = Loads(2, room=4)
+        loads = EngineChoice(2, room=4)
         for _ in range(2):
             await loads.take(4)
         waiting = [asyncio.ensure_future(loads.take(4)) for _ in range(2)]
@@ -37,7 +37,7 @@ def test_who_finds_no_room_waits_in_line() -> None:
 
 def test_a_request_over_the_room_waits_for_an_idle_engine() -> None:
     async def play() -> int:
-        loads = Loads(1, room=2)
+        loads = EngineChoice(1, room=2)
         assert await loads.take(5) == 0
         task = asyncio.ensure_future(loads.take(5))
         await asyncio.sleep(0)
@@ -51,7 +51,7 @@ def test_a_request_over_the_room_waits_for_an_idle_engine() -> None:
 @pytest.mark.parametrize("served", [False, True])
 def test_a_cancelled_request_leaves_its_place_to_the_next(served: bool) -> None:
     async def play() -> int:
-        loads = Loads(1, room=4)
+        loads = EngineChoice(1, room=4)
         await loads.take(4)
         first, second = (asyncio.ensure_future(loads.take(4)) for _ in range(2))
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ import heapq
 from collections import deque
 
 
-class Loads:
+class EngineChoice:
     """Samples in flight on each engine. Giving a place costs the logarithm of the number of engines, however many
     wait; of equally loaded engines the first is taken.
 
