@@ -40,6 +40,11 @@ class CheckpointFolder:
         folder.mkdir(parents=True)
         return folder
 
+    def sweep(self) -> None:
+        """Remove what interrupted saves have left."""
+        for folder in self.folder.glob(".writing_*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def finish(self, folder: Path) -> Path:
         """Everything is written: make it durable, give it its name, and drop the oldest ones."""
         for file in sorted(folder.rglob("*")):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from alphaapollo.config.check_async import check_async
 from alphaapollo.config.check_experts import check_balance, check_experts
+from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
 from alphaapollo.config.check_parallelism import check_parallelism, check_replicas
 from alphaapollo.config.errors import ConfigError
@@ -53,6 +54,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *_check_machine(config, device, num_gpus, num_cores),
         *check_parallelism(config),
         *check_async(config, device, num_cores),
+        *check_folder(config.trainer),
     ]
     if problems:
         raise ConfigError(problems)
@@ -73,6 +75,7 @@ def check_sft(config: SftConfig, num_gpus: int) -> list[str]:
         *check_sft_lora(config),
         *check_balance("model", config.model),
         *_check_resume(config.trainer.resume_mode, config.trainer.resume_from_path),
+        *check_folder(config.trainer),
     ]
     if device == "cuda" and not num_gpus:
         problems.append("trainer.device: got cuda, but this machine has no GPU. Set trainer.device=auto or cpu.")
@@ -96,6 +99,7 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
         *_check_template_arguments(config.data.apply_chat_template_kwargs),
         *_check_nucleus("rollout", rollout.top_p, rollout.top_k),
         *_check_generation_machine(config, device, num_gpus, num_cores),
+        *check_folder(config.trainer),
     ]
     if problems:
         raise ConfigError(problems)
@@ -116,6 +120,7 @@ def check_eval(config: EvalConfig) -> list[str]:
         *_check_files("data.path", config.data.path),
         *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
         *_check_python_file("reward.custom_module", config.reward.custom_module),
+        *check_folder(config.trainer),
     ]
     if problems:
         raise ConfigError(problems)

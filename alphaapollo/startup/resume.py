@@ -8,7 +8,7 @@ resumes that changed something.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class Start:
     step: int = 0  # whole iterations in the checkpoint
     changes: tuple[Change, ...] = ()
     in_the_way: bool = False  # the folder holds an earlier run that is not gone on with
+    found: frozenset[str] = field(init=False)  # what lies there
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "found", _listing(self.folder))
 
     def lines(self) -> list[str]:
         """What to tell before the start."""
@@ -53,8 +57,18 @@ class Start:
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
     def claim(self, config: Config | SftConfig | GenerationConfig) -> Path | None:
-        """Move an earlier run aside that is in the way, and note the configuration. Returns where that run lies."""
+        """Move an earlier run aside that is in the way, sweep up what a dead one has left, and note the configuration.
+        Returns where the earlier run lies.
+
+        ValueError: another run has come to be there meanwhile.
+        """
+        if new := sorted(_listing(self.folder) ^ self.found):
+            raise ValueError(
+                f"{self.folder} has changed since this run looked ({', '.join(new[:3])}): another run was at work "
+                "there. Give the command again, or set another trainer.experiment_name."
+            )
         moved = move_aside(self.folder) if self.in_the_way else None
+        CheckpointFolder(self.folder / "checkpoints", keep=None).sweep()
         newest, number = _saved_files(self.folder)
         if newest is None or not _has_results(self.folder):
             save_config(config, self.folder / "config.yaml")
@@ -176,6 +190,11 @@ def _has_results(folder: Path) -> bool:
         (folder / name).is_file() and (folder / name).stat().st_size for name in ("metrics.jsonl", "results.jsonl")
     )
     return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).whole())
+
+
+def _listing(folder: Path) -> frozenset[str]:
+    files = (*folder.glob("*"), *folder.glob("checkpoints/*"))
+    return frozenset(str(file.relative_to(folder)) for file in files)
 
 
 def _saved_files(folder: Path) -> tuple[Path | None, int]:

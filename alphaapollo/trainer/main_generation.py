@@ -12,6 +12,7 @@ from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.folder_lock import FolderInUseError, lone_driver
 from alphaapollo.watchdog import end_when_told
 
 
@@ -33,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     end_when_told()
     try:
-        asyncio.run(run(generation, terminal))
+        with lone_driver(generation.folder):
+            asyncio.run(run(generation, terminal))
+    except FolderInUseError as error:
+        return failed(error, 2)
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same command goes on where {generation.folder} ends", file=sys.stderr)
         return 130

@@ -10,6 +10,7 @@ from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
+from alphaapollo.folder_lock import FolderInUseError, lone_driver
 from alphaapollo.watchdog import end_when_told
 
 
@@ -34,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     end_when_told()
     try:
-        asyncio.run(run(prepared))
+        with lone_driver(prepared.plan.folder):
+            asyncio.run(run(prepared))
+    except FolderInUseError as error:
+        return failed(error, 2)
     except KeyboardInterrupt:
         print(f"\n{interrupted(prepared.plan.folder)}", file=sys.stderr)
         return 130

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import SftConfig
+from alphaapollo.folder_lock import FolderInUseError, lone_driver
 
 
 @command
@@ -39,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(already_complete(run.folder, run.total_steps))
         return 0
     try:
-        train(run)
+        with lone_driver(run.folder) if is_main else nullcontext():
+            train(run)
+    except FolderInUseError as error:
+        return failed(error, 2)
     except KeyboardInterrupt:
         print(f"\n{interrupted(run.folder)}", file=sys.stderr)
         return 130

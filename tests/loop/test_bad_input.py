@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from alphaapollo.folder_lock import lone_driver
 from tests.loop.conftest import Runner
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
@@ -28,6 +30,7 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
         ("custom_reward_function.name=score", "compute_score"),
         ("env.env_name=gym", "single_turn"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=pppo", "ppo"),
+        ("trainer.experiment_name=", "Give a name"),
     ],
 )
 def test_refused(ppo: Runner, override: str, says: str) -> None:
@@ -110,3 +113,11 @@ def test_reward_function_that_fails_on_all_that_the_model_writes_stops_the_run(p
     )
     assert done.code == 1
     assert "string indices" in done.output and "Traceback" not in done.output, done.output
+
+
+def test_a_folder_in_use_is_refused_with_whose_it_is(ppo: Runner, tmp_path: Path) -> None:
+    with lone_driver(tmp_path / "test" / "run"):
+        done = ppo.refuse()
+        assert f"is in use: process {os.getpid()} on " in done.output, done.output
+        assert not done.folder.exists(), "nothing is written"
+        assert ppo.finish(ppo.start("trainer.dry_run=True", warm=True)).code == 0

@@ -22,6 +22,7 @@ LEVELS = [
         "due",
         "network",
         "checkpoint_folder",
+        "folder_lock",
         "user_module",
         "watchdog",
         "clock",

@@ -180,3 +180,24 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path
     assert f"all 2 iterations are done, nothing was started. The model lies in {model}." in already_complete(
         config.trainer.folder, 2
     )
+
+
+def test_a_folder_that_another_run_has_changed_meanwhile_is_not_touched(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    early = start_of(config)
+    checkpoint = train(config, 20)
+    with pytest.raises(ValueError, match=r"has changed since this run looked \(checkpoints, checkpoints/step_000020, "):
+        early.claim(config)
+    start = start_of(config)
+    checkpoint.rename(checkpoint.with_name("step_000040"))
+    with pytest.raises(ValueError, match="Give the command again"):
+        start.claim(config)
+
+
+def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 20)
+    left = checkpoint.with_name(".writing_step_000040")
+    left.mkdir()
+    start_of(config).claim(config)
+    assert checkpoint.exists() and not left.exists()
