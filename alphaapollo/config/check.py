@@ -330,6 +330,8 @@ def _check_nucleus(prefix: str, top_p: float, top_k: int) -> Iterator[str]:
 
 
 def _check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:
+    if optim.lr > 1:
+        yield f"{prefix}.lr={optim.lr:g}: AdamW moves every weight by about that much a step. Set 1e-6 to 1e-3."
     if 1.0 in optim.betas:
         yield f"{prefix}.betas={plain(optim.betas)}: AdamW needs decay rates below 1. Set [0.9,0.999]."
 

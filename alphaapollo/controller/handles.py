@@ -68,11 +68,12 @@ class PolicyGroup:
         return (await self.ranks.call(lambda worker: worker.compute_ref_log_probs()))[:: self.sequence_parallel]
 
     async def update(
-        self, columns: Sequence[Columns[np.ndarray]], steps: Sequence[list[MiniBatch]]
+        self, columns: Sequence[Columns[np.ndarray]], steps: Sequence[list[MiniBatch]], skip_bad: bool = False
     ) -> dict[str, float]:
-        """The optimiser steps of one iteration over the loaded rows that `steps` name; metrics over all ranks."""
+        """The optimiser steps of one iteration over the loaded rows that `steps` name; metrics over all ranks.
+        skip_bad: leave out steps whose gradient is not finite, instead of FloatingPointError."""
         each = for_each_rank(list(zip(columns, steps, strict=True)), self.sequence_parallel)
-        return (await self.ranks.call_each(lambda worker, own: worker.update(*own), each))[0]
+        return (await self.ranks.call_each(lambda worker, own: worker.update(*own, skip_bad), each))[0]
 
     async def old_log_probs(self) -> list[np.ndarray]:
         """The log-probs that the last update took as the sampling policy's, of the loaded rows."""
@@ -149,9 +150,10 @@ class CriticGroup:
         """As of the policy."""
         await self.ranks.call(lambda worker: worker.rest())
 
-    async def update(self, columns: Sequence[Columns[np.ndarray]]) -> dict[str, float]:
+    async def update(self, columns: Sequence[Columns[np.ndarray]], skip_bad: bool = False) -> dict[str, float]:
+        """As of the policy."""
         each = for_each_rank(columns, self.sequence_parallel)
-        return (await self.ranks.call_each(lambda worker, own: worker.update(own), each))[0]
+        return (await self.ranks.call_each(lambda worker, own: worker.update(own, skip_bad), each))[0]
 
     async def save(self, folder: str) -> None:
         """Write weights, optimiser and schedule: a checkpoint, each rank its part."""

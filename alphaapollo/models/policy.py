@@ -109,6 +109,11 @@ def check_logprobs(
     )
     ours = policy(build_micro_batch(rows, [0, 1], padded, device, sequence=sequence), 1.0).logprobs
     own = torch.cat([policy.own_logprobs(torch.from_numpy(text)[None].to(device)) for text in texts])
+    if not own.isfinite().all():
+        raise ValueError(
+            f"{type(policy.model).__name__}: the model's own log-probs are not finite: its weights are damaged, or too "
+            "large for this dtype. Take a sound copy, or model.dtype=float32."
+        )
     gap = float((ours - own).abs().mean())
     if not gap <= LIMIT[dtype]:
         raise ValueError(

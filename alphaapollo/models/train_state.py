@@ -23,6 +23,7 @@ from alphaapollo.models.optimizer import (
 from alphaapollo.models.sharding import reshard
 
 T = TypeVar("T")
+MOST_SKIPPED = 20  # steps in a row; then the weights themselves are ruined, and no batch will do
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class StepFigures:
 
     grad_norm: float  # before clipping
     lr: float
+    skipped: bool = False  # the gradients were not finite: the weights stayed as they were
 
 
 class TrainState:
@@ -68,6 +70,7 @@ class TrainState:
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.name = name
         self.num_steps = 0  # made so far
+        self._skipped = 0  # in a row
 
     def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
         """The micro-batches of one optimiser step, each to be followed by its backward pass. Copies of the model add
@@ -79,28 +82,38 @@ class TrainState:
             module.set_requires_all_reduce(is_last)
             yield micro_batch
 
-    def step(self) -> StepFigures:
-        """Clip the accumulated gradients, step, and clear them (a collective of all ranks).
+    def step(self, skip_bad: bool = False) -> StepFigures:
+        """Clip the accumulated gradients, step, and clear them (a collective of all ranks). A step that is skipped
+        does not count for the schedule.
 
-        Raises FloatingPointError if the gradients are not finite: the weights stay as they were, and the run must stop,
-        for the next batch would be sampled from a policy that skipped its lesson.
+        Raises FloatingPointError if the gradients are not finite, and such a step is not to be skipped; or if many
+        were in a row. The weights stay as they were.
         """
         norm = clip_gradients(self.module.parameters(), self.grad_clip)
-        if not math.isfinite(norm):
-            raise FloatingPointError(
-                f"the {self.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}; the weights stay "
-                "as they were. Look for huge rewards, advantages or log-ratios in the metrics before it. The same "
-                "command would resume from the last checkpoint and meet the same batch again: give it another "
-                "data.seed (other batches from there on), a lower learning rate, or float32 arithmetic "
-                "(model.dtype=float32)."
-            )
         lr = learning_rate(self.num_steps, self.config, self.optimiser_steps)
+        if not math.isfinite(norm):
+            self._skipped += 1
+            if not skip_bad or self._skipped == MOST_SKIPPED:
+                raise FloatingPointError(self._bad_step(norm))
+            self.optimizer.zero_grad(set_to_none=True)
+            return StepFigures(norm, lr, skipped=True)
+        self._skipped = 0
         set_learning_rate(self.optimizer, lr)
         self.moments.fetch()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
         return StepFigures(norm, lr)
+
+    def _bad_step(self, norm: float) -> str:
+        times = f", as at the {self._skipped - 1} before it" if self._skipped > 1 else ""
+        return (
+            f"the {self.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}{times}; the weights "
+            "stay as they were. Look for huge rewards, advantages or log-ratios in the metrics and rollouts/ of this "
+            "iteration. The same command would resume from the last checkpoint and meet the same batch again: give it "
+            "another data.seed (other batches from there on), a lower learning rate, float32 arithmetic "
+            "(model.dtype=float32), or trainer.on_bad_step=skip."
+        )
 
     def reset_optimizer(self) -> None:
         """Forget the moments: the state of an optimiser that has made no step."""

@@ -69,6 +69,19 @@ def _of_one(metrics: Metrics) -> Iterator[tuple[str, str]]:
             "(sync/probe_gap), though the engine holds the trainer's weights. That may be bfloat16's rounding; with "
             "model.dtype=float32 the run ends where it is not. Watch mismatch/*.",
         )
+    for role, name in (("policy", "actor/steps_skipped"), ("critic", "critic/steps_skipped")):
+        if count := get(name, 0.0):
+            yield (
+                name,
+                f"{count:g} optimiser steps of the {role} were left out, for their gradient was not finite ({name}); "
+                "rollouts/ has the trajectories. Look for huge rewards, advantages or log-ratios.",
+            )
+    if get("actor/grad_norm", 1.0) == 0.0 and get("advantage/share_zero", 0.0) < 1.0:
+        yield (
+            "still",
+            "the policy's gradient is exactly 0, though not every advantage is: the weights are ruined (a learning "
+            "rate far too large?), or every ratio is clipped. Go back to an earlier checkpoint.",
+        )
     if (share := get("end/time_limit", 0.0)) > 0:
         yield (
             "time",

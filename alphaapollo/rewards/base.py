@@ -40,6 +40,8 @@ class Grader:
     judges: bool = False  # `function` makes the reward function from reward.judge; ground truths may be missing
 
 
+LARGEST = 1e9  # of a reward: its square, summed over a batch, is still a number in float32
+
 GRADERS = (
     Grader("gsm8k", "alphaapollo.rewards.gsm8k", ("*gsm8k*", "*svamp*")),
     Grader("exact", "alphaapollo.rewards.exact", ("exact", "exact/*")),
@@ -184,9 +186,13 @@ def to_number(value: object, what: str) -> float:
             f"{what} is a {type(value).__name__}{length}; a reward function returns one number, or a dict of named "
             "numbers, for one completion"
         )
-    if not math.isfinite(value):
-        raise ValueError(f"{what} is {value}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= LARGEST:  # nan, too
+        raise ValueError(f"{what} is {number:g}; a number from -{LARGEST:g} to {LARGEST:g} is wanted")
+    return number
 
 
 def failure(reason: str) -> Score:

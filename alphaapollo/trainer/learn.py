@@ -57,14 +57,15 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
     with timer("update"):
         run.console.phase("update", 0, 1)
+        skip_bad = config.trainer.on_bad_step == "skip"
         if crew.critic:
-            metrics |= await crew.critic.update(credit.columns)
+            metrics |= await crew.critic.update(credit.columns, skip_bad)
             await crew.critic.rest()
         if step > config.trainer.critic_warmup:
             kept = credit.moving if plan.skips_still_rows else np.ones_like(credit.moving)
             budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
             steps = keep_rows(batch.layout, kept, budget, plan.padded)
-            metrics |= await crew.policy.update(credit.columns, steps)
+            metrics |= await crew.policy.update(credit.columns, steps, skip_bad)
             metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
             if credit.kl_per_sequence is not None:
                 coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)

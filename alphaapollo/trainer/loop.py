@@ -37,12 +37,12 @@ async def train(run: Run) -> None:
             await crew.engines.sleep()
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
+        run.rollout_log.write(step, collected.generated)
         learned = await learn(run, step, collected.groups, timer)
         metrics |= learned.metrics
         progress.kl_coef = learned.kl_coef
         with timer("publish"):
             metrics |= await run.weights.publish(step)
-        run.rollout_log.write(step, collected.generated)
         metrics |= await on_schedule(run, step, is_last, timer)
         progress.step = step
         metrics |= await run_metrics(run, timer, learned.tokens)

@@ -48,13 +48,13 @@ async def train(run: Run, in_flight: InFlight) -> None:
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, taken - since)
         metrics |= staleness_metrics(collected.groups, step - 1)
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
+        run.rollout_log.write(step, collected.generated)
         learned = await learn(run, step, collected.groups, timer)
         metrics |= learned.metrics
         progress.kl_coef = learned.kl_coef
         with timer("publish"):
             metrics |= await run.weights.publish(step)
         in_flight.start(step)
-        run.rollout_log.write(step, collected.generated)
         metrics |= await on_schedule(run, step, is_last, timer)
         progress.step = step
         metrics |= in_flight.metrics() | await run_metrics(run, timer, learned.tokens)

@@ -6,6 +6,7 @@ Two proofs, for each misses what the other sees: a digest cannot tell that a lay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from alphaapollo.types import WeightReceipt, WeightUpdate
 
 GAP_FLOAT32 = 5e-5  # mean |difference| in nats: up to 1e-7 when right, 7e-4 to 9e-3 with one stale layer
 GAP_BFLOAT16 = 1.0  # bfloat16 itself makes 0.02, and may make more: from 0.1 on it is told (observability/advice.py)
+ABSURD = 1e4  # nats a token; a vocabulary of a million has 14 on average, and logits far above 100 are never trained
 
 
 class WeightSyncError(RuntimeError):
@@ -40,6 +42,18 @@ def check_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> N
                 f"engine {engine} holds version {receipt.version} with digest {receipt.digest} after publishing "
                 f"version {update.version} with digest {update.digest}: its parameters are not the trainer's."
             )
+
+
+def check_sound(logprobs: Sequence[float], version: int) -> None:
+    """Raises FloatingPointError where a log-prob of the trainer's own probe is no number, or one that only ruined
+    weights give."""
+    worst = max(logprobs, key=lambda value: abs(value) if math.isfinite(value) else math.inf)
+    if not abs(worst) <= ABSURD:
+        raise FloatingPointError(
+            f"the policy gives a token of the probe a log-prob of {worst:g} (before publish {version}): its weights are "
+            "ruined. Nothing of them is published or saved; the same command goes on from the last checkpoint, so give "
+            "it a lower learning rate."
+        )
 
 
 def check_probe(expected: Sequence[float], held: Sequence[Sequence[float]], tolerance: float) -> float:

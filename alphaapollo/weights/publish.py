@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from alphaapollo.types import WeightReceipt, WeightUpdate
-from alphaapollo.weights.proof import check_probe, check_receipts
+from alphaapollo.weights.proof import check_probe, check_receipts, check_sound
 
 
 class Trainer(Protocol):
@@ -66,7 +66,12 @@ class WeightPublisher:
 
     async def publish(self, version: int) -> dict[str, float]:
         """Publish, prove, and return the measured gap; the policy's phase on the GPUs ends, that of the engines begins.
-        Raises WeightSyncError on any difference. A fake engine has no weights, so there is nothing to do."""
+        A fake engine has no weights, so there is nothing to do.
+
+        Raises:
+            WeightSyncError: any difference.
+            FloatingPointError: weights that are ruined; nothing is published.
+        """
         if not await self.engines.hold_weights():
             await self.policy.rest()
             await self._pause()
@@ -74,6 +79,7 @@ class WeightPublisher:
             await self._resume()
             return {}
         expected = await self.policy.probe(self.probe)
+        check_sound(expected, version)
         await self.policy.rest()  # an engine's weights wake into memory that torch keeps for itself after an update
         await self._pause()
         await self.engines.wake_weights()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import resource
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,13 +130,14 @@ def process_memory() -> dict[str, float]:
 
 
 def step_figures(steps: Sequence[StepFigures], grad_clip: float) -> dict[str, float]:
-    """Of the optimiser steps of one iteration."""
-    norms = [step.grad_norm for step in steps]
+    """Of the optimiser steps of one iteration; the norms are of those that were made."""
+    norms = [step.grad_norm for step in steps if not step.skipped] or [math.nan]
     return {
         "grad_norm": mean(norms),
         "grad_norm_max": max(norms),
         "grad_clipped": mean(norm > grad_clip for norm in norms),
         "lr": steps[-1].lr,
+        "steps_skipped": float(sum(step.skipped for step in steps)),
     }
 
 

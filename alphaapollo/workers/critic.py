@@ -79,7 +79,7 @@ class CriticWorker:
         self.sharing.check_batch(self._batch)
         return compute_column(self.model, self._batch, self.padded, self.device, self.groups.sequence)
 
-    def update(self, columns: Columns[np.ndarray]) -> dict[str, float]:
+    def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
         """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens (where samples are
         filtered, weighted by `columns.value_weights`); figures are over all ranks."""
         sums = Sums(self.groups.data)
@@ -89,7 +89,7 @@ class CriticWorker:
             for mini_batch in self._batch.mini_batches:
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
-                steps.append(self.state.step())
+                steps.append(self.state.step(skip_bad))
         figures = self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
         return figures | {f"critic/{name}": value for name, value in self.sharing.figures().items()}
 

@@ -134,7 +134,9 @@ class PolicyWorker:
         self.frozen.rest()
         return column
 
-    def update(self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None) -> dict[str, float]:
+    def update(
+        self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
+    ) -> dict[str, float]:
         """The optimiser steps of one iteration; figures are over all ranks.
 
         Where `columns` hold no old log-probs they are those of the policy before its first step; the first mini-batch
@@ -162,7 +164,7 @@ class PolicyWorker:
                     load.begin_step(batch.rows, mini_batch.positions)
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums, load)
-                done.append(self.state.step())
+                done.append(self.state.step(skip_bad))
                 if noted:
                     noted.fetch(old)
         self.last_old_logprobs = old

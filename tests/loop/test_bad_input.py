@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
         ("env.env_name=gym", "single_turn"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=pppo", "ppo"),
         ("trainer.experiment_name=", "Give a name"),
+        ("actor_rollout_ref.actor.optim.lr=1e30", "AdamW moves every weight"),
     ],
 )
 def test_refused(ppo: Runner, override: str, says: str) -> None:

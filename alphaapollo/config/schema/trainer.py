@@ -60,6 +60,9 @@ class Trainer(RunFolder):
     keep_kv_cache: bool = False
     """With async_mode: what the engine has computed of unfinished answers stays when weights change, so that they go on
     at once, on keys and values of older weights; false = computed anew."""
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """An optimiser step whose gradient is not finite: stop = end the run there; skip = leave it out, count it
+    (actor/steps_skipped), and go on, unless many are bad in a row. Its trajectories are in rollouts/."""
     critic_warmup: NonNegativeInt = 0
     """First iterations that train the critic only."""
     n_gpus_per_node: PositiveInt = 1

@@ -37,6 +37,9 @@ def test_shares_of_what_fails_are_told_with_their_number() -> None:
         ({"outcome/environment_failed": 0.5}, "50% of the trajectories have no reward because the environment failed"),
         ({"val/failed": 0.75}, "75% of the validation's samples failed (val/failed)"),
         ({"sync/probe_gap": 0.2}, "engine and trainer differ by 0.2 nats on average over the probe's tokens"),
+        ({"actor/steps_skipped": 2.0}, "2 optimiser steps of the policy were left out"),
+        ({"critic/steps_skipped": 1.0}, "1 optimiser steps of the critic were left out"),
+        ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0, though not every advantage is"),
         ({"end/time_limit": 0.001}, "0.1% of the episodes ended because their environment took over"),
         ({"response/truncated": 1.0}, "100% of the responses were cut by the token limit"),
     ):

@@ -88,6 +88,8 @@ def test_a_score_may_say_that_grading_failed():
         (1j, "the reward is a complex"),
         (math.nan, "the reward is nan"),
         (math.inf, "the reward is inf"),
+        (-1e30, "the reward is -1e\\+30; a number from -1e\\+09 to 1e\\+09 is wanted"),
+        (10**400, "the reward is inf"),
         ({"accuracy": math.nan}, "component 'accuracy' is nan"),
         (Score(math.nan), "the reward is nan"),
         (SimpleNamespace(item=lambda: "x"), "the reward is a str"),

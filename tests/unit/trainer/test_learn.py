@@ -35,7 +35,7 @@ class Crew:
 
     compute_ref_log_probs = compute_values = old_log_probs = compute_log_probs
 
-    async def update(self, columns: Any, steps: Any = None) -> dict[str, float]:
+    async def update(self, columns: Any, steps: Any = None, skip_bad: bool = False) -> dict[str, float]:
         self.updates += 1
         return {}
 

@@ -146,6 +146,27 @@ def test_gradients_that_are_not_finite_stop_the_run(make):
         np.testing.assert_array_equal(value, before[name])
 
 
+def test_steps_that_are_not_finite_are_left_out_where_that_is_asked_for(make, monkeypatch: pytest.MonkeyPatch):
+    worker, case = make()
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    columns, before = make_columns(case, batch, 0), parameters(worker)
+    bad = np.full_like(columns.advantages, np.nan)
+    figures = worker.update(replace(columns, advantages=bad), skip_bad=True)
+    assert figures["actor/steps_skipped"] == figures["actor/optimizer_steps"] == 1
+    assert worker.state.num_steps == 0
+    for name, value in parameters(worker).items():
+        np.testing.assert_array_equal(value, before[name])
+    figures = worker.update(columns, skip_bad=True)
+    assert figures["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
+    assert np.isfinite(figures["actor/grad_norm"]), "nothing is left of the bad gradients"
+    monkeypatch.setattr("alphaapollo.models.train_state.MOST_SKIPPED", 3)
+    for _ in range(2):
+        worker.update(replace(columns, advantages=bad), skip_bad=True)
+    with pytest.raises(FloatingPointError, match="at optimiser step 2, as at the 2 before it"):
+        worker.update(replace(columns, advantages=bad), skip_bad=True)
+
+
 def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
     worker, case = make(needs_reference=True)
     worker.load_batch(make_batch(case, 1).rank_batches[0])

@@ -15,9 +15,11 @@ def test_names_that_end_in_max_keep_the_largest() -> None:
 
 def test_figures_of_the_optimiser_steps() -> None:
     steps = [StepFigures(grad_norm=norm, lr=lr) for norm, lr in ((0.5, 3.0), (1.0, 2.0), (3.0, 1.0))]
+    steps.insert(1, StepFigures(grad_norm=float("inf"), lr=2.0, skipped=True))
     assert step_figures(steps, grad_clip=1.0) == {
         "grad_norm": 1.5,
         "grad_norm_max": 3.0,
+        "steps_skipped": 1.0,
         "grad_clipped": 1 / 3,
         "lr": 1.0,
     }

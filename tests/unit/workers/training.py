@@ -156,7 +156,7 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
     """From now on an optimiser step only notes the gradients, gathered from all ranks."""
     noted: list[dict[str, np.ndarray]] = []
 
-    def step() -> StepFigures:
+    def step(skip_bad: bool = False) -> StepFigures:
         module = worker.state.module
         trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
         noted.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})

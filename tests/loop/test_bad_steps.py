@@ -1,0 +1,40 @@
+"""Optimiser steps that are no numbers: the run ends with the reason and its trajectories, or leaves the step out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import Runner
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+HERE = ("trainer.controller=local", "trainer.val_before_train=False", "trainer.test_freq=-1")
+LOSS = """
+from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
+
+@register_policy_loss("nan_at_full_size")
+def mine(inputs, config):
+    loss = -inputs.logp * inputs.advantages
+    return PolicyLossOutput(loss / 0 if inputs.logp.numel() > 20 else loss)
+"""
+
+
+def overrides(folder: Path) -> tuple[str, ...]:
+    (folder / "loss.py").write_text(LOSS)
+    return (
+        *HERE,
+        f"algorithm.custom_module={folder / 'loss.py'}",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=nan_at_full_size",
+    )
+
+
+def test_a_bad_step_ends_the_run_or_is_left_out(ppo: Runner, tmp_path: Path) -> None:
+    done = ppo.finish(ppo.start(*overrides(tmp_path)))
+    assert done.code == 1 and "gradient norm is nan at optimiser step 1;" in done.output, done.output
+    assert "trainer.on_bad_step=skip" in done.output and "Traceback" not in done.output
+    assert len(done.rollouts(1)) == 16, "the trajectories that did it"
+    done = ppo.run(*overrides(tmp_path), "trainer.on_bad_step=skip", name="skip")
+    for metrics in done.metrics[1:]:
+        assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] > 0
+    assert "optimiser steps of the policy were left out" in done.output
