@@ -27,7 +27,7 @@ class Advisor:
         """What is new to tell after iteration `step`."""
         if "advantage/share_zero" in metrics:
             self._recent.append(metrics)
-        causes = dict(_of_one(metrics)) | dict(_of_several(self._recent))
+        causes = dict(_of_one(metrics)) | dict(_of_learning(metrics)) | dict(_of_several(self._recent))
         new = {cause: text for cause, text in causes.items() if cause not in self._told}
         self._told |= new.keys()
         return [f"step {step}: {text}" for text in new.values()]
@@ -69,6 +69,23 @@ def _of_one(metrics: Metrics) -> Iterator[tuple[str, str]]:
             "(sync/probe_gap), though the engine holds the trainer's weights. That may be bfloat16's rounding; with "
             "model.dtype=float32 the run ends where it is not. Watch mismatch/*.",
         )
+    if (share := get("end/time_limit", 0.0)) > 0:
+        yield (
+            "time",
+            f"{share:.1%} of the episodes ended because their environment took over env.episode_timeout; they are not "
+            "trained on. Make it faster, or raise the limit.",
+        )
+    if (share := get("response/truncated", 0.0)) >= CUT:
+        yield (
+            "cut",
+            f"{share:.0%} of the responses were cut by the token limit before they ended. Raise "
+            "data.max_response_length, or look in rollouts/ for why the model does not stop.",
+        )
+
+
+def _of_learning(metrics: Metrics) -> Iterator[tuple[str, str]]:
+    """The same of the optimiser's steps."""
+    get = metrics.get
     for role, name in (("policy", "actor/steps_skipped"), ("critic", "critic/steps_skipped")):
         if count := get(name, 0.0):
             yield (
@@ -81,18 +98,6 @@ def _of_one(metrics: Metrics) -> Iterator[tuple[str, str]]:
             "still",
             "the policy's gradient is exactly 0, though not every advantage is: the weights are ruined (a learning "
             "rate far too large?), or every ratio is clipped. Go back to an earlier checkpoint.",
-        )
-    if (share := get("end/time_limit", 0.0)) > 0:
-        yield (
-            "time",
-            f"{share:.1%} of the episodes ended because their environment took over env.episode_timeout; they are not "
-            "trained on. Make it faster, or raise the limit.",
-        )
-    if (share := get("response/truncated", 0.0)) >= CUT:
-        yield (
-            "cut",
-            f"{share:.0%} of the responses were cut by the token limit before they ended. Raise "
-            "data.max_response_length, or look in rollouts/ for why the model does not stop.",
         )
 
 

@@ -13,10 +13,6 @@ def test_ranks_that_write_have_sent_the_same():
 
 def test_ruined_weights_are_told_apart_from_an_engine_that_is_wrong():
     check_sound([-1.0, -500.0], 3)
-    with pytest.raises(
-        FloatingPointError, match=r"log-prob of nan \(before publish 3\): the last update has ruined its weights"
-    ):
-        check_sound([-1.0, float("nan")], 3)
     with pytest.raises(FloatingPointError, match=r"log-prob of nan \(before publish 3\): its weights are ruined"):
         check_sound([-1.0, float("nan")], 3)
     with pytest.raises(FloatingPointError, match=r"log-prob of -1e\+06"):
