@@ -3,12 +3,16 @@
     parquet row -> Prompt -> TrajectoryGroup of n Trajectory -> Row (tokens to train on) -> metrics
                              Trajectory = Turns (what the engine saw and sampled) + Score (what it was worth)
 
-No torch here: the driver, the environments and the graders share these types.
+No torch here: the driver, the environments and the graders share these types. What is sampled travels compactly:
+token ids, masks and log-probs, lists where they are made, are `array.array` of the same numbers where they arrive. And
+no frozen class has slots: Python would unpickle it by a loop over its fields.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NotRequired, TypedDict
@@ -24,7 +28,7 @@ class Message(TypedDict):
     name: NotRequired[str]  # role tool: the tool that answers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prompt:
     """One task, read from one data row.
 
@@ -39,7 +43,7 @@ class Prompt:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sampling:
     """How an engine samples one completion."""
 
@@ -58,12 +62,12 @@ class StopReason(StrEnum):
     LENGTH = "length"  # max_tokens reached
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Completion:
     """What an engine returns: tokens and their log-probs, after temperature and before top-p and top-k."""
 
-    token_ids: list[int]  # [T]
-    logprobs: list[float]  # [T]
+    token_ids: Sequence[int]  # [T]
+    logprobs: Sequence[float]  # [T]
     stop_reason: StopReason
     weight_version: int  # the publish that the engine held at its end
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
@@ -72,6 +76,11 @@ class Completion:
     routed_experts: np.ndarray | None = None
     """uint8 or uint16 [prompt + T - 1, layers, k]: the experts that each token, but for the last, was sent to; of a
     mixture of experts, where asked for. Rows take it over (rollout/context.py)."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_versions)
+        compact = (array("i", self.token_ids), array("d", self.logprobs))
+        return Completion, (*compact, *small, self.routed_experts)
 
     @property
     def weight_versions(self) -> list[int]:
@@ -93,7 +102,7 @@ class Outcome(StrEnum):
         return self in (Outcome.GRADER_FAILED, Outcome.ENVIRONMENT_FAILED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Score:
     """What a reward function said. `reason` explains a failure or a wrong format."""
 
@@ -134,7 +143,7 @@ class Turn:
     append-context trajectory is context_0 + action_0 + context_1 + action_1 + ...
     """
 
-    context_ids: list[int]
+    context_ids: Sequence[int]
     completion: Completion
     text: str  # the action decoded, for people, graders and environments; never encoded again
     reward: float = 0.0  # the environment's own step reward; the outcome stands in Trajectory.score
@@ -142,8 +151,12 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # what the environment answered; None: nothing, the episode was over
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        said = (self.text, self.reward, self.valid, self.info, self.observation)
+        return Turn, (array("i", self.context_ids), self.completion, *said)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class EpisodeTurn:
     """A turn as a reward function sees it; the fields are those of Turn. Of the last one, while the environment still
     answers it, there is the text alone."""
@@ -155,7 +168,7 @@ class EpisodeTurn:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Episode:
     """An episode as a reward function with a parameter `trajectory` sees it: without tokens.
 
@@ -171,13 +184,18 @@ class Episode:
 class Row:
     """One token sequence to train on: a whole trajectory (append context) or one turn of it (memory context)."""
 
-    token_ids: list[int]  # [T]
-    action_mask: list[int]  # [T] 1 where the model sampled the token
-    logprobs: list[float]  # [T] the engine's log-probs, 0.0 off the mask
+    token_ids: Sequence[int]  # [T]
+    action_mask: Sequence[int]  # [T] 1 where the model sampled the token
+    logprobs: Sequence[float]  # [T] the engine's log-probs, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each of its turns
     first_turn: int = 0  # its first turn's index in Trajectory.turns
-    weight_versions: list[int] = field(default_factory=list)  # of its action tokens, in order: who sampled them
+    weight_versions: Sequence[int] = field(default_factory=list)  # of its action tokens, in order: who sampled them
     routed_experts: np.ndarray | None = None  # [T, layers, k], as the completions'
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
+        of_turns = (self.turn_ends, self.first_turn, array("i", self.weight_versions))
+        return Row, (*compact, *of_turns, self.routed_experts)
 
     @property
     def response_start(self) -> int:
@@ -240,7 +258,7 @@ class TrajectoryGroup:
     baseline: Trajectory | None = None  # the greedy one, where it was asked for: compared with, never trained on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupRequest:
     """What the driver asks of a rollout worker: n episodes of one prompt.
 
@@ -255,7 +273,7 @@ class GroupRequest:
     greedy_baseline: bool = False  # play one more episode, greedily
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightUpdate:
     """What the trainer published. `folder` is its name in each node's shared memory (weights/transport.py), empty when
     vLLM's own transfer has already carried the tensors (CUDA IPC, NCCL)."""
@@ -265,7 +283,7 @@ class WeightUpdate:
     folder: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightReceipt:
     """What an engine says it holds after a publish; compared with the update, and any difference stops the run."""
 

@@ -132,7 +132,8 @@ def _tokenize(examples: list[list[Piece]], renderer: Renderer) -> list[Row]:
         row = Row([], [], [], [])
         for piece in example:
             _extend(row, piece, next(tokens[_starts_text(piece)]), renderer)
-        del row.token_ids[row.turn_ends[-1] + 1 :], row.action_mask[row.turn_ends[-1] + 1 :]
+        end = row.turn_ends[-1] + 1
+        row.token_ids, row.action_mask = row.token_ids[:end], row.action_mask[:end]
         row.logprobs = [0.0] * len(row.token_ids)
         rows.append(row)
     return rows
@@ -152,8 +153,8 @@ def _extend(row: Row, piece: Piece, token_ids: list[int], renderer: Renderer) ->
         ends = [index for index, token in enumerate(token_ids) if token in renderer.eos_token_ids]
         num_trained = ends[-1] + 1 if ends else len(token_ids)
         row.turn_ends.append(len(row.token_ids) + num_trained - 1)
-    row.token_ids += token_ids
-    row.action_mask += [1] * num_trained + [0] * (len(token_ids) - num_trained)
+    row.token_ids = [*row.token_ids, *token_ids]
+    row.action_mask = [*row.action_mask, *[1] * num_trained, *[0] * (len(token_ids) - num_trained)]
 
 
 def _fit(row: Row, max_length: int, truncation: Truncation) -> Row | None:
@@ -162,10 +163,10 @@ def _fit(row: Row, max_length: int, truncation: Truncation) -> Row | None:
         return row
     if truncation == "drop":
         return None
-    mask = cut_prompt(row.action_mask, max_length, truncation)
+    mask = cut_prompt(list(row.action_mask), max_length, truncation)
     mask[0] = 0  # a first token has nothing to be predicted from
     if 1 not in mask:
         return None
     shift = len(row.token_ids) - max_length if truncation == "left" else 0
     ends = [end - shift for end in row.turn_ends if 0 < end - shift < max_length]
-    return Row(cut_prompt(row.token_ids, max_length, truncation), mask, [0.0] * max_length, ends)
+    return Row(cut_prompt(list(row.token_ids), max_length, truncation), mask, [0.0] * max_length, ends)

@@ -55,12 +55,12 @@ def find_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Prefixes:
     return Prefixes(ids, lengths)
 
 
-def _families(prompts: list[list[int]]) -> list[tuple[list[int], int]]:
+def _families(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
     """Prompts as families with the length of what each shares, by dynamic programming over the sorted prompts: a family
     of n that shares p tokens saves (n - 1) p."""
     if all(prompt == prompts[0] for prompt in prompts):
         return [(list(range(len(prompts))), len(prompts[0]))]
-    order = sorted(range(len(prompts)), key=prompts.__getitem__)
+    order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))
     ordered = [np.array(prompts[index]) for index in order]
     alike = np.array([_common(a, b) for a, b in pairwise(ordered)])
     saved, first = np.zeros(len(order) + 1, dtype=np.int64), np.zeros(len(order) + 1, dtype=np.int64)

@@ -32,7 +32,7 @@ class Context(Protocol):
         """The first observation; returns what it adds to `seen`."""
         ...
 
-    def go_on(self, action_ids: list[int], step: Step) -> list[int]:
+    def go_on(self, action_ids: Sequence[int], step: Step) -> list[int]:
         """After an action that the environment answered; returns the context of the next turn: what it adds to
         `seen` (append), or all of it (memory)."""
         ...
@@ -57,7 +57,7 @@ class AppendContext:
         self.seen = self._render_prompt(content)
         return self.seen
 
-    def go_on(self, action_ids: list[int], step: Step) -> list[int]:
+    def go_on(self, action_ids: Sequence[int], step: Step) -> list[int]:
         with blaming("rendering its observation"):
             delta = self._render_delta(step.observation, action_ids[-1])
         self.seen = [*self.seen, *action_ids, *delta]
@@ -94,7 +94,7 @@ class MemoryContext:
         self.seen = self._render_prompt(self._first)
         return self.seen
 
-    def go_on(self, action_ids: list[int], step: Step) -> list[int]:
+    def go_on(self, action_ids: Sequence[int], step: Step) -> list[int]:
         self._steps.append(step)
         chosen = select(self._steps, self._history_length, self._kind)
         messages = self._remember(chosen)
@@ -123,22 +123,12 @@ class MemoryContext:
 def append_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """The one row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ... (none without
     turns). Actions have mask 1 and the engine's log-probs, contexts 0 and 0.0."""
-    if not turns:
-        return []
-    row = Row(token_ids=[], action_mask=[], logprobs=[], turn_ends=[])
-    for turn in turns:
-        _extend(row, turn)
-    row.routed_experts = experts_of([turn.completion for turn in turns], row.turn_ends)
-    return [row]
+    return [_row(turns)] if turns else []
 
 
 def memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """One row a turn: its whole prompt, then its action."""
-    rows = [Row(token_ids=[], action_mask=[], logprobs=[], turn_ends=[], first_turn=i) for i in range(len(turns))]
-    for row, turn in zip(rows, turns, strict=True):
-        _extend(row, turn)
-        row.routed_experts = experts_of([turn.completion], row.turn_ends)
-    return rows
+    return [_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
 
 
 def experts_of(completions: Sequence[Completion], ends: Sequence[int]) -> np.ndarray | None:
@@ -156,10 +146,18 @@ def experts_of(completions: Sequence[Completion], ends: Sequence[int]) -> np.nda
     return np.concatenate([*parts, parts[-1][-1:]])
 
 
-def _extend(row: Row, turn: Turn) -> None:
-    action = turn.completion
-    row.token_ids += turn.context_ids + action.token_ids
-    row.action_mask += [0] * len(turn.context_ids) + [1] * len(action.token_ids)
-    row.logprobs += [0.0] * len(turn.context_ids) + action.logprobs
-    row.weight_versions += action.weight_versions
-    row.turn_ends.append(len(row.token_ids) - 1)
+def _row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
+    """These turns, one after the other."""
+    token_ids: list[int] = []
+    action_mask: list[int] = []
+    logprobs: list[float] = []
+    ends: list[int] = []
+    for turn in turns:
+        context, action = turn.context_ids, turn.completion
+        token_ids += [*context, *action.token_ids]
+        action_mask += [0] * len(context) + [1] * len(action.token_ids)
+        logprobs += [0.0] * len(context) + [*action.logprobs]
+        ends.append(len(token_ids) - 1)
+    versions = [version for turn in turns for version in turn.completion.weight_versions]
+    experts = experts_of([turn.completion for turn in turns], ends)
+    return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, experts)

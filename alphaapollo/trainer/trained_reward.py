@@ -50,7 +50,7 @@ class Reader:
 
     def read(self, trajectory: Trajectory) -> list[int]:
         if self.shares_tokens:
-            return self._ended(trajectory.rows[-1].token_ids)
+            return self._ended(list(trajectory.rows[-1].token_ids))
         asked, answer = trajectory.asked, trajectory.turns[-1].text
         assert asked is not None and len(trajectory.turns) == 1, "make_reader refuses several turns"
         if isinstance(asked, str):

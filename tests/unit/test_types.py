@@ -1,0 +1,48 @@
+import pickle
+from array import array
+
+import numpy as np
+import pytest
+
+from alphaapollo.data.batch import Rows
+from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.types import Completion, EpisodeEnd, Prompt, Row, Score, StopReason, Trajectory, TrajectoryGroup, Turn
+
+LOGPROBS = [-0.1, float(np.float32(-0.1)), -1e-30]
+
+
+@pytest.fixture
+def group() -> TrajectoryGroup:
+    experts = np.ones((4, 1, 2), dtype=np.uint8)
+    completion = Completion([7, 150_000, 9], LOGPROBS, StopReason.STOP, 4, 2, ((3, 1),), experts)
+    turn = Turn([1, 2], completion, "14", 0.5, False, {"state": "s"}, [{"role": "tool", "content": "24"}])
+    row = Row(
+        [1, 2, 7, 150_000, 9], [0, 0, 1, 1, 1], [0.0, 0.0, *LOGPROBS], [4], 1, completion.weight_versions, experts
+    )
+    score = Score(1.0, {"accuracy": 1.0})
+    return TrajectoryGroup(Prompt(17, "x", "7+7=?"), [Trajectory(17, 0, [turn], [row], score, EpisodeEnd.DONE)])
+
+
+def test_tokens_travel_as_arrays_of_the_same_numbers(group: TrajectoryGroup):
+    (sent,), (came,) = group.trajectories, pickle.loads(pickle.dumps(group)).trajectories
+    assert [type(one) for one in (came.rows[0].token_ids, came.turns[0].completion.logprobs)] == [array, array]
+    for ours, theirs in [
+        (sent.rows[0], came.rows[0]),
+        (sent.turns[0], came.turns[0]),
+        (sent.turns[0].completion, came.turns[0].completion),
+    ]:
+        for name, value in vars_of(ours).items():
+            assert np.array_equal(vars_of(theirs)[name], value) if name != "completion" else True, name
+    assert (came.score, came.end, came.num_tokens, came.shown_lengths) == (sent.score, sent.end, 3, [2])
+    assert sum(came.turns[0].completion.logprobs) == sum(LOGPROBS)
+
+
+def vars_of(item: object) -> dict[str, object]:
+    return {name: getattr(item, name) for name in item.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def test_what_travelled_makes_the_same_batch_and_the_same_log(group: TrajectoryGroup):
+    came = pickle.loads(pickle.dumps(group))
+    ours, theirs = (Rows.from_rows(one.trajectories[0].rows) for one in (group, came))
+    assert all(np.array_equal(getattr(ours, name), value) for name, value in vars(theirs).items() if value is not None)
+    assert list(trajectory_lines(1, [came])) == list(trajectory_lines(1, [group]))
