@@ -34,8 +34,10 @@ def mismatch_metrics(
     is_action = mask.astype(bool)
     if not is_action.any():
         return {}
-    gap = np.where(is_action, trainer_logp.astype(np.float64) - engine_logp, 0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    d = gap[is_action]
+    d = trainer_logp[is_action].astype(np.float64) - engine_logp[is_action]
+    d = d.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    gap = np.zeros(mask.shape)
+    gap[is_action] = d
     k3 = np.expm1(d) - d
     metrics = {"k1": float(-d.mean()), "k3": float(k3.mean()), "abs": float(np.abs(d).mean())}
     ratios = np.exp(np.quantile(d, list(QUANTILES.values())))

@@ -141,13 +141,17 @@ def _deal(
     if prefixes is None or any(len(bundle) > 1 for bundle in bundles):
         parts = [_Part(bundle, _costs(bundle, lengths, prefixes)) for bundle in bundles]
         return parts, balance([part.cost for part in parts], num_ranks)
-    rows, limit = [bundle[0] for bundle in bundles], max_tokens
+    ids, shared, limit = prefixes.ids.tolist(), prefixes.lengths.tolist(), max_tokens
+    rows = sorted((bundle[0] for bundle in bundles), key=lambda row: (ids[row], -lengths[row]))
     while True:
-        parts = _families(rows, lengths, prefixes, limit)
-        shares = balance([part.cost for part in parts], num_ranks)
-        loads = [sum(parts[i].cost for i in share) for share in shares]
-        if max(loads) * num_ranks <= EVEN * sum(loads) or len(parts) == len(rows):
-            return parts, shares
+        parts = _families(rows, lengths, ids, shared, limit)
+        costs = [part.cost for part in parts]
+        even = EVEN * sum(costs)
+        if max(costs, default=0) * num_ranks <= even or len(parts) == len(rows):  # else no shares are even
+            shares = balance(costs, num_ranks)
+            largest = max(sum(costs[i] for i in share) for share in shares)
+            if largest * num_ranks <= even or len(parts) == len(rows):
+                return parts, shares
         limit //= 2
 
 
@@ -159,17 +163,19 @@ def _costs(rows: list[int], lengths: list[int], prefixes: Prefixes | None) -> li
     return [*shared.values(), *(lengths[row] - int(prefixes.lengths[row]) for row in rows)]
 
 
-def _families(rows: list[int], lengths: list[int], prefixes: Prefixes, limit: int) -> list[_Part]:
-    """Rows by family, cut where a part would cost more than `limit` tokens."""
+def _families(rows: list[int], lengths: list[int], ids: list[int], shared: list[int], limit: int) -> list[_Part]:
+    """Rows, sorted by family, in parts that are cut where they would cost more than `limit` tokens."""
     parts: list[_Part] = []
-    for row in sorted(rows, key=lambda row: (prefixes.ids[row], -lengths[row])):
-        shared = int(prefixes.lengths[row])
-        rest, last = lengths[row] - shared, parts[-1] if parts else None
-        if last and prefixes.ids[last.rows[0]] == prefixes.ids[row] and last.cost + rest <= limit:
-            last.rows.append(row)
-            last.costs.append(rest)
+    family, cost = -1, 0
+    for row in rows:
+        rest = lengths[row] - shared[row]
+        if ids[row] == family and cost + rest <= limit:
+            parts[-1].rows.append(row)
+            parts[-1].costs.append(rest)
+            cost += rest
         else:
-            parts.append(_Part([row], [shared, rest]))
+            parts.append(_Part([row], [shared[row], rest]))
+            family, cost = ids[row], lengths[row]
     return parts
 
 

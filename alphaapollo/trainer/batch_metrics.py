@@ -3,6 +3,7 @@ name."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,9 +11,10 @@ from alphaapollo.data.batch import TrainBatch
 from alphaapollo.types import Trajectory
 
 
-def credit_metrics(shaped: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """`shaped` [N]: what each trajectory is worth to the estimator; advantages and mask [B, L]."""
-    own = advantages[mask.bool()]
+def credit_metrics(shaped: Tensor, advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
+    """`shaped` [N]: what each trajectory is worth to the estimator; advantages and mask [B, L]; has_advantage: bool
+    [B], rows with one that is not 0."""
+    own = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # numpy selects several times quicker than torch
     if not own.numel():
         return {}
     low, high = torch.aminmax(own)
@@ -23,7 +25,7 @@ def credit_metrics(shaped: Tensor, advantages: Tensor, mask: Tensor) -> dict[str
         "advantage/min": float(low),
         "advantage/max": float(high),
         "advantage/abs_mean": float(own.abs().mean()),
-        "advantage/share_zero": float((advantages == 0).all(-1).double().mean()),
+        "advantage/share_zero": float((~has_advantage).mean()),
     }
 
 

@@ -72,24 +72,24 @@ def assign_credit(
         mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
     result = estimator(inputs, algorithm)
-    metrics |= credit_metrics(returns, result.advantages, batch.mask)
+    has_advantage = result.advantages.numpy().any(axis=1)  # it is zero off the mask
+    metrics |= credit_metrics(returns, result.advantages, batch.mask, has_advantage)
     if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
         worth = whole.join(batch.token_rewards).sum(-1)
         metrics["reward/length_penalty"] = length_penalty(batch.trajectories, worth, invalid_cost(actor))
     matrices = {
         "advantages": result.advantages.numpy().astype(np.float32),
-        "returns": result.returns.numpy().astype(np.float32),
+        "returns": None if computed.values is None else result.returns.numpy().astype(np.float32),  # a critic's
         "old_logprobs": computed.old_logprobs,
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
         "chosen": _chosen(batch, computed, result.advantages, actor),
     }
     columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None})
-    return Credit(columns, _moving(batch, result.advantages), kl_per_sequence, metrics)
+    return Credit(columns, _moving(batch, has_advantage), kl_per_sequence, metrics)
 
 
-def _moving(batch: Batch, advantages: torch.Tensor) -> np.ndarray:
-    has_advantage = ((advantages * batch.mask) != 0).any(-1).numpy()
+def _moving(batch: Batch, has_advantage: np.ndarray) -> np.ndarray:
     has_weight = (batch.loss_weights != 0) | (batch.sequence_weights != 0)
     owners = batch.trajectory_ids.numpy()
     return np.isin(owners, owners[has_advantage & has_weight])

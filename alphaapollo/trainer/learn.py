@@ -103,7 +103,7 @@ async def measure_mismatch(run: Run, batch: Batch, computed: np.ndarray) -> dict
     layout = batch.layout
     trainer = layout.to_matrix(await run.crew.policy.old_log_probs())
     engine = layout.to_matrix([rank.rows.rollout_logprobs for rank in layout.rank_batches])
-    mask = batch.mask.numpy() * computed[:, None]
+    mask = (batch.mask.numpy() != 0) & computed[:, None]
     metrics = mismatch_metrics(trainer, engine, mask, batch.trajectory_ids.numpy())
     settings = run.config.trainer
     advice = mismatch_advice(metrics, stale=bool(settings.async_mode and settings.max_staleness))

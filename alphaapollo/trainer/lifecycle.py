@@ -100,6 +100,7 @@ async def run(prepared: Prepared) -> None:
             console.phase("start", 0, 1)
             crew = await launch(prepared)
         seldom_collect()
+        prefer_huge_pages()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
         await begin(ready, start.checkpoint, timer)
         await (train_async(ready) if config.trainer.async_mode else train(ready))
@@ -126,6 +127,12 @@ def seldom_collect() -> None:
     what is there by now is left out, and the rest is looked at a few times an iteration."""
     gc.freeze()
     gc.set_threshold(100_000, 10, 10)
+
+
+def prefer_huge_pages() -> None:
+    """For matrices [B, L], most of whose time would else go into the page faults of fresh memory. torch looks at this
+    once, at its first large one; numpy does so anyway. After the workers' start, whose memory is planned without."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def collect_as_usual() -> None:

@@ -22,7 +22,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.lifecycle import seldom_collect
+from alphaapollo.trainer.lifecycle import prefer_huge_pages, seldom_collect
 from alphaapollo.trainer.plan import make_plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
@@ -128,6 +128,7 @@ class Cluster:
         """All iterations; the loop's timers are this clock's."""
         torch.set_num_threads(1)
         seldom_collect()
+        prefer_huge_pages()
         modules: list[Any] = [loop, loop_async]
         own = [module.Timer for module in modules]
         for module in modules:

@@ -185,7 +185,7 @@ class Trajectories:
     @classmethod
     def of(cls, inputs: AdvantageInputs) -> Trajectories:
         rows = Groups.of(inputs.trajectory_ids)
-        lengths = rows.sum(inputs.mask.bool().sum(dim=1).to(inputs.scores.dtype))
+        lengths = rows.sum(inputs.mask.to(inputs.scores.dtype).sum(dim=1))
         scores = rows.max(inputs.scores)
         assert rows.equal(inputs.scores).all(), "rows of one trajectory must share its score"
         return cls(rows, Groups.of(_first_of(rows, inputs.group_ids)), scores, lengths, inputs.mask)
