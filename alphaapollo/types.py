@@ -200,7 +200,7 @@ class Row:
     @property
     def response_start(self) -> int:
         """Position of the first action token: what comes before is prompt."""
-        return self.action_mask.index(1)
+        return bytes(self.action_mask).index(1)  # an array would be searched ten times as long
 
 
 @dataclass(slots=True)

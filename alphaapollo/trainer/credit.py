@@ -72,7 +72,7 @@ def assign_credit(
         mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
     result = estimator(inputs, algorithm)
-    has_advantage = result.advantages.numpy().any(axis=1)  # it is zero off the mask
+    has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
     metrics |= credit_metrics(returns, result.advantages, batch.mask, has_advantage)
     if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
         worth = whole.join(batch.token_rewards).sum(-1)

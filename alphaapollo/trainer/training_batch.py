@@ -202,7 +202,7 @@ def _loss_lengths(members: Sequence[Member], whole: EndToEnd, algorithm: Algorit
     """Tokens of each trajectory that the loss sees: its action tokens, or none where DAPO's overlong filter is on and
     it was cut. [N]"""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for _, trajectory in members])
-    return overlong_filter(whole.mask, cut).sum(-1)
+    return overlong_filter(whole.mask.sum(-1, keepdim=True), cut).squeeze(-1)
 
 
 def _weights(

@@ -66,9 +66,11 @@ class Prepared:
     steps: list[list[MiniBatch]]  # of each rank's update
 
     def by_token(self, name: str, num_tokens: int) -> np.ndarray:
-        """A column by the number of the token. [T]"""
-        matrix = self.batch.layout.to_matrix([getattr(one, name) for one in self.columns])
-        values = np.zeros(num_tokens)
+        """A column by the number of the token, zeros where no worker needs it. [T]"""
+        values, columns = np.zeros(num_tokens), [getattr(one, name) for one in self.columns]
+        if columns[0] is None:
+            return values
+        matrix = self.batch.layout.to_matrix(columns)
         values[self.tokens[self.tokens >= 0]] = matrix[self.tokens >= 0]
         return values
 
