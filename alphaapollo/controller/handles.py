@@ -100,8 +100,12 @@ class PolicyGroup:
         return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
 
     async def save(self, folder: str) -> None:
-        """Write weights, optimiser and schedule: a checkpoint, each rank its part."""
+        """Begin to write weights, optimiser and schedule as they are now: a checkpoint, each rank its part."""
         await self.ranks.call(lambda worker: worker.save(folder))
+
+    async def written(self) -> float:
+        """The last save is written, by all ranks; the seconds that the slowest of them took, beside other work."""
+        return float(max(await self.ranks.call(lambda worker: asyncio.wrap_future(worker.written()))))
 
     async def load(self, folder: str) -> None:
         """Go on from what save wrote, by any number of ranks."""
@@ -156,8 +160,12 @@ class CriticGroup:
         return (await self.ranks.call_each(lambda worker, own: worker.update(own, skip_bad), each))[0]
 
     async def save(self, folder: str) -> None:
-        """Write weights, optimiser and schedule: a checkpoint, each rank its part."""
+        """Begin to write weights, optimiser and schedule as they are now: a checkpoint, each rank its part."""
         await self.ranks.call(lambda worker: worker.save(folder))
+
+    async def written(self) -> float:
+        """The last save is written, by all ranks; the seconds that the slowest of them took, beside other work."""
+        return float(max(await self.ranks.call(lambda worker: asyncio.wrap_future(worker.written()))))
 
     async def load(self, folder: str) -> None:
         """Go on from what save wrote, by any number of ranks."""

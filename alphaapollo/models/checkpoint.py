@@ -6,6 +6,7 @@
     <folder>/state.json   the number of ranks, and the caller's own figures
 
 checkpoint_folder.py makes it atomic: begin gives a temporary folder, finish names it when all is written.
+checkpoint_writer.py writes a snapshot behind the training.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -36,26 +39,40 @@ from alphaapollo.models.sharding import reshard
 Optimizer = torch.optim.Optimizer
 
 
-def save(folder: str, model: nn.Module, optimizer: Optimizer | None, state: dict[str, Any]) -> None:
-    """Write a checkpoint (a collective of all ranks).
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes into one folder."""
 
-    Args:
-        optimizer: None for a frozen model.
-        state: JSON values that come back from `load`, the same on all ranks.
+    folder: str
+    tensors: dict[str, Any]  # nested: its slices of parameters and optimiser state, sharing their memory until copied
+    generators: dict[str, Any]
+    figures: dict[str, Any]  # JSON values that come back from `load`, the same on all ranks
+
+
+def snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None, figures: dict[str, Any]) -> Snapshot:
+    """The present state of a model (a collective of all ranks). `optimizer`: None for a frozen one."""
+    return Snapshot(folder, _tensors(model, optimizer), _generators(), figures)
+
+
+def write(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
+    """Write a checkpoint (a collective of all ranks over `group`, gloo's).
 
     Raises OSError that names the folder, e.g. for a full disk.
     """
-    path = Path(folder)
+    path = Path(snapshot.folder)
     rank = dist.get_rank()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        save_tensors(_tensors(model, optimizer), checkpoint_id=path / "model")
-        torch.save(_generators(), path / f"rank_{rank}.pt")
+        # Nothing is fetched ahead: torch would do that on a stream of the first GPU, whichever this rank's is.
+        files = FileSystemWriter(path / "model", per_thread_copy_ahead=0)
+        save_tensors(snapshot.tensors, storage_writer=files, process_group=group)
+        torch.save(snapshot.generators, path / f"rank_{rank}.pt")
         if rank == 0:
-            (path / "state.json").write_text(json.dumps({"world_size": dist.get_world_size(), **state}))
+            state = {"world_size": dist.get_world_size(), **snapshot.figures}
+            (path / "state.json").write_text(json.dumps(state))
     except (OSError, RuntimeError, CheckpointException) as error:
         raise OSError(
-            f"cannot write the checkpoint {folder}: {_reason(error)} ({_free_mib(path):.0f} MiB are free there). Make "
+            f"cannot write the checkpoint {path}: {_reason(error)} ({_free_mib(path):.0f} MiB are free there). Make "
             "room; the same command goes on from the last whole checkpoint."
         ) from error
 

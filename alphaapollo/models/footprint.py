@@ -32,6 +32,7 @@ class Held:
     engine: int = 0  # the engine's weights and what it computes with
     kv_cache: int = 0
     buckets: int = 0  # weights on their way to the engine
+    checkpoint: int = 0  # the copy that a checkpoint is written from
     runtime: int = 0  # of the process: libraries, CUDA context
 
     @property
@@ -91,6 +92,10 @@ class Trained:
     def on_host(self) -> int:
         """Bytes in host memory between its phases."""
         return self.base + (FLOAT32 + ADAM) * self.slices - self.resting().total
+
+    def saved(self) -> int:
+        """Bytes of what a checkpoint holds of it."""
+        return (FLOAT32 + ADAM) * self.slices
 
     def updating(self) -> dict[str, Held]:
         """Moments of its update."""

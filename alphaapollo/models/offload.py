@@ -78,14 +78,20 @@ class _Home:
 
 
 def host_bytes(count: int, pin: bool) -> Tensor:
-    """uint8 [count] in host memory. Locked in place rather than by torch's own pinned allocator, which rounds each
-    tensor up to a power of two: a third more memory for a model."""
+    """uint8 [count] in host memory."""
     host = torch.empty(count, dtype=torch.uint8)
-    if pin and count:
-        cuda, address = torch.cuda.cudart(), host.data_ptr()
-        torch.cuda.check_error(cuda.cudaHostRegister(address, count, 0))
-        weakref.finalize(host, cuda.cudaHostUnregister, address).atexit = False
+    if pin:
+        lock_pages(host, owner=host)
     return host
+
+
+def lock_pages(host: Tensor, owner: Tensor) -> None:
+    """Page-lock a tensor in host memory for as long as `owner` lives. In place rather than by torch's own pinned
+    allocator, which rounds each tensor up to a power of two: a third more memory for a model."""
+    if host.numel():
+        cuda, address = torch.cuda.cudart(), host.data_ptr()
+        torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))
+        weakref.finalize(owner, cuda.cudaHostUnregister, address).atexit = False
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:

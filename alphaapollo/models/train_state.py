@@ -1,4 +1,4 @@
-"""A sharded model in training: the optimiser's step, where the schedule stands, and how both are saved."""
+"""A sharded model in training: the optimiser's step, where the schedule stands, and what of both is saved."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.config.schema import Fsdp, Optimizer
 from alphaapollo.models import checkpoint
+from alphaapollo.models.checkpoint import Snapshot
 from alphaapollo.models.offload import Offload, parameter_offload
 from alphaapollo.models.optimizer import (
     apply_settings,
@@ -132,9 +133,10 @@ class TrainState:
         self.parameters.rest()
         self.moments.rest()
 
-    def save(self, folder: str) -> None:
+    def snapshot(self, folder: str) -> Snapshot:
+        """What a checkpoint in `folder` is to hold (a collective of all ranks)."""
         self._fetch_all()
-        checkpoint.save(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
+        return checkpoint.snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
         """Moments and steps made are the checkpoint's, settings the configuration's."""

@@ -39,6 +39,7 @@ def build_policy(
     transport: Transport,
     optimiser_steps: int,
     seed: int,
+    saves_behind: bool,
     placement: RankPlacement,
     client: Any,
 ) -> PolicyWorker:
@@ -63,16 +64,17 @@ def build_policy(
         sender=make_sender(transport, placement.rank, placement.feeds, master_address, client),
         seed=seed,
         engine_form=role.rollout.lora,
+        saves_behind=saves_behind,
     )
 
 
 def build_critic(
-    model: Model, critic: Critic, seed: int, optimiser_steps: int, placement: RankPlacement
+    model: Model, critic: Critic, seed: int, optimiser_steps: int, saves_behind: bool, placement: RankPlacement
 ) -> CriticWorker:
     """`model`: the policy's."""
     from alphaapollo.workers.critic import CriticWorker
 
-    return CriticWorker(critic_model(model, critic), critic, placement, optimiser_steps, seed)
+    return CriticWorker(critic_model(model, critic), critic, placement, optimiser_steps, seed, saves_behind)
 
 
 def critic_model(policy: Model, critic: Critic) -> Model:

@@ -26,6 +26,7 @@ from alphaapollo.startup.model_memory import (
     largest_micro_batch,
     sizes_of,
     trained_model,
+    with_copies,
 )
 from alphaapollo.weights.buckets import BATCH_BYTES
 
@@ -48,6 +49,7 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     rank, engine = _rank(config, device, roles), _engine(config, device, capacity)
     sizes, at_rest, updates = rank.policy.sizes, rank.at_rest, rank.updates
+    copies = rank.copies * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     publish = rank.publishing + Held(buckets=transfer_buckets(sizes, bytes_of(rollout.dtype), BATCH_BYTES))
     kv_token = sizes.kv_elements * bytes_of(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
     kv_tokens = engine.awake().kv_cache // kv_token
@@ -56,7 +58,7 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
         moments = updates | {"publish": publish, "generate": at_rest}
         others = Held(runtime=_other_processes(config, roles))
         node = {name: held * trainer.n_gpus_per_node + engines + others for name, held in moments.items()}
-        return MemoryPlan(node, capacity, "this machine", kv_tokens)
+        return MemoryPlan(node, capacity, "this machine", kv_tokens, copies=copies)
     if not rollout.colocate:
         moments = updates | {"publish": publish, "generate (an engine's GPU)": engine.awake()}
     elif rollout.free_cache_engine:
@@ -65,7 +67,7 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
         awake = {**updates, "publish": publish, "generate": at_rest}
         moments = {name: held + engine.awake() for name, held in awake.items()}
     what = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
-    return MemoryPlan(moments, capacity, what, kv_tokens, host=rank.on_host * trainer.n_gpus_per_node)
+    return MemoryPlan(moments, capacity, what, kv_tokens, rank.on_host * trainer.n_gpus_per_node, copies)
 
 
 def _other_processes(config: Config, roles: Roles) -> int:
@@ -87,6 +89,7 @@ class Rank:
     at_rest: Held  # while engines generate
     publishing: Held  # the policy's phase goes on after its update
     on_host: int  # bytes in the machine's own memory, of what rests there
+    copies: int  # the same, of what a checkpoint is written from
     updates: dict[str, Held]
 
 
@@ -116,7 +119,10 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
     at_rest = sum((one.resting() for one in trained.values()), runtime + reward + reference_at_rest)
     critics = sum((one.resting() for name, one in trained.items() if name != "policy"), runtime + reward + in_update)
     on_host = sum(one.on_host() for one in trained.values()) + reference.total - reference_at_rest.total
-    return Rank(policy, at_rest, policy.stepped() + critics, on_host, updates)
+    copies = sum(one.saved() for one in trained.values())
+    if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
+        copies += frozen_slices(policy.sizes, shards, width)
+    return Rank(policy, at_rest, policy.stepped() + critics, on_host, copies, updates)
 
 
 def _trained(
@@ -197,7 +203,7 @@ def fit_memory(
         )
         return config, replace(plan, problem=problem)
     if plan.fits:
-        return config, plan
+        return config, with_copies(plan, device, host)
     moment, held = plan.peak
     largest = sorted(held.by_role().items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{NAMES[role]} {size / GIB:.1f}" for role, size in largest)

@@ -3,7 +3,7 @@ whole run are in memory.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -38,6 +38,7 @@ NAMES = {
     "engine": "engine",
     "kv_cache": "KV cache",
     "buckets": "transfer buckets",
+    "checkpoint": "copy for a checkpoint",
     "runtime": "runtime",
 }
 
@@ -51,6 +52,8 @@ class MemoryPlan:
     what: str  # the device, for people
     kv_tokens: int  # that an engine's cache has room for
     host: int = 0  # bytes in a node's own memory, of what GPUs put there between phases
+    copies: int = 0  # bytes in a node's own memory, of what checkpoints are written from
+    saves_behind: bool = True  # there is room for them
     problem: str = ""  # why it cannot work, and the keys that help
 
     @property
@@ -64,6 +67,18 @@ class MemoryPlan:
     @property
     def comfortable(self) -> bool:
         return not self.capacity or self.peak[1].total <= COMFORT * self.capacity
+
+
+def with_copies(plan: MemoryPlan, device: Device, host: int) -> MemoryPlan:
+    """The plan with the copies that checkpoints are written from, where there is room for them.
+
+    host: bytes of a GPU machine's own memory; 0: not known.
+    """
+    if device == "cuda":
+        return replace(plan, saves_behind=not host or plan.host + plan.copies <= COMFORT * host)
+    copies = Held(checkpoint=plan.copies)
+    behind = replace(plan, moments={name: held + copies for name, held in plan.moments.items()})
+    return behind if behind.comfortable else replace(plan, saves_behind=False)
 
 
 def trained_model(

@@ -38,6 +38,7 @@ from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.resume_rule import change_rule_of
 from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Run
+from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
 from alphaapollo.weights.proof import GAP_BFLOAT16, GAP_FLOAT32
@@ -103,7 +104,8 @@ async def run(prepared: Prepared) -> None:
         prefer_huge_pages()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
         await begin(ready, start.checkpoint, timer)
-        await (train_async(ready) if config.trainer.async_mode else train(ready))
+        async with ready.saving.settled():
+            await (train_async(ready) if config.trainer.async_mode else train(ready))
         if progress.step < inputs.total_steps:
             console.notice(f"trainer.total_epochs={config.trainer.total_epochs} ended after {progress.step} iterations")
         if config.trainer.export_hf:
@@ -182,7 +184,7 @@ def make_run(
         estimator=plan.estimator,
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
         progress=progress,
-        checkpoints=checkpoints,
+        saving=Saving(checkpoints, crew, console.notice),
         tracker=tracker,
         rollout_log=rollout_log,
         console=console,

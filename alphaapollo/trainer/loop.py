@@ -1,6 +1,6 @@
 """The training loop: one iteration reads top to bottom in `train`.
 
-collect groups -> learn -> publish the weights -> on schedule: validate, reset the reference, write a checkpoint
+collect groups -> learn -> publish the weights -> on schedule: validate, reset the reference, begin a checkpoint
 
 Who holds the GPUs, where engines and trainers share them:
 
@@ -45,13 +45,13 @@ async def train(run: Run) -> None:
             metrics |= await run.weights.publish(step)
         metrics |= await on_schedule(run, step, is_last, timer)
         progress.step = step
-        metrics |= await run_metrics(run, timer, learned.tokens)
+        metrics |= await run.saving.figures() | await run_metrics(run, timer, learned.tokens)
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
         timer = Timer()  # a checkpoint follows its own line, or a kill between them loses that
         if due(step, config.trainer.save_freq, is_last):
             with timer("checkpoint"):
-                await save(run)
+                await run.saving.save(progress)
     await run.profiler.turn_to(None, timer)
 
 
@@ -105,16 +105,3 @@ async def run_metrics(run: Run, timer: Timer, tokens: int) -> dict[str, float]:
         **timer.metrics(),
         **speed_metrics(tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),
     }
-
-
-async def save(run: Run) -> None:
-    """Write a checkpoint of everything that the whole iterations so far made."""
-    folder = run.checkpoints.begin(run.progress.step)
-    async with run.crew.engines.cache_released():
-        await run.crew.policy.save(str(folder / "policy"))
-        await run.crew.policy.rest()
-        if run.crew.critic:
-            await run.crew.critic.save(str(folder / "critic"))
-            await run.crew.critic.rest()
-    run.progress.write(folder)
-    await asyncio.to_thread(run.checkpoints.finish, folder)

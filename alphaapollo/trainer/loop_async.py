@@ -18,7 +18,7 @@ from alphaapollo.due import due
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.in_flight import InFlight, staleness_metrics
 from alphaapollo.trainer.learn import learn
-from alphaapollo.trainer.loop import on_schedule, run_metrics, save
+from alphaapollo.trainer.loop import on_schedule, run_metrics
 from alphaapollo.trainer.rollout_metrics import rollout_metrics
 from alphaapollo.trainer.run_state import Run
 
@@ -57,11 +57,11 @@ async def train(run: Run, in_flight: InFlight) -> None:
         in_flight.start(step)
         metrics |= await on_schedule(run, step, is_last, timer)
         progress.step = step
-        metrics |= in_flight.metrics() | await run_metrics(run, timer, learned.tokens)
+        metrics |= in_flight.metrics() | await run.saving.figures() | await run_metrics(run, timer, learned.tokens)
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
         timer = Timer()
         if due(step, config.trainer.save_freq, is_last):
             with timer("checkpoint"):
-                await save(run)
+                await run.saving.save(progress)
     await run.profiler.turn_to(None, timer)

@@ -49,6 +49,11 @@ class Plan:
         """Micro-batches are padded to their longest row."""
         return self.model.attention == "padded"
 
+    @property
+    def saves_behind(self) -> bool:
+        """Checkpoints are written while the next iteration runs."""
+        return self.memory is None or self.memory.saves_behind
+
 
 def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
     """Resolve every automatic choice. Raises ValueError for what cannot work, before anything starts."""

@@ -39,9 +39,13 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
     custom_reward = config.custom_reward_function
     if not has_function:  # the reward model alone gives a reward
         custom_reward = CustomRewardFunction(path=silent.__file__, name=silent.nothing.__name__)
+    behind = plan.saves_behind
+    critic = partial(build_critic, role.model, config.critic, seed, critic_steps, behind)
     return Roles(
-        policy=partial(build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps, seed),
-        critic=partial(build_critic, role.model, config.critic, seed, critic_steps) if placement.critic else None,
+        policy=partial(
+            build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps, seed, behind
+        ),
+        critic=critic if placement.critic else None,
         reward_model=partial(build_reward_model, scorer, own.fsdp_config) if placement.reward_model else None,
         engine=partial(
             build_engine,

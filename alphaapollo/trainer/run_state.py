@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.kl import KLController
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.crew import Crew
 from alphaapollo.data.stream import PromptStream
@@ -16,6 +15,7 @@ from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import Prompt
 from alphaapollo.weights.publish import WeightPublisher
@@ -37,7 +37,7 @@ class Run:
     estimator: Estimator
     kl_controller: KLController
     progress: Progress
-    checkpoints: CheckpointFolder
+    saving: Saving
     tracker: Tracker
     rollout_log: RolloutLog
     console: Console

@@ -8,6 +8,8 @@ critic's phase on the GPU.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import numpy as np
 import torch
 
@@ -17,6 +19,7 @@ from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
+from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
@@ -44,9 +47,18 @@ class CriticWorker:
         model: with the path of the critic's trunk.
         optimiser_steps: optimiser steps of the whole run, for the learning rate's schedule.
         seed: of the fresh value head, and of fresh adapters (LoRA).
+        saves_behind: checkpoints are copied, and written while the worker goes on.
     """
 
-    def __init__(self, model: Model, critic: Critic, placement: RankPlacement, optimiser_steps: int, seed: int):
+    def __init__(
+        self,
+        model: Model,
+        critic: Critic,
+        placement: RankPlacement,
+        optimiser_steps: int,
+        seed: int,
+        saves_behind: bool = False,
+    ):
         self.critic, self.placement = critic, placement
         fsdp = critic.fsdp_config
         self.groups = join(placement, fsdp.fsdp_size)
@@ -64,6 +76,7 @@ class CriticWorker:
         self.state = TrainState(
             self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic", fsdp.param_offload
         )
+        self.writer = CheckpointWriter(saves_behind)
         self.batch: RankBatch | None = None
         self.rest()
 
@@ -99,8 +112,12 @@ class CriticWorker:
         free_cache(self.device)
 
     def save(self, folder: str) -> None:
-        """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""
-        self.state.save(folder)
+        """As of the policy."""
+        self.writer.start([self.state.snapshot(folder)])
+
+    def written(self) -> Future[float]:
+        """As of the policy."""
+        return self.writer.written()
 
     def load(self, folder: str) -> None:
         """Go on from a checkpoint, written by any number of ranks."""
@@ -110,6 +127,7 @@ class CriticWorker:
         return process_memory()
 
     def close(self) -> None:
+        self.writer.close()
         leave()
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Actor, LoraForm, Model, Reference, RolloutCorrection
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch, Rows
 from alphaapollo.models import checkpoint
+from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.export import export, full_parameters
 from alphaapollo.models.flops import ModelSize, peak_flops
 from alphaapollo.models.lm_head import Hidden
@@ -62,6 +64,7 @@ class PolicyWorker:
         sender: how weights reach the engines; None: they never do.
         seed: of fresh adapters (LoRA).
         engine_form: what the sender takes: whole weights, or the adapters alone.
+        saves_behind: checkpoints are copied, and written while the worker goes on.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class PolicyWorker:
         sender: WeightSender | None = None,
         seed: int = 0,
         engine_form: LoraForm = "merged",
+        saves_behind: bool = False,
     ):
         self.config, self.actor, self.engine_form = model, actor, engine_form
         self.placement, self.temperature, self.sender = placement, temperature, sender
@@ -109,6 +113,7 @@ class PolicyWorker:
         self.size = ModelSize.of(self.policy.model)
         self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
+        self.writer = CheckpointWriter(saves_behind)
         self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
         self.rest()
@@ -235,11 +240,17 @@ class PolicyWorker:
         self.state.reset_optimizer()
 
     def save(self, folder: str) -> None:
-        """Everything that a resumed run needs of this worker. Raises OSError that names the folder."""
-        self.state.save(folder)
+        """Everything that a resumed run needs of this worker, as it is now: what happens to the worker while the files
+        are `written` does not matter."""
+        parts = [self.state.snapshot(folder)]
         if self.reference is not None and self.reference_was_reset:
             self.frozen.fetch()
-            checkpoint.save(f"{folder}/reference", self.reference, None, {})
+            parts.append(checkpoint.snapshot(f"{folder}/reference", self.reference, None, {}))
+        self.writer.start(parts)
+
+    def written(self) -> Future[float]:
+        """Of the last save: the seconds that its writing took, or the OSError that names the folder."""
+        return self.writer.written()
 
     def load(self, folder: str) -> None:
         """Go on from a checkpoint, written by any number of ranks."""
@@ -258,6 +269,7 @@ class PolicyWorker:
         return process_memory()
 
     def close(self) -> None:
+        self.writer.close()
         leave()
 
     def _load_policy(self, seed: int) -> PolicyModel:

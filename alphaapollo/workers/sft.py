@@ -11,6 +11,7 @@ from torch import Tensor
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import LoraForm, Model, SftConfig
 from alphaapollo.data.batch import RankBatch
+from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.export import export
 from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
@@ -46,6 +47,7 @@ class SftWorker:
         self.doubts = doubts(check_logprobs(self.model, self.padded, self.dtype, self.device, self.groups.sequence))
         reshard(self.model)
         self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, fsdp, "model")
+        self.writer = CheckpointWriter(behind=False)
 
     def step(self, batch: RankBatch) -> dict[str, float]:
         """One optimiser step on the mean loss over the trained tokens of all ranks."""
@@ -100,7 +102,7 @@ class SftWorker:
 
     def save(self, folder: str) -> None:
         """Everything that a resumed run needs. Raises OSError that names the folder."""
-        self.state.save(folder)
+        self.writer.start([self.state.snapshot(folder)])
 
     def load(self, folder: str) -> None:
         """Go on from a checkpoint, written by any number of ranks."""

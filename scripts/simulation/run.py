@@ -27,6 +27,7 @@ from alphaapollo.trainer.plan import make_plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.run_state import Run
+from alphaapollo.trainer.saving import Saving
 from alphaapollo.types import Prompt
 from alphaapollo.weights.proof import GAP_FLOAT32
 from alphaapollo.weights.publish import WeightPublisher
@@ -117,7 +118,7 @@ class Cluster:
             estimator=plan.estimator,
             kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
             progress=Progress(),
-            checkpoints=CheckpointFolder(folder / "checkpoints", None),
+            saving=Saving(CheckpointFolder(folder / "checkpoints", None), crew, console.notice),
             tracker=make_tracker(config, folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,

@@ -136,6 +136,7 @@ async def main(model: str, data: str, out: Path) -> None:
         await crew.policy.save(str(out / "policy"))
         assert crew.critic is not None
         await crew.critic.save(str(out / "critic"))
+        await asyncio.gather(crew.policy.written(), crew.critic.written())
         with (out / "metrics.jsonl").open("w") as file:
             for name, words in cases().items():
                 started = time.perf_counter()

@@ -4,6 +4,7 @@ calls, and a GPU that refuses what would run out of memory on a real one."""
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from alphaapollo.trainer.lifecycle import begin
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.weights.publish import WeightPublisher
@@ -101,6 +103,11 @@ class Trainer:
 
     def save(self, folder: str) -> None:
         self.gpu.work(self.role, "save")
+
+    def written(self) -> Future[float]:
+        done: Future[float] = Future()  # in host memory
+        done.set_result(0.0)
+        return done
 
     def load(self, folder: str) -> None:
         self.gpu.work(self.role, "load")
@@ -231,7 +238,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         estimator=get_estimator("gae" if critic else "grpo"),
         kl_controller=make_kl_controller(whole.algorithm.kl_ctrl),
         progress=Progress(),
-        checkpoints=CheckpointFolder(folder, 1),
+        saving=Saving(CheckpointFolder(folder, 1), crew, print),  # type: ignore[arg-type]
         tracker=Log(),
         rollout_log=Log(),
         console=Console(),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
@@ -16,6 +20,7 @@ from alphaapollo.trainer import loop
 from alphaapollo.trainer.collect import Collected
 from alphaapollo.trainer.learn import Learned
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.saving import Saving
 from tests.unit.metric_names import undocumented
 from tests.unit.trainer.samples import group, trajectory
 
@@ -51,10 +56,24 @@ class Log:
         pass
 
 
+class Saves:
+    """What is begun is whole by the next iteration."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.whole: list[float] = []
+
+    async def save(self, progress: Progress) -> None:
+        self.steps.append(progress.step)
+        self.whole.append(1.5)
+
+    async def figures(self) -> dict[str, float]:
+        return {"checkpoint/write_seconds": self.whole.pop()} if self.whole else {}
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Ten prompts, two passes in batches of 4; an iteration consumes two batches, as with dynamic sampling."""
-    saved: list[int] = []
 
     async def collect(run: Any, step: int, timer: Any) -> Collected:
         run.progress.prompts_consumed += 8
@@ -64,10 +83,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def learn(run: Any, step: int, groups: Any, timer: Any) -> Learned:
         return Learned({"actor/entropy": 0.5}, 0.0, tokens=100)
 
-    async def save(run: Any) -> None:
-        saved.append(run.progress.step)
-
-    for name, fake in (("collect", collect), ("learn", learn), ("save", save)):
+    for name, fake in (("collect", collect), ("learn", learn)):
         monkeypatch.setattr(loop, name, fake)
     return SimpleNamespace(
         config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
@@ -87,20 +103,20 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         console=Console(),
         profiler=Profiler(),
         trained_reward=None,
-        saved=saved,
+        saving=Saves(),
     )
 
 
 def test_the_iteration_that_consumes_the_last_pass_is_the_last(run: Any) -> None:
     asyncio.run(loop.train(run))
     assert [line["step"] for line in run.tracker.lines] == [1, 2, 3]
-    assert run.saved == [2, 3]  # every second iteration, and the last
+    assert run.saving.steps == [2, 3]  # every second iteration, and the last
 
 
 def test_a_resumed_run_ends_at_the_same_iteration(run: Any) -> None:
     run.progress = replace(run.progress, step=2, prompts_consumed=16)
     asyncio.run(loop.train(run))
-    assert [line["step"] for line in run.tracker.lines] == [3] and run.saved == [3]
+    assert [line["step"] for line in run.tracker.lines] == [3] and run.saving.steps == [3]
     asyncio.run(loop.train(run))  # all done: nothing happens
     assert len(run.tracker.lines) == 1
 
@@ -120,3 +136,47 @@ def test_every_iteration_says_where_the_run_stands_and_what_it_holds(run: Any) -
     assert {name: first[name] for name in expected} == expected
     assert all("memory/policy_rss_gib" in line for line in run.tracker.lines)
     assert undocumented(name for line in run.tracker.lines for name in line) == []
+
+
+def test_a_checkpoint_is_written_while_the_next_iteration_learns(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the third iteration brings does not reach the second's checkpoint, and the end waits for the last one."""
+    calls: list[str] = []
+
+    async def main() -> None:
+        allowed, learn = asyncio.Event(), loop.learn
+
+        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> Learned:
+            learned = await learn(run, step, groups, timer)
+            calls.append(f"learn {step}")
+            if step == 3:
+                assert not saving.checkpoints.whole()
+                allowed.set()
+            return learned
+
+        class Policy(Role):
+            async def save(self, folder: str) -> None:
+                calls.append("save")
+
+            async def rest(self) -> None: ...
+
+            async def written(self) -> float:
+                await allowed.wait()
+                calls.append("written")
+                return 1.0
+
+        @asynccontextmanager
+        async def cache_released() -> AsyncIterator[None]:
+            yield
+
+        run.crew.policy, run.crew.engines.cache_released = Policy(), cache_released
+        monkeypatch.setattr(loop, "learn", learn_and_let)
+        run.saving = saving = Saving(CheckpointFolder(tmp_path, None), run.crew, calls.append)
+        async with saving.settled():
+            await loop.train(run)
+        progress = [Progress.read(folder) for folder in saving.checkpoints.whole()]
+        assert [(one.step, one.prompts_consumed) for one in progress] == [(2, 16), (3, 24)]
+
+    asyncio.run(main())
+    assert calls == ["learn 1", "learn 2", "save", "learn 3", "written", "save", "written"]

@@ -109,8 +109,10 @@ def make_run(
         engines.version = version
         return {}
 
-    async def save(run: Any) -> None:
-        run.saved[run.progress.step] = asdict(run.progress)
+    saved: dict[int, dict[str, Any]] = {}
+
+    async def save(progress: Progress) -> None:
+        saved[progress.step] = asdict(progress)
 
     async def memory() -> dict[str, float]:
         return {}
@@ -118,7 +120,6 @@ def make_run(
     async def turn_to(step: int | None, timer: Any) -> None: ...
 
     monkeypatch.setattr(loop_async, "learn", learn)
-    monkeypatch.setattr(loop_async, "save", save)
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
@@ -134,7 +135,8 @@ def make_run(
         profiler=SimpleNamespace(turn_to=turn_to),
         trained_reward=None,
         trained={},
-        saved={},
+        saving=SimpleNamespace(save=save, figures=memory),
+        saved=saved,
     )
 
 

@@ -1,0 +1,96 @@
+"""Checkpoints: the trainers copy what they hold while the loop waits, and write it while the next iteration goes on.
+
+    save      wait for the one before; each trainer copies, a phase of its own (loop.py)
+    behind    they write; when all have, the driver's own state follows, and the folder gets its name
+    figures   what became of it, at the end of each iteration
+    settled   at the end of a run, however it ends: wait for the one on its way
+
+Where the copies do not fit (startup/memory.py) the trainers return from the save when they have written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from pathlib import Path
+
+from alphaapollo.checkpoint_folder import CheckpointFolder
+from alphaapollo.controller.crew import Crew
+from alphaapollo.observability.disk import writing
+from alphaapollo.trainer.progress import Progress
+
+PATIENCE = 30.0  # seconds that a run which has failed waits: its workers may hang
+
+
+class Saving:
+    """The checkpoint on its way: one at most.
+
+    notice: tells people what became of one that nobody can wait for any more.
+    """
+
+    def __init__(self, checkpoints: CheckpointFolder, crew: Crew, notice: Callable[[str], None]):
+        self.checkpoints, self.crew, self.notice = checkpoints, crew, notice
+        self._behind: asyncio.Task[float] | None = None
+        self._step = 0  # of that one
+        self._seconds: float | None = None  # of one that became whole since `figures`
+
+    async def save(self, progress: Progress) -> None:
+        """Begin a checkpoint of everything that the whole iterations so far made. Raises what the one before met."""
+        await self._settle()
+        self._step = progress.step
+        folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
+        async with self.crew.engines.cache_released():
+            await self.crew.policy.save(str(folder / "policy"))
+            await self.crew.policy.rest()
+            if self.crew.critic:
+                await self.crew.critic.save(str(folder / "critic"))
+                await self.crew.critic.rest()
+        self._behind = asyncio.create_task(self._finish(folder, now))
+
+    async def figures(self) -> dict[str, float]:
+        """Of a checkpoint that became whole since the last call. Raises what it met, e.g. a full disk."""
+        if self._behind and self._behind.done():
+            await self._settle()
+        seconds, self._seconds = self._seconds, None
+        return {} if seconds is None else {"checkpoint/write_seconds": seconds}
+
+    @asynccontextmanager
+    async def settled(self) -> AsyncIterator[None]:
+        """After the block no checkpoint is on its way. Raises what the last one met; where the block itself has failed
+        or was interrupted, that is a notice."""
+        try:
+            yield
+        except BaseException as error:
+            await self._leave(PATIENCE if isinstance(error, Exception) else None)
+            raise
+        await self._settle()
+
+    async def _settle(self) -> None:
+        if self._behind:
+            await asyncio.wait([self._behind])  # an interrupt ends the waiting alone
+            behind, self._behind = self._behind, None
+            self._seconds = behind.result()
+
+    async def _leave(self, seconds: float | None) -> None:
+        """Wait no longer than that."""
+        if self._behind is None:
+            return
+        self.notice(f"the checkpoint of iteration {self._step} is on its way to the disk")
+        await asyncio.wait([self._behind], timeout=seconds)
+        if not self._behind.done():
+            self.notice(f"the checkpoint of iteration {self._step} was not whole after {seconds:.0f} s: it is left out")
+        elif error := self._behind.exception():
+            self.notice(f"the checkpoint of iteration {self._step} is not whole: {error}")
+
+    async def _finish(self, folder: Path, progress: Progress) -> float:
+        """All that follows the copies. Its own seconds"""
+        trainers = [role for role in (self.crew.policy, self.crew.critic) if role]
+        seconds = await asyncio.gather(*(role.written() for role in trainers))
+        started = time.perf_counter()
+        with writing("the checkpoint", folder):
+            progress.write(folder)
+            await asyncio.to_thread(self.checkpoints.finish, folder)
+        return max(seconds) + time.perf_counter() - started

@@ -1,0 +1,195 @@
+"""A checkpoint on its way: what waits for it, what does not, and what becomes of an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alphaapollo.checkpoint_folder import CheckpointFolder
+from alphaapollo.trainer import saving
+from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.saving import Saving
+
+
+class Trainer:
+    """Copies at once, and writes when it is let. `seconds` is what the writing says: its time, or an error."""
+
+    def __init__(self, name: str, calls: list[str], seconds: float | Exception):
+        self.name, self.calls, self.seconds = name, calls, seconds
+        self.let = asyncio.Event()
+
+    async def save(self, folder: str) -> None:
+        self.calls.append(f"{self.name}.save {Path(folder).parent.name}")
+
+    async def rest(self) -> None:
+        self.calls.append(f"{self.name}.rest")
+
+    async def written(self) -> float:
+        await self.let.wait()
+        self.calls.append(f"{self.name}.written")
+        if isinstance(self.seconds, Exception):
+            raise self.seconds
+        return self.seconds
+
+
+class Case:
+    """Inside a running event loop."""
+
+    def __init__(self, folder: Path, policy: float | Exception = 2.0, critic: float | Exception | None = None):
+        self.calls: list[str] = []
+        self.notices: list[str] = []
+        self.policy = Trainer("policy", self.calls, policy)
+        self.critic = None if critic is None else Trainer("critic", self.calls, critic)
+        crew: Any = SimpleNamespace(policy=self.policy, critic=self.critic, engines=self)
+        self.checkpoints = CheckpointFolder(folder, None)
+        self.saving = Saving(self.checkpoints, crew, self.notices.append)
+
+    @asynccontextmanager
+    async def cache_released(self) -> AsyncIterator[None]:
+        self.calls.append("trainers' phase")
+        yield
+        self.calls.append("engines' phase")
+
+    @property
+    def whole(self) -> list[str]:
+        return [path.name for path in self.checkpoints.whole()]
+
+
+FULL = OSError("cannot write the checkpoint .writing_step_000003/policy: no space is left")
+
+
+def test_the_copies_have_a_phase_and_the_writing_has_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        case = Case(tmp_path, policy=2.0, critic=3.0)
+        assert case.critic
+        progress = Progress(step=3, unfinished=[5])
+        await case.saving.save(progress)
+        assert case.calls == [
+            "trainers' phase",
+            *("policy.save .writing_step_000003", "policy.rest"),
+            *("critic.save .writing_step_000003", "critic.rest"),
+            "engines' phase",
+        ]
+        progress.step = 4
+        progress.unfinished.append(6)
+        case.policy.let.set()
+        assert await case.saving.figures() == {} and case.whole == []
+        case.critic.let.set()
+        async with case.saving.settled():
+            pass
+        assert case.whole == ["step_000003"]
+        assert Progress.read(tmp_path / "step_000003") == Progress(step=3, unfinished=[5])
+        figures = await case.saving.figures()
+        assert figures["checkpoint/write_seconds"] >= 3.0
+        assert await case.saving.figures() == {}
+
+    asyncio.run(main())
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        case = Case(tmp_path)
+        await case.saving.save(Progress(step=1))
+        second = asyncio.create_task(case.saving.save(Progress(step=2)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not second.done() and "policy.save .writing_step_000002" not in case.calls
+        case.policy.let.set()
+        await second
+        assert case.calls.index("policy.written") < case.calls.index("policy.save .writing_step_000002")
+        assert "step_000001" in case.whole
+        assert "checkpoint/write_seconds" in await case.saving.figures()
+        async with case.saving.settled():
+            pass
+        assert case.whole == ["step_000001", "step_000002"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["figures", "save", "the end"])
+def test_an_error_is_raised_at_the_next_call_and_once(tmp_path: Path, where: str) -> None:
+    async def main() -> None:
+        case = Case(tmp_path, policy=FULL)
+        await case.saving.save(Progress(step=3))
+        case.policy.let.set()
+        await asyncio.wait([case.saving._behind])  # type: ignore[list-item]
+        with pytest.raises(OSError, match="step_000003"):
+            async with case.saving.settled():
+                if where == "figures":
+                    await case.saving.figures()
+                elif where == "save":
+                    await case.saving.save(Progress(step=4))
+        assert case.whole == [] and case.notices == []
+
+    asyncio.run(main())
+
+
+def test_what_the_driver_cannot_write_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(folder: Path) -> None:
+        raise OSError(28, "No space left on device")  # of fsync, which knows no names
+
+    async def main() -> None:
+        case = Case(tmp_path)
+        monkeypatch.setattr(case.checkpoints, "finish", finish)
+        case.policy.let.set()
+        with pytest.raises(OSError, match=r"could not write the checkpoint: No space .*step_000003"):
+            async with case.saving.settled():
+                await case.saving.save(Progress(step=3))
+
+    asyncio.run(main())
+
+
+def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        case = Case(tmp_path)
+
+        async def run() -> None:
+            async with case.saving.settled():
+                await case.saving.save(Progress(step=1))
+                await case.saving.save(Progress(step=2))  # waits for the first: there it is interrupted
+
+        task = asyncio.create_task(run())
+        while "engines' phase" not in case.calls:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        while not case.notices:
+            await asyncio.sleep(0)
+        assert case.notices == ["the checkpoint of iteration 1 is on its way to the disk"] and not task.done()
+        case.policy.let.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert case.whole == ["step_000001"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("policy", "patience", "told"),
+    [
+        (2.0, 0.0, "the checkpoint of iteration 3 was not whole after 0 s: it is left out"),
+        (FULL, 30.0, f"the checkpoint of iteration 3 is not whole: {FULL}"),
+    ],
+)
+def test_a_run_that_has_failed_says_what_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, told: str
+) -> None:
+    monkeypatch.setattr(saving, "PATIENCE", patience)
+
+    async def main() -> None:
+        case = Case(tmp_path, policy)
+        with pytest.raises(ZeroDivisionError):
+            async with case.saving.settled():
+                await case.saving.save(Progress(step=3))
+                if policy is FULL:
+                    case.policy.let.set()
+                raise ZeroDivisionError
+        assert case.notices[-1] == told and case.whole == []
+
+    asyncio.run(main())
