@@ -1,7 +1,7 @@
 """Checkpoints written behind the training: what is saved is copied into host memory, and a thread writes the copy.
 
-    start: wait for nothing, copy --> the rank goes on
-                      `-- thread: write the files --> written
+    start: copy --> the rank goes on
+             `-- thread: write the files --> written
 
 The thread's collectives have a process group of their own, so they never cross those of the training.
 """
@@ -9,7 +9,7 @@ The thread's collectives have a process group of their own, so they never cross 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -37,18 +37,17 @@ class CheckpointWriter:
         self._written: Future[float] = Future()
         self._written.set_result(0.0)
 
-    def start(self, parts: Sequence[Snapshot], then: Callable[[], None] | None = None) -> None:
-        """Write the parts of a checkpoint; the one before must have been written. `then` follows in the same thread
-        when all ranks have written theirs."""
+    def start(self, parts: Sequence[Snapshot]) -> None:
+        """Write the parts of a checkpoint (a collective of all ranks); the one before must have been written."""
         assert self._written.done(), "one checkpoint at a time"
         if self._thread is None:
-            seconds = self._write(parts, then)
+            seconds = self._write(parts)
             self._written = Future()
             self._written.set_result(seconds)
             return
         copied = [replace(part, tensors=self._copies.take(part.tensors, (n,))) for n, part in enumerate(parts)]
         self._copies.wait()
-        self._written = self._thread.submit(self._write, copied, then)
+        self._written = self._thread.submit(self._write, copied)
 
     def written(self) -> Future[float]:
         """Of the last one started: the seconds that the writing took, or the OSError that names the folder."""
@@ -59,13 +58,10 @@ class CheckpointWriter:
         if self._thread:
             self._thread.shutdown()
 
-    def _write(self, parts: Sequence[Snapshot], then: Callable[[], None] | None) -> float:
+    def _write(self, parts: Sequence[Snapshot]) -> float:
         started = time.perf_counter()
         for part in parts:
             write(part, self._group)
-        if then:
-            dist.barrier(self._group)
-            then()
         return time.perf_counter() - started
 
 

@@ -115,3 +115,31 @@ def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
     assert two.engine == one.engine and abs(two.weights - one.weights) < 10
     assert two.runtime - one.runtime == RUNTIME["cpu"]  # one process more
     assert "on this machine at its peak" in plan(1, 8).problem
+
+
+def test_copies_for_checkpoints_take_what_room_is_left():
+    size = 8 * 12 * -(-7_615_616_512 // 8)
+    config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True})
+
+    def behind(host: int, **keys: object) -> tuple[bool, int]:
+        plan = fit_memory(with_keys(config, keys), "cuda", ALONE, 80 * GIB, False, host=host * GIB)[1]
+        assert plan.problem == ""
+        return plan.saves_behind, plan.copies
+
+    assert behind(0) == behind(128) == (True, size)
+    assert behind(90) == (False, size)  # 85 GiB, and room for others
+    assert behind(128, **{"actor_rollout_ref.actor.fsdp_config.offload_policy": True}) == (False, size)
+    assert behind(90, **{"trainer.save_freq": -1}) == (True, 0)
+    reset = {"algorithm.reference_reset.every": 100}
+    assert behind(0, **reset)[1] == size + 8 * 2 * -(-7_615_616_512 // 8)  # the reference in bfloat16
+
+
+def test_on_a_cpu_copies_for_checkpoints_count_at_every_moment():
+    config = resolved("qwen2.5-0.5b", 2, {TOKENS: 8192}, device="cpu")
+    without = fit_memory(with_keys(config, {"trainer.save_freq": -1}), "cpu", ALONE, 0, False)[1]
+    peak = without.peak[1].total
+    for capacity, behind in ((2 * peak, True), (peak, False)):
+        plan = fit_memory(config, "cpu", ALONE, capacity, False)[1]
+        assert (plan.saves_behind, plan.problem) == (behind, "")
+        assert {held.checkpoint for held in plan.moments.values()} == {plan.copies if behind else 0}
+    assert plan.copies == 2 * 12 * -(-494_032_768 // 2)

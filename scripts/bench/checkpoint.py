@@ -1,0 +1,111 @@
+"""What a training loop waits for its checkpoints: written before the next update begins, or behind it from copies.
+
+    .venv/bin/python scripts/bench/checkpoint.py --size 100M
+
+One policy worker in one process saves and updates, in turns of both ways; behind, it then waits for what is left of the
+writing, as the next save would. The last line is a JSON object: `ratio` is the seconds waited in the foreground over
+those behind, `step_ratio` the same of a save and an update together; medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from alphaapollo.checkpoint_folder import CheckpointFolder, write_progress  # noqa: E402
+from alphaapollo.config.resolve import resolve_model  # noqa: E402
+from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
+from alphaapollo.data.batch import Columns  # noqa: E402
+from alphaapollo.models.checkpoint_writer import CheckpointWriter  # noqa: E402
+from alphaapollo.workers.base import ALONE, RankPlacement  # noqa: E402
+from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
+from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
+from scripts.bench.update import FOLDER, OPTIMIZER, make_batch  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="100M")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    args = parser.parse_args()
+    model = FOLDER / args.size
+    parameters = make_model(model, SIZES[args.size])
+    args.max_tokens, args.micro_batch_tokens, args.plain = 64, 4096, False
+    batch, columns = make_batch(args)
+    torch.set_num_threads(args.threads)
+    worker = PolicyWorker(
+        resolve_model(Model(path=str(model)), "cpu"),
+        Actor(optim=OPTIMIZER),
+        Reference(),
+        needs_reference=False,
+        placement=RankPlacement(0, 1, ALONE, "cpu", args.threads),
+        optimiser_steps=1000,
+        temperature=1.0,
+    )
+    worker.load_batch(batch)
+    worker.update(columns)
+    writers = {"foreground": CheckpointWriter(behind=False), "behind": CheckpointWriter(behind=True)}
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for number in range(args.rounds + 1):
+        for side, worker.writer in writers.items():
+            for name, value in save_and_update(worker, columns, side).items():
+                if number:  # the first warms up
+                    seconds[f"{side}_{name}"].append(value)
+    worker.close()
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    result = {
+        "benchmark": "checkpoint",
+        "size": args.size,
+        "parameters": parameters,
+        "ratio": round(median["foreground_waited"] / median["behind_waited"], 3),
+        "step_ratio": round(median["foreground_step"] / median["behind_step"], 3),
+        "seconds": {name: round(value, 3) for name, value in median.items()},
+        **machine(),
+    }
+    print(json.dumps(result))
+
+
+def save_and_update(worker: PolicyWorker, columns: Columns, side: str) -> dict[str, float]:
+    """Seconds of the save, of the update, waited for the checkpoint in all, and of the whole."""
+    shutil.rmtree(FOLDER / "checkpoints", ignore_errors=True)
+    checkpoints = CheckpointFolder(FOLDER / "checkpoints", keep=1)
+    started = time.perf_counter()
+    folder = checkpoints.begin(1)
+    worker.save(str(folder / "policy"))
+    if side == "foreground":
+        write_progress(folder, {})
+        checkpoints.finish(folder)
+    saved = time.perf_counter()
+    worker.update(columns)
+    updated = time.perf_counter()
+    writing = worker.written().result()
+    if side == "behind":
+        write_progress(folder, {})
+        checkpoints.finish(folder)
+    ended = time.perf_counter()
+    rest = ended - updated
+    return {
+        "save": saved - started,
+        "update": updated - saved,
+        "writing": writing,
+        "waited": saved - started + rest,
+        "step": ended - started,
+    }
+
+
+if __name__ == "__main__":
+    main()

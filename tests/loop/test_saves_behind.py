@@ -1,0 +1,85 @@
+"""Whole runs that end while a checkpoint is written behind their next iteration."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import Runner
+from tests.loop.warm import Program
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+SETTINGS = (
+    *("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2"),
+    *("trainer.max_ckpt_to_keep=null", "trainer.val_before_train=False", "trainer.total_training_steps=6"),
+)
+HOLD = """
+import time
+from pathlib import Path
+from alphaapollo.models import checkpoint_writer
+
+write = checkpoint_writer.write
+
+def hold(part, group):
+    while "step_000004" in part.folder and not Path({release!r}).exists():
+        time.sleep(0.01)
+    write(part, group)
+
+checkpoint_writer.write = hold
+"""
+
+
+def held(ppo: Runner, release: Path) -> Program:
+    """A run that has trained an iteration more while its second checkpoint waits to be written."""
+    module = ppo.out / "hold.py"
+    module.write_text(HOLD.format(release=str(release)))
+    program = ppo.start(*SETTINGS, f"algorithm.custom_module={module}")
+    metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and '"step": 5' in metrics.read_text()):
+        assert program.wait(0.05) is None, program.printed[-4000:]
+        assert time.monotonic() < end, program.printed[-4000:]
+    assert (ppo.out / "test/run/checkpoints/.writing_step_000004").is_dir()
+    assert names(ppo) == ["step_000002"]
+    return program
+
+
+def names(ppo: Runner) -> list[str]:
+    return sorted(path.name for path in (ppo.out / "test/run/checkpoints").glob("step_*"))
+
+
+def test_killed_while_one_is_written_it_goes_on_from_the_one_before(ppo: Runner, tmp_path: Path) -> None:
+    whole = ppo.run(*SETTINGS, name="whole")
+    assert "written while the next one runs" in " ".join(whole.output.split())
+    program = held(ppo, tmp_path / "never")
+    program.signal(signal.SIGKILL)
+    program.wait()
+    done = ppo.run(*SETTINGS)
+    assert "resumed from" in done.output and "step_000002" in done.output
+    assert names(ppo) == ["step_000002", "step_000004", "step_000006"]
+    assert list((done.folder / "checkpoints").glob(".*")) == []
+    for one, other in zip(whole.metrics, done.metrics, strict=True):
+        for name in ("step", "reward/mean", "actor/loss", "actor/grad_norm"):
+            assert one[name] == other[name], (one["step"], name)
+    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
+    assert first == second
+    written = {name for run in (whole, done) for line in run.metrics for name in line if name.startswith("checkpoint/")}
+    assert written == {"checkpoint/write_seconds"}
+
+
+def test_interrupted_while_one_is_written_it_waits_for_it(ppo: Runner, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    program = held(ppo, release)
+    program.signal(signal.SIGTERM)
+    end = time.monotonic() + 120
+    while "the checkpoint of iteration 4 is on its way to the disk" not in program.printed:
+        assert program.wait(0.05) is None, program.printed[-4000:]
+        assert time.monotonic() < end, program.printed[-4000:]
+    release.touch()
+    done = ppo.finish(program)
+    assert done.code == 130
+    assert "the same command goes on from" in done.output and "step_000004" in done.output.splitlines()[-1]
+    assert names(ppo) == ["step_000002", "step_000004"]
