@@ -98,7 +98,7 @@ class HostCopies:
         copy = self._copies.get(path)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = self._copies[path] = tensor.to("cpu", copy=True)
-            if local.is_cuda:
+            if local.is_cuda and local.ndim:  # a step counter is not worth it
                 lock_pages(local_tensor(copy), owner=copy)
         else:
             local_tensor(copy).copy_(local, non_blocking=True)

@@ -63,7 +63,7 @@ def test_killed_while_one_is_written_it_goes_on_from_the_one_before(ppo: Runner,
     assert list((done.folder / "checkpoints").glob(".*")) == []
     for one, other in zip(whole.metrics, done.metrics, strict=True):
         for name in ("step", "reward/mean", "actor/loss", "actor/grad_norm"):
-            assert one[name] == other[name], (one["step"], name)
+            assert one.get(name) == other.get(name), (one["step"], name)
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
     assert first == second
     written = {name for run in (whole, done) for line in run.metrics for name in line if name.startswith("checkpoint/")}
