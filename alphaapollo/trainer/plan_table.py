@@ -72,7 +72,7 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
         "learning rate": "; ".join(rates),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "validation": _every(trainer.test_freq) if inputs.val_prompts else "none",
-        "checkpoints": _every(trainer.save_freq) + _when_written(plan.memory) * (trainer.save_freq > 0),
+        "checkpoints": _every(trainer.save_freq) + when_written(plan.memory) * (trainer.save_freq > 0),
         "memory": _memory(plan.memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel}",
@@ -124,12 +124,14 @@ def _every(frequency: int) -> str:
     return "never" if frequency < 1 else f"every {frequency} iterations, and at the end"
 
 
-def _when_written(memory: MemoryPlan | None) -> str:
+def when_written(memory: MemoryPlan | None) -> str:
     """Of checkpoints."""
-    size = f"{memory.copies / GIB:.1f} GiB" if memory else "as large as they are"
-    if memory and not memory.saves_behind:
-        return f"; written before the next one begins: copies ({size}) do not fit into memory"
-    return f"; written while the next one runs, from copies in host memory ({size})"
+    if memory is None:
+        return "; written while the next one runs"
+    size = f"{memory.copies / GIB:.1f} GiB"
+    if memory.saves_behind:
+        return f"; written while the next one runs, from copies in host memory ({size})"
+    return f"; written before the next one begins: copies ({size}) do not fit into memory"
 
 
 def _memory(memory: MemoryPlan | None) -> str:

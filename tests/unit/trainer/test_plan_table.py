@@ -1,3 +1,4 @@
+from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from alphaapollo.models.footprint import Held
 from alphaapollo.startup.model_memory import MemoryPlan
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.trainer.plan import make_plan
-from alphaapollo.trainer.plan_table import memory_table, print_plan
+from alphaapollo.trainer.plan_table import memory_table, print_plan, when_written
 from alphaapollo.trainer.progress import Goal
 
 
@@ -44,7 +45,8 @@ def test_an_estimator_alone(table: Any):
     assert rows["environment"] == "single_turn, one turn"
     assert rows["reward"] == "the functions of the rows' data sources"
     assert rows["learning rate"] == "1e-06, constant"
-    assert rows["validation"] == rows["checkpoints"] == "every 20 iterations, and at the end"
+    assert rows["validation"] == "every 20 iterations, and at the end"
+    assert rows["checkpoints"] == "every 20 iterations, and at the end; written while the next one runs"
 
 
 def test_threads_are_told(table: Any):
@@ -74,8 +76,8 @@ def test_a_recipe_and_its_schedules(table: Any):
     assert rows["learning rate"] == (
         "3e-06, cosine, the first 10% of the steps warm-up; critic 1e-05, constant, 5 steps of warm-up"
     )
-    behind = "; written while the next one runs, from copies in host memory (as large as they are)"
-    assert (rows["validation"], rows["checkpoints"]) == ("never", "every 7 iterations, and at the end" + behind)
+    often = "every 7 iterations, and at the end; written while the next one runs"
+    assert (rows["validation"], rows["checkpoints"]) == ("never", often)
 
 
 def test_turns_tools_and_rewards(table: Any):
@@ -110,3 +112,11 @@ def test_memory_by_role_at_each_moment():
         "update of the policy, head  3.5  weights 1.0, optimiser 2.0, logits chunk 0.5",
         "generate                    5.0  weights 1.0, KV cache 4.0",
     ]
+
+
+def test_when_checkpoints_are_written():
+    gib = 2**30
+    plan = MemoryPlan({"generate": Held()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
+    assert when_written(plan) == "; written while the next one runs, from copies in host memory (3.0 GiB)"
+    in_turn = replace(plan, saves_behind=False)
+    assert when_written(in_turn) == "; written before the next one begins: copies (3.0 GiB) do not fit into memory"
