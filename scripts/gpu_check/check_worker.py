@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.workers.policy import PolicyWorker
@@ -38,7 +39,7 @@ def run(kit: Kit) -> dict[str, Any]:
         worker.rest()
         after = worker.compute_log_probs()
         assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the update changed nothing"
-        if name == "plain":
+        if name == "plain" or name in OFFLOADS:
             save_load_export(worker, columns, after, kit.folder)
         worker.close()
         del worker
@@ -92,11 +93,16 @@ def gradient_error(worker: PolicyWorker, folder: Path) -> float:
 
 
 def save_load_export(worker: PolicyWorker, columns: Any, after: np.ndarray, folder: Path) -> None:
-    """A checkpoint brings back the log-probs; the export loads in transformers."""
+    """A checkpoint written beside an update brings back the log-probs of before; the export loads in transformers."""
     from transformers import AutoModelForCausalLM
 
-    worker.save(str(folder / "saved"))
-    worker.update(columns)
+    worker.writer = CheckpointWriter(behind=True)
+    for name in ("first", "saved"):  # the second into memory that is page-locked by then
+        worker.save(str(folder / name))
+        worker.rest()
+        if name == "saved":
+            worker.update(columns)
+        worker.written().result()
     worker.load(str(folder / "saved"))
     assert np.abs(worker.compute_log_probs() - after).max() < 1e-6, "a loaded checkpoint computes otherwise"
     worker.export(str(folder / "exported"))
