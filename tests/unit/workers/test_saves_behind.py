@@ -74,20 +74,20 @@ def load(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> di
     return found
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize(("num_ranks", "lora_rank"), [(1, 0), (2, 0), (2, 4)])
 def test_what_the_next_steps_do_does_not_reach_it(
     model_folder: Any, tmp_path: Path, num_ranks: int, lora_rank: int
 ) -> None:
     case = Case(str(model_folder("qwen3")), {"optim": {"lr": 0.01}}, lora_rank=lora_rank)
     case = replace(case, needs_reference=not lora_rank, mini_batch_size=5)
-    saved = run_ranks(save_and_go_on, num_ranks, case, str(tmp_path))[0]
+    saved = run_ranks(save_and_go_on, num_ranks, case, str(tmp_path), timeout=300)[0]
     first, at_once = tmp_path / "first", tmp_path / "at_once"
     files = sorted(at_once.glob("model/*.distcp")) + sorted(at_once.glob("*.*"))
     assert len(files) == 2 * num_ranks + 1
     for file in files:
         assert (first / file.relative_to(at_once)).read_bytes() == file.read_bytes(), file
-    found = run_ranks(load, num_ranks, case, str(tmp_path / "second"))[0]
+    found = run_ranks(load, num_ranks, case, str(tmp_path / "second"), timeout=300)[0]
     for name, value in saved.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
     if not lora_rank:
