@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # Before any test module imports torch. On a machine with few cores more threads are slower, and much slower where
@@ -20,6 +21,10 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
+
+# A busy machine makes a case slow, not wrong; pytest's own time limits stay.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 STACK = ("loop", "gpu")  # folders of tests that start processes for themselves
 
