@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.pulse import PULSE
+
 PROGRESS = "progress.json"
 """Where the driver's own state stands in a checkpoint; its presence says that the checkpoint is whole."""
 
@@ -49,6 +51,7 @@ class CheckpointFolder:
         """Everything is written: make it durable, give it its name, and drop the oldest ones."""
         for file in sorted(folder.rglob("*")):
             _sync(file)
+            PULSE.beat()
         whole = self.folder / folder.name.removeprefix(".writing_")
         shutil.rmtree(whole, ignore_errors=True)  # written before a resume from an older checkpoint
         folder.rename(whole)

@@ -15,6 +15,7 @@ from alphaapollo.config.check_experts import check_balance, check_experts
 from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
 from alphaapollo.config.check_parallelism import check_parallelism, check_replicas
+from alphaapollo.config.check_stalls import check_stalls
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
 from alphaapollo.config.notices import eval_notices, generation_notices, notices, sft_notices
@@ -54,6 +55,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *_check_machine(config, device, num_gpus, num_cores),
         *check_parallelism(config),
         *check_async(config, device, num_cores),
+        *check_stalls(config.trainer),
         *check_folder(config.trainer),
     ]
     if problems:
@@ -99,6 +101,7 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
         *_check_template_arguments(config.data.apply_chat_template_kwargs),
         *_check_nucleus("rollout", rollout.top_p, rollout.top_k),
         *_check_generation_machine(config, device, num_gpus, num_cores),
+        *check_stalls(config.trainer),
         *check_folder(config.trainer),
     ]
     if problems:

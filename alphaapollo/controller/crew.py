@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
+from alphaapollo.controller.ranks import Ranks
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -36,6 +37,11 @@ class Crew(Protocol):
     critic: CriticGroup | None
     reward_model: RewardModelGroup | None
     engines: EngineGroup
+
+    @property
+    def ranks(self) -> list[Ranks[Any]]:
+        """Those of all roles."""
+        ...
 
     async def close(self) -> None:
         """End every process that was started, within seconds."""

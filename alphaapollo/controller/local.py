@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from typing import Any
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ranks import LocalRanks
+from alphaapollo.controller.ranks import LocalRanks, Ranks
 
 HERE = "here"  # the one node
 
@@ -30,6 +31,11 @@ class LocalCrew:
     ):
         self.policy, self.critic, self.reward_model, self.engines = policy, critic, reward_model, engines
         self.cleanup = cleanup
+
+    @property
+    def ranks(self) -> list[Ranks[Any]]:
+        groups = (self.policy, self.critic, self.reward_model, self.engines)
+        return [group.ranks for group in groups if group]
 
     async def close(self) -> None:
         await asyncio.wait_for(self.engines.close(), timeout=20)

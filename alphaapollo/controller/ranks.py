@@ -10,9 +10,13 @@ A call is written where it is made: `await ranks.call(lambda worker: worker.upda
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
+
+from alphaapollo.controller.stalls import Seen
+from alphaapollo.pulse import PULSE
 
 W = TypeVar("W")
 A = TypeVar("A")
@@ -26,9 +30,18 @@ class WorkerFailed(RuntimeError):
     """A worker raised; the message says which, and holds its traceback."""
 
 
+class Stalled(RuntimeError):
+    """Nothing has moved for too long; the message says who holds everybody up, `culprits` are their keys: policy 1."""
+
+    def __init__(self, message: str, culprits: Sequence[str]):
+        super().__init__(message)
+        self.culprits = list(culprits)
+
+
 class Ranks(ABC, Generic[W]):
     """The workers of one role, rank 0 first."""
 
+    role: str  # policy, reward model, rollout
     size: int
 
     @abstractmethod
@@ -47,6 +60,34 @@ class Ranks(ABC, Generic[W]):
     async def close(self) -> None:
         """End the workers' processes."""
 
+    # how they are, for a thread that watches (stall_watch.py); in this process nobody has to be asked
+
+    def ask(self) -> None:
+        """Ask each how it is, unless it still owes an answer. Returns at once."""
+
+    def answered(self) -> bool:
+        """All have, or have died."""
+        return True
+
+    def seen(self) -> list[Seen]:
+        """What they have answered since they were asked."""
+        return []
+
+    def stacks(self, rank: int, pids: Sequence[int]) -> str:
+        """What the worker finds out about processes of its node, itself among them."""
+        raise NotImplementedError
+
+
+def role_of(name: str, suffix: str) -> str:
+    """RewardModelHost -> reward model"""
+    return re.sub(r"\B[A-Z]", r" \g<0>", name.removesuffix(suffix)).lower()
+
+
+def called(function: Callable[..., Any]) -> str:
+    """Where a call is written: `update` for one that PolicyGroup.update makes."""
+    name: str = getattr(function, "__qualname__", "call")
+    return name.partition(".<locals>")[0].rpartition(".")[2]
+
 
 async def resolve(value: Any) -> Any:
     """The value itself, or what it is a promise of."""
@@ -59,16 +100,19 @@ class LocalRanks(Ranks[W]):
     def __init__(self, worker: W):
         self.worker = worker
         self.size = 1
+        self.role = role_of(type(worker).__name__, "Worker")
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        return [await resolve(function(self.worker))]
+        return [await self.call_one(0, function)]
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        return [await resolve(function(self.worker, items[0]))]
+        with PULSE.doing(called(function), f"{self.role} 0"):
+            return [await resolve(function(self.worker, items[0]))]
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
-        return await resolve(function(self.worker))
+        with PULSE.doing(called(function), f"{self.role} 0"):
+            return await resolve(function(self.worker))
 
     async def close(self) -> None:
         worker: Any = self.worker

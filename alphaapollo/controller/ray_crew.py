@@ -173,9 +173,12 @@ class RayCrew:
     def still_starting(self) -> list[str]:
         return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]
 
+    @property
+    def ranks(self) -> list[Any]:
+        return [ranks for ranks in (self._policy, self._critic, self._reward_model, self._engines) if ranks]
+
     async def close(self) -> None:
-        every = [ranks for ranks in (self._policy, self._critic, self._reward_model, self._engines) if ranks]
-        await end_actors(self.engines, every, self.groups, self.roles.cleanup)
+        await end_actors(self.engines, self.ranks, self.groups, self.roles.cleanup)
 
 
 async def end_actors(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,12 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, resolve
+from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, called, resolve, role_of
+from alphaapollo.controller.stalls import Seen
 from alphaapollo.network import hold_port
+from alphaapollo.pulse import PULSE, Report, read_process
 from alphaapollo.rollout.engine import EngineError
+from alphaapollo.stacks import stacks_of
 from alphaapollo.watchdog import die_with
 
 W = TypeVar("W")
@@ -32,6 +34,8 @@ ROOM = (
 
 PROCESS_DEATH_SECONDS = 3.0  # until Ray knows
 NODE_DEATH_SECONDS = 45.0  # it asks each node every three seconds, and gives up after five times
+HEALTH = "health"  # a lane of calls with a thread of its own: what it is asked, a worker answers while it computes
+STACKS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,14 @@ class Host(Generic[W]):
     async def call_with(self, function: bytes, item: Any) -> Any:
         return await resolve(ray.cloudpickle.loads(function)(self.worker, item))
 
+    @ray.method(concurrency_group=HEALTH)
+    def report(self) -> Report:
+        return PULSE.report()
+
+    @ray.method(concurrency_group=HEALTH)
+    def stacks(self, pids: Sequence[int]) -> str:
+        return stacks_of(pids)
+
 
 class PolicyHost(Host[W]):
     """Its name is what `ps` and Ray's dashboard show."""
@@ -123,11 +135,14 @@ class RayRanks(Ranks[W]):
     """The ranks of one role. Create, then `await start(...)` before any call."""
 
     def __init__(self, host: type[Host[W]], seats: Sequence[Seat]):
-        self.role = re.sub(r"\B[A-Z]", r" \g<0>", host.__name__.removesuffix("Host")).lower()  # e.g. reward model
+        self.role = role_of(host.__name__, "Host")
         self.size = len(seats)
         self.where: list[str] = []
         self.several_nodes = False
-        actor = ray.remote(host)
+        self._places: list[Place] = []
+        self._asked: dict[int, Any] = {}  # by rank, what it has not answered yet
+        self._reports: dict[int, Report] = {}
+        actor = ray.remote(concurrency_groups={HEALTH: 1})(host)
         self.actors: list[Any] = [
             actor.options(
                 num_cpus=seat.num_cpus,
@@ -154,7 +169,7 @@ class RayRanks(Ranks[W]):
         envs: Sequence[dict[str, str]] | None = None,
     ) -> None:
         """Build the worker of each rank in its own process; `cleanup` are folders to remove when the driver dies."""
-        places = await self.places()
+        self._places = places = await self.places()
         self.several_nodes = len({place.node for place in places}) > 1
         on = [f" on node {place.ip}" if self.several_nodes else "" for place in places]
         self.where = [f"pid {place.pid}{node}" for place, node in zip(places, on, strict=True)]
@@ -164,19 +179,21 @@ class RayRanks(Ranks[W]):
             [
                 actor.start.remote(factory, driver, env, cleanup)
                 for actor, factory, env in zip(self.actors, factories, envs, strict=True)
-            ]
+            ],
+            "start",
         )
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         code = packed(function)
-        return await self._all([actor.call.remote(code) for actor in self.actors])
+        return await self._all([actor.call.remote(code) for actor in self.actors], called(function))
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks that share rows have one object
         sent = {key: self._put(item) for key, item in distinct.items()}
         code = packed(function)
         return await self._all(
-            [actor.call_with.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)]
+            [actor.call_with.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)],
+            called(function),
         )
 
     def _put(self, item: Any) -> Any:
@@ -184,16 +201,54 @@ class RayRanks(Ranks[W]):
         return ray.put(item)
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
-        return await self._one(rank, self.actors[rank].call.remote(packed(function)))
+        return await self._one(rank, self.actors[rank].call.remote(packed(function)), called(function))
 
     async def close(self) -> None:
         for actor in self.actors:
             ray.kill(actor)
 
-    async def _all(self, pending: list[Any]) -> list[Any]:
+    def ask(self) -> None:
+        self._reports.clear()
+        for rank, actor in enumerate(self.actors):
+            if rank not in self._asked:
+                self._asked[rank] = actor.report.remote()
+
+    def answered(self) -> bool:
+        if self._asked:
+            ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
+            for rank in [rank for rank, asked in self._asked.items() if asked in ready]:
+                try:
+                    self._reports[rank] = ray.get(self._asked.pop(rank))
+                except ray.exceptions.RayError:  # its death is told by the call that waits for it
+                    continue
+        return not self._asked
+
+    def seen(self) -> list[Seen]:
+        here = ray.get_runtime_context().get_node_id()
+        return [
+            Seen(
+                f"{self.role} {rank}",
+                f"the {self.role} worker of rank {rank} ({self.where[rank]})",
+                self._reports.get(rank),
+                read_process(place.pid) if place.node == here else None,
+                place.node == here,
+                place.node,
+                place.pid,
+            )
+            for rank, place in enumerate(self._places)
+        ]
+
+    def stacks(self, rank: int, pids: Sequence[int]) -> str:
+        try:
+            text: str = ray.get(self.actors[rank].stacks.remote(pids), timeout=STACKS_SECONDS)
+        except ray.exceptions.RayError as error:  # GetTimeoutError is one
+            return f"no stacks: {type(error).__name__}"
+        return text
+
+    async def _all(self, pending: list[Any], what: str = "") -> list[Any]:
         """Wait for all; the first failure ends the wait, for the others may wait for the failed rank for ever. Of a
         rank that has died the others may know first, by a connection that is closed: the death is what is told."""
-        tasks = [asyncio.ensure_future(self._one(rank, ref)) for rank, ref in enumerate(pending)]
+        tasks = [asyncio.ensure_future(self._one(rank, ref, what)) for rank, ref in enumerate(pending)]
         try:
             return list(await asyncio.gather(*tasks))
         except WorkerFailed:
@@ -203,9 +258,10 @@ class RayRanks(Ranks[W]):
             for task in tasks:
                 task.cancel()
 
-    async def _one(self, rank: int, pending: Any) -> Any:
+    async def _one(self, rank: int, pending: Any, what: str = "") -> Any:
         try:
-            return await pending
+            with PULSE.doing(what, f"{self.role} {rank}"):
+                return await pending
         except ray.exceptions.RayActorError as error:
             where = f" ({self.where[rank]})" if self.where else ""
             raise WorkerDied(

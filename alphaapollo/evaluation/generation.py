@@ -22,11 +22,13 @@ from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_r
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
+from alphaapollo.controller.stall_watch import Patience, StallWatch
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.evaluation.figures import Result, result_of
 from alphaapollo.evaluation.report import report
 from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
 from alphaapollo.observability.counter import Counter
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import build_engine
 from alphaapollo.startup.input_checks import (
@@ -129,10 +131,24 @@ async def run(generation: Generation, terminal: Terminal) -> None:
     if generation.requests:
         crew = await launch(generation)
         try:
-            results += await _play(generation, crew, terminal)
+            async with stall_watch(generation, crew, terminal):
+                results += await _play(generation, crew, terminal)
         finally:
             await crew.close()
     report(results, generation.prompts, folder, terminal)
+
+
+def stall_watch(generation: Generation, crew: EngineCrew, terminal: Terminal) -> StallWatch:
+    """While the prompts are played."""
+    trainer, folder = generation.config.trainer, generation.folder
+    return StallWatch(
+        [crew.engines.ranks],
+        Patience(trainer.stall_notice, trainer.stall_timeout),
+        generation.device,
+        folder,
+        lambda text: terminal.print(f"note: {text}", markup=False, soft_wrap=True),
+        lambda: f"stopped; the same command goes on where {folder} ends",
+    )
 
 
 async def launch(generation: Generation) -> EngineCrew:
@@ -182,6 +198,7 @@ async def _play(generation: Generation, crew: EngineCrew, terminal: Terminal) ->
     speed = _Speed()
     path, done = generation.folder / "results.jsonl", len(generation.finished.prompts)
     with (
+        SPANS("generate"),
         ResultsFile(path, generation.finished) as file,
         Counter("prompts", len(generation.prompts), done, terminal) as counter,
     ):

@@ -22,6 +22,7 @@ from alphaapollo.data.batch import Columns, Rows, segment_offsets
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.ulysses import Positions, SequenceGroup, gather, local_positions
 from alphaapollo.models.upload import upload
+from alphaapollo.pulse import PULSE
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,13 @@ def build_micro_batch(
     """The rows at `positions` as one micro-batch on `device`; the dummy if there are none. One copy takes it there,
     which waits for nothing.
 
+    Each counts as a beat of this process (pulse.py).
+
     Args:
         columns: beside `rows`, what is needed of them.
         sequence: the ranks that share it.
     """
+    PULSE.beat()
     is_dummy = not len(positions)
     chosen = _DUMMY if is_dummy else rows.select(positions)
     given = _of_dummy(columns) if columns and is_dummy else columns.select(rows, positions) if columns else Columns()

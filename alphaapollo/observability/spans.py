@@ -1,7 +1,8 @@
-"""What a process does when, noted while somebody asks for it (trainer.profile_steps).
+"""What a process does when: what it is in the middle of (pulse.py), and, noted while somebody asks for it
+(trainer.profile_steps), what it was.
 
     with SPANS.at("rollout 0", "train.12.0.3"):     # for this task and those that it starts
-        with SPANS("generate", tokens=83):          # costs nothing while nobody asks
+        with SPANS("generate", tokens=83):          # costs next to nothing while nobody asks
             ...
 
 Each process has its own list; the controller fetches them (trainer/profile.py) and writes one trace.
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+
+from alphaapollo.pulse import PULSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,16 @@ class Spans:
             _place.reset(token)
 
     @contextmanager
-    def __call__(self, name: str, **args: Any) -> Iterator[None]:
-        """The block is a span, also when it raises; `args` are shown with it."""
-        if self._noted is None:
-            yield
-            return
+    def __call__(self, name: str, within: float | None = None, **args: Any) -> Iterator[None]:
+        """The block is a span, also when it raises; `args` are shown with it. within: seconds after which somebody ends
+        it."""
         noted, begin, (track, lane) = self._noted, time.perf_counter(), _place.get()
         try:
-            yield
+            with PULSE.doing(name, limit=within):
+                yield
         finally:
-            noted.append(Span(track, lane, name, self._zero + begin, time.perf_counter() - begin, args))
+            if noted is not None:
+                noted.append(Span(track, lane, name, self._zero + begin, time.perf_counter() - begin, args))
 
 
 SPANS = Spans()

@@ -64,7 +64,7 @@ class RewardClient:
             return failure(f"the trajectory cannot be given to the reward function: {error}")
         for _ in range(ATTEMPTS):
             try:
-                with queueing(), SPANS("grade"):  # a grader has a time limit of its own
+                with queueing(), SPANS("grade", within=self._pool.longest):  # a grader has a time limit of its own
                     reply = await self._pool.run(request)
                 score = decode_reply(reply)
             except GraderError as error:

@@ -117,6 +117,11 @@ class GraderPool:
         self._seconds_per_job = BATCH_SECONDS / 4  # running mean
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def longest(self) -> float:
+        """Seconds within which one job or another ends."""
+        return max(self._timeout, START_TIMEOUT)
+
     async def start(self) -> None:
         """Start the first process (GraderError: it does not start, with the reason); the others follow."""
         self._add_task(self._serve(await self._spawn()))

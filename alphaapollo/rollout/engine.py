@@ -75,7 +75,11 @@ class Engine(Protocol):
         ...
 
     def pids(self) -> list[int]:
-        """Its processes besides this one."""
+        """Its processes besides this one, the core first."""
+        ...
+
+    def progress(self) -> int:
+        """Changes while something of what runs gets on; an engine in this process counts that itself (pulse.py)."""
         ...
 
     async def close(self) -> None:

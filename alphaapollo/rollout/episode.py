@@ -194,7 +194,7 @@ class EpisodeRunner:
     async def _call(self, clock: Clock, environment: Environment, name: str, *arguments: Any) -> Any:
         """Call into an environment: async methods on this loop, sync ones in a thread."""
         async with clock.running():
-            with SPANS(f"environment.{name}"):
+            with SPANS(f"environment.{name}", within=clock.left):
                 return await self._called(environment, name, *arguments)
 
     async def _called(self, environment: Environment, name: str, *arguments: Any) -> Any:

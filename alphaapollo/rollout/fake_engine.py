@@ -130,6 +130,9 @@ class FakeEngine:
     def pids(self) -> list[int]:
         return []
 
+    def progress(self) -> int:
+        return 0
+
     async def close(self) -> None:
         pass
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from alphaapollo.pulse import PULSE
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
@@ -135,6 +136,7 @@ class HFEngine:
             output = self._model(
                 tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
             )
+            PULSE.beat()
             cache = output.past_key_values
             logits = output.logits[:, -1].float().cpu()
             chosen = [
@@ -191,6 +193,9 @@ class HFEngine:
 
     def pids(self) -> list[int]:
         return []
+
+    def progress(self) -> int:
+        return 0
 
     async def close(self) -> None:
         self._model = None

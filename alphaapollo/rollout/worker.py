@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import itertools
 import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Environment, Services, get_registered
 from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.pulse import PULSE
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
@@ -144,7 +146,13 @@ class RolloutWorker:
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
+        PULSE.watch(lambda: self.engine.progress(), self._helpers)
         gc.freeze()  # looking through vLLM's million objects again and again would double the cost of an episode
+
+    def _helpers(self) -> dict[int, str]:
+        """Without whom nothing is generated."""
+        names = itertools.chain(["engine core"], itertools.repeat("engine worker"))
+        return {pid: f"the {next(names)} of rollout worker {self._index}" for pid in self.engine.pids()}
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         """Play the group's episodes. Trouble of graders and environments is in the trajectories' scores; raises

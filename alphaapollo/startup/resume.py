@@ -88,10 +88,15 @@ def already_complete(folder: Path, total_steps: int) -> str:
 
 def interrupted(folder: Path) -> str:
     """What to say to one who stopped a run."""
+    return f"interrupted{way_on(folder)}"
+
+
+def way_on(folder: Path) -> str:
+    """How a run goes on that was ended; follows what ended it."""
     whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
     if not whole:
-        return "interrupted before the first checkpoint: the same command begins anew"
-    return f"interrupted; with trainer.resume_mode=auto, the default, the same command goes on from {whole[-1]}"
+        return " before the first checkpoint: the same command begins anew"
+    return f"; with trainer.resume_mode=auto, the default, the same command goes on from {whole[-1]}"
 
 
 def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:

@@ -20,13 +20,15 @@ from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
 from alphaapollo.controller.nodes import RUN_FOLDER
+from alphaapollo.controller.stall_watch import Patience, StallWatch
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
 from alphaapollo.startup.input_checks import find_machine, local_paths, missing_cluster
-from alphaapollo.startup.resume import Start, find_start
+from alphaapollo.startup.resume import Start, find_start, way_on
 from alphaapollo.startup.threads import settle_threads
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
@@ -103,17 +105,11 @@ async def run(prepared: Prepared) -> None:
         seldom_collect()
         prefer_huge_pages()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
-        await begin(ready, start.checkpoint, timer)
-        async with ready.saving.settled():
-            await (train_async(ready) if config.trainer.async_mode else train(ready))
-        if progress.step < inputs.total_steps:
-            console.notice(f"trainer.total_epochs={config.trainer.total_epochs} ended after {progress.step} iterations")
-        if config.trainer.export_hf:
-            await crew.engines.sleep()
-            await crew.policy.export(str(plan.folder / "model"), config.trainer.export_lora)
-            console.notice(f"the model lies in {plan.folder / 'model'}")
-        elif config.trainer.save_freq > 0:
-            console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={plan.folder}")
+        async with stall_watch(prepared, crew, console):
+            await begin(ready, start.checkpoint, timer)
+            async with ready.saving.settled():
+                await (train_async(ready) if config.trainer.async_mode else train(ready))
+            await end(ready)
         console.where_time_went()
     finally:
         if crew:
@@ -122,6 +118,33 @@ async def run(prepared: Prepared) -> None:
         tracker.close()
         console.close()
         collect_as_usual()
+
+
+async def end(run: Run) -> None:
+    """The model, where it is asked for, or how to get it."""
+    trainer, console, folder = run.config.trainer, run.console, run.plan.folder
+    if run.progress.step < run.goal.steps:
+        console.notice(f"trainer.total_epochs={trainer.total_epochs} ended after {run.progress.step} iterations")
+    if trainer.export_hf:
+        await run.crew.engines.sleep()
+        with SPANS("export"):
+            await run.crew.policy.export(str(folder / "model"), trainer.export_lora)
+        console.notice(f"the model lies in {folder / 'model'}")
+    elif trainer.save_freq > 0:
+        console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
+
+
+def stall_watch(prepared: Prepared, crew: Crew, console: Console) -> StallWatch:
+    """From the first publish to the end: a start has a limit of its own."""
+    trainer, plan = prepared.config.trainer, prepared.plan
+    return StallWatch(
+        crew.ranks,
+        Patience(trainer.stall_notice, trainer.stall_timeout),
+        plan.placement.device,
+        plan.folder,
+        console.notice,
+        lambda: f"stopped{way_on(plan.folder)}",
+    )
 
 
 def seldom_collect() -> None:
@@ -220,13 +243,15 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompts(run)
     await run.crew.engines.sleep()
     if checkpoint:
-        if run.crew.critic:
-            await run.crew.critic.load(str(checkpoint / "critic"))
-            await run.crew.critic.rest()
-        await run.crew.policy.load(str(checkpoint / "policy"))
+        with SPANS("load"):
+            if run.crew.critic:
+                await run.crew.critic.load(str(checkpoint / "critic"))
+                await run.crew.critic.rest()
+            await run.crew.policy.load(str(checkpoint / "policy"))
         run.console.notice(f"resumed from {checkpoint}")
     run.console.phase("publish", 0, 1)
-    metrics = await run.weights.publish(run.progress.step)
+    with SPANS("publish"):
+        metrics = await run.weights.publish(run.progress.step)
     if checkpoint is None:
         if run.config.trainer.val_before_train:
             with timer("validate"):

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from alphaapollo.pulse import PULSE
+
 BATCH_BYTES = 1 << 29
 
 Batch = dict[str, torch.Tensor]
@@ -23,6 +25,7 @@ def batches(
     for name, tensor in tensors:
         batch[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
         if num_bytes(batch) >= BATCH_BYTES:
+            PULSE.beat()
             yield batch
             batch = {}
     if batch:

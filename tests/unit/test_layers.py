@@ -26,6 +26,8 @@ LEVELS = [
         "user_module",
         "watchdog",
         "clock",
+        "pulse",
+        "stacks",
     ],
     ["config"],
     ["observability"],

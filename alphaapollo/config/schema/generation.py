@@ -11,7 +11,7 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import Rollout
-from alphaapollo.config.schema.trainer import RunFolder
+from alphaapollo.config.schema.trainer import WatchedRun
 
 
 class GenerationData(Section):
@@ -42,7 +42,7 @@ class GenerationRollout(Rollout):
     """Arithmetic of the engine; auto = model.dtype."""
 
 
-class GenerationTrainer(RunFolder):
+class GenerationTrainer(WatchedRun):
     experiment_name: str = "generation"
     """Second folder of the run under output_dir."""
     resume_mode: Literal["auto", "disable"] = "auto"

@@ -27,7 +27,17 @@ class RunFolder(Section):
         return Path(self.output_dir) / self.project_name / self.experiment_name
 
 
-class Trainer(RunFolder):
+class WatchedRun(RunFolder):
+    """What the `trainer` section of a command with workers has."""
+
+    stall_notice: PositiveFloat = 60.0
+    """Seconds without any movement after which the console says who waits for whom, in which phase, since when."""
+    stall_timeout: PositiveFloat | None = 600.0
+    """Seconds without any movement after which the run ends: whoever holds it up is named, and Python stacks lie in
+    <run>/stalls (docs/reliability.md). null = it waits for ever."""
+
+
+class Trainer(WatchedRun):
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
     """Trackers besides metrics.jsonl, which is always written."""
     total_epochs: PositiveInt = 1

@@ -104,6 +104,13 @@ class VllmEngine:
         cores = [process.pid for process in self._cores() if process.pid is not None]
         return cores + [child for pid in cores for child in children_of(pid)]
 
+    def progress(self) -> int:
+        """Tokens of what runs: the core tells each as it is sampled, also where whole answers are asked for."""
+        if self._engine is None:
+            return 0
+        running = list(self._engine.output_processor.request_states.values())
+        return sum(len(state.detokenizer.output_token_ids) for state in running if state.detokenizer)
+
     def _cores(self) -> list[BaseProcess]:
         return [] if self._engine is None else list(self._engine.engine_core.resources.engine_manager.processes)
 
