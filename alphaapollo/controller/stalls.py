@@ -2,7 +2,7 @@
 
 moved        a count has changed, or a disk was at work: there is nothing to find
 stopped      by a signal: whoever waits for it is not to blame
-computing    on a CPU, who uses the CPU gets on, if slowly; on a GPU also a wait may use it, so only counts count
+computing    who uses the CPU gets on, if slowly; but a wait for a GPU may use it, so there only counts count
 silent       it does not even answer
 behind       all answer and wait: those that are waited for last, and of them who has done least
 """
@@ -112,8 +112,7 @@ def judge(before: Look, now: Look, device: Device) -> Finding:
     stopped = _stopped(awaited) or _stopped(now.everyone)
     if stopped:
         return _finding(now, True, stopped, "is stopped (SIGSTOP; kill -CONT lets it go on)")
-    computing = _computing(before, now, awaited) if device == "cpu" else []
-    if computing:
+    if computing := _computing(before, now, awaited, device):
         return _finding(now, False, computing, "computes")
     silent = [(one, one.name) for one in awaited if one.report is None]
     if silent:
@@ -138,13 +137,19 @@ def _stopped(among: Iterable[Seen], needed: bool = True) -> list[Named]:
     ]
 
 
-def _computing(before: Look, now: Look, among: Sequence[Seen]) -> list[Named]:
+def _computing(before: Look, now: Look, among: Sequence[Seen], device: Device) -> list[Named]:
     seconds = max(now.at - before.at, 1e-9)
     return [
         (one, one.name_of(process))
         for one, then, process in _pairs(before, now, among)
         if process.cpu_seconds - then.cpu_seconds >= BUSY * seconds
+        and (device == "cpu" or not _may_spin(one, process, now))
     ]
+
+
+def _may_spin(one: Seen, process: Process, now: Look) -> bool:
+    """Waiting for a GPU may use the CPU; graders, compilers and a controller that called nobody have none."""
+    return any(kind.whom for kind in now.doing) if one is now.controller else process.needed
 
 
 def _pairs(before: Look, now: Look, among: Iterable[Seen]) -> Iterator[tuple[Seen, Process, Process]]:

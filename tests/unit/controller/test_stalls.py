@@ -78,8 +78,9 @@ def test_a_child_that_computes_counts() -> None:
         grader = process(12, cpu=at, name="grader", needed=False)
         return look(answers("rollout 0", 10, grader), doing=PLAY, at=at)
 
-    found = finding(seen(0), seen(6))
-    assert not found.stuck and found.verdict == "grader (pid 12) of the rollout 0 (pid 10) computes"
+    for device in ("cpu", "cuda"):  # it waits for no GPU
+        found = finding(seen(0), seen(6), device)
+        assert not found.stuck and found.verdict == "grader (pid 12) of the rollout 0 (pid 10) computes"
 
 
 def test_counts_and_disks_are_movement() -> None:
@@ -131,6 +132,6 @@ def test_where_nobody_is_waited_for_it_is_the_controller() -> None:
     found = finding(idle, idle)
     assert found.verdict == "the controller (pid 1) waits, in advantage (61 s)"
     assert found.waiting == "the controller is in advantage"
-    computing = finding(idle, look(answers("policy 0", 10), at=6, cpu=4))
+    computing = finding(idle, look(answers("policy 0", 10), at=6, cpu=4), "cuda")
     assert not computing.stuck and computing.verdict == "the controller (pid 1) computes"
     assert finding(look(), look()).verdict == "the controller (pid 1) waits, in nothing that is known"
