@@ -16,6 +16,7 @@ from rich.console import Console as Terminal
 from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.controller.ranks import Stalled
 from alphaapollo.evaluation import generation
 from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.trainer.main_generation import main
@@ -353,3 +354,14 @@ def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.Captur
         assert f"note: {key} has no effect: data.n_samples counts the samples." in printed
     assert "rollout.val_kwargs.n=2 has no effect: it is about training." in printed
     assert not (command.folder / "out").exists()
+
+
+def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forgotten(self: FakeEngine, token_ids, sampling, request_id):
+        await asyncio.sleep(1000)
+
+    monkeypatch.setattr(FakeEngine, "generate", forgotten)
+    with pytest.raises(Stalled, match=r"waits for play of rollout 0 .* goes on where .*/out/test/run ends\.$"):
+        command.run("trainer.stall_notice=1", "trainer.stall_timeout=1")
+    (stacks,) = (command.out / "stalls").iterdir()
+    assert "x generate" in stacks.read_text()
