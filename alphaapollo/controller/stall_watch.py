@@ -153,8 +153,10 @@ class StallWatch:
             f"{finding.waiting}. {file}; {self._way_on()}.",
             [culprit.key for culprit in finding.culprits],
         )
-        if self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._left.is_set():  # somebody else has ended it meanwhile
+            return
+        assert self._task
+        self._loop.call_soon_threadsafe(self._task.cancel)
         if not self._left.wait(GRACE_SECONDS):  # the loop itself stands: the reaper ends what is left of the run
             failed(self._error, 1)
             os._exit(1)
