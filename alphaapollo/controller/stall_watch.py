@@ -88,7 +88,8 @@ class StallWatch:
         self._thread.join(ANSWER_SECONDS)
         if self._error is not None and kind is asyncio.CancelledError:
             assert self._task
-            self._task.uncancel()
+            while self._task.cancelling():
+                self._task.uncancel()
             raise self._error from None
 
     def _watch(self) -> None:
@@ -156,10 +157,12 @@ class StallWatch:
         if self._left.is_set():  # somebody else has ended it meanwhile
             return
         assert self._task
-        self._loop.call_soon_threadsafe(self._task.cancel)
-        if not self._left.wait(GRACE_SECONDS):  # the loop itself stands: the reaper ends what is left of the run
-            failed(self._error, 1)
-            os._exit(1)
+        for _ in range(2):  # told once, it may be waiting for a checkpoint on its way, which may not come either
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            if self._left.wait(GRACE_SECONDS):
+                return
+        failed(self._error, 1)  # the loop itself stands: the reaper ends what is left of the run
+        os._exit(1)
 
     def _write_stacks(self, finding: Finding, now: Look) -> str:
         """Where they lie, in words."""

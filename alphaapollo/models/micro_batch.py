@@ -104,8 +104,6 @@ def build_micro_batch(
     """The rows at `positions` as one micro-batch on `device`; the dummy if there are none. One copy takes it there,
     which waits for nothing.
 
-    Each counts as a beat of this process (pulse.py).
-
     Args:
         columns: beside `rows`, what is needed of them.
         sequence: the ranks that share it.

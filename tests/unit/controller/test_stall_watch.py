@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.controller import stall_watch
 from alphaapollo.controller.ranks import LocalRanks, Stalled, called
 from alphaapollo.controller.stall_watch import Patience, StallWatch
 from alphaapollo.controller.stalls import Look
@@ -122,6 +123,24 @@ def test_out_of_the_block_comes_who_and_where_the_stacks_are(tmp_path: Path) -> 
     (file,) = (tmp_path / "stalls").iterdir()
     assert str(caught.value).endswith(f"for whom, lie in {file}; stopped; go on.")
     assert "=== the policy 1 (pid 11)\n--- process 11\n" in file.read_text()
+
+
+def test_who_waits_for_something_else_when_told_to_end_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall_watch, "GRACE_SECONDS", 0.5)
+
+    async def stand_still() -> None:
+        alone = look(silent("policy 1", 11, process(11, "T")), doing=UPDATE)
+        see = iter([alone] * 1000).__next__
+        async with StallWatch([], Patience(0.1, 0.3), "cpu", tmp_path, print, str, see):
+            try:
+                await asyncio.sleep(50)
+            finally:
+                await asyncio.sleep(50)  # a checkpoint on its way
+
+    with pytest.raises(Stalled):
+        asyncio.run(stand_still())
 
 
 def test_a_block_that_ends_by_itself_is_left_alone(tmp_path: Path) -> None:
