@@ -1,14 +1,17 @@
 """A run's folder on disk: a checkpoint is whole or not there, and a new run does not lose the old one.
 
-checkpoints/step_000020/   progress.json  policy/  critic/   (fine-tuning: model/)
+checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
 checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,9 @@ from alphaapollo.pulse import PULSE
 
 PROGRESS = "progress.json"
 """Where the driver's own state stands in a checkpoint; its presence says that the checkpoint is whole."""
+MANIFEST = "manifest.json"
+"""Size and digest of every other file of a checkpoint."""
+READERS = 4  # files at once
 
 
 def write_progress(folder: Path, fields: dict[str, Any]) -> None:
@@ -48,7 +54,8 @@ class CheckpointFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, folder: Path) -> Path:
-        """Everything is written: make it durable, give it its name, and drop the oldest ones."""
+        """Everything is written: note its digests, make it durable, give it its name, and drop the oldest ones."""
+        (folder / MANIFEST).write_text(json.dumps(_read_files(folder, _files(folder)), indent=1) + "\n")
         for file in sorted(folder.rglob("*")):
             _sync(file)
             PULSE.beat()
@@ -62,8 +69,46 @@ class CheckpointFolder:
         return whole
 
     def whole(self) -> list[Path]:
-        """The whole checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step_*") if (path / PROGRESS).exists())
+        """The checkpoints that were written whole, oldest first; `damage` says what has become of one since."""
+        return sorted(
+            path for path in self.folder.glob("step_*") if (path / PROGRESS).exists() or (path / MANIFEST).exists()
+        )
+
+
+def damage(checkpoint: Path) -> list[str]:
+    """A line for each file of a whole checkpoint whose bytes are not those that were written. None are known of one
+    without a manifest, as earlier versions wrote it."""
+    if not (checkpoint / MANIFEST).exists():
+        return []
+    try:
+        noted = json.loads((checkpoint / MANIFEST).read_text())
+        written = {str(name): (int(size), str(digest)) for name, (size, digest) in noted.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return [f"{MANIFEST} cannot be read"]
+    missing = [name for name in written if not (checkpoint / name).is_file()]
+    found = _read_files(checkpoint, [name for name in written if name not in missing])
+    return [f"{name} is missing" for name in missing] + [
+        f"{name} has {found[name][0]} bytes of {size}" if found[name][0] != size else f"{name} has other bytes"
+        for name, (size, digest) in written.items()
+        if name in found and tuple(found[name]) != (size, digest)
+    ]
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+def _read_files(folder: Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """(bytes, sha256) by name."""
+
+    def read(name: str) -> tuple[int, str]:
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            PULSE.beat()
+            return file.tell(), digest
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return dict(zip(names, pool.map(read, names), strict=True))
 
 
 def move_aside(folder: Path) -> Path | None:

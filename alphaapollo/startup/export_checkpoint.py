@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder
+from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage
 from alphaapollo.config.check import check_export
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import ExportConfig, LoraForm, Model
@@ -68,6 +68,13 @@ def write(export: Export) -> None:
 
 
 def _checkpoint(path: Path) -> Path:
+    found = _whole(path)
+    if problems := damage(found):
+        raise ValueError(f"{found} is damaged: {', '.join(problems)}. Give another checkpoint.")
+    return found
+
+
+def _whole(path: Path) -> Path:
     if (path / PROGRESS).is_file():
         return path
     if whole := CheckpointFolder(path / "checkpoints", keep=None).whole():

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, move_aside, read_progress
+from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, move_aside, read_progress
 from alphaapollo.config.changes import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
@@ -36,6 +36,7 @@ class Start:
     checkpoint: Path | None = None
     step: int = 0  # whole iterations in the checkpoint
     changes: tuple[Change, ...] = ()
+    damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
     in_the_way: bool = False  # the folder holds an earlier run that is not gone on with
     found: frozenset[str] = field(init=False)  # what lies there
 
@@ -47,7 +48,8 @@ class Start:
         if self.in_the_way:
             return [f"begins anew: the earlier run in {self.folder} is moved aside."]
         since = [f"changed since the earlier start: {change}" for change in self.changes]
-        return [f"goes on from {self.checkpoint}.", *since] if self.checkpoint else since
+        damaged = [f"is passed over, for it is damaged: {problem}." for problem in self.damaged]
+        return [*damaged, f"goes on from {self.checkpoint}.", *since] if self.checkpoint else since
 
     def is_exported(self) -> bool:
         """The folder `model` was written after the checkpoint."""
@@ -103,12 +105,13 @@ def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     """By trainer.resume_mode, what there is to go on from.
 
     Raises:
-        ValueError: the folder is another run's (a changed key that `rule` refuses), or there is no such checkpoint.
+        ValueError: the folder is another run's (a changed key that `rule` refuses), there is no such checkpoint, or
+            none that is not damaged.
     """
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
         return Start(folder, in_the_way=folder.exists())
-    checkpoint = _chosen_checkpoint(config)
+    checkpoint, damaged = _first_sound(_candidates(config))
     if _has_results(folder):
         changes = own_changes(config, rule)
         if checkpoint is None:
@@ -117,35 +120,45 @@ def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
         changes = _changes_since_another(checkpoint.resolve().parents[1], config, rule)
     else:
         return Start(folder)
-    return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes))
+    return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes), damaged)
 
 
 def earlier_config(config: Config | SftConfig) -> dict[str, Any]:
     """The newest configuration of the run that this one goes on with, as plain values; empty where one begins. Raises
     ValueError as find_start does."""
     folder = config.trainer.folder
-    checkpoint = None if config.trainer.resume_mode == "disable" else _chosen_checkpoint(config)
-    if checkpoint is None:
+    if config.trainer.resume_mode == "disable" or not (candidates := _candidates(config)):
         return {}
-    home = folder if _has_results(folder) else checkpoint.resolve().parents[1]
+    home = folder if _has_results(folder) else candidates[0].resolve().parents[1]
     return read_saved(home) if _saved_files(home)[0] else {}
 
 
-def _chosen_checkpoint(config: Config | SftConfig) -> Path | None:
-    """The checkpoint that resume_from_path names, or the newest of this run's; None where there is none yet."""
+def _candidates(config: Config | SftConfig) -> list[Path]:
+    """The checkpoint that resume_from_path names, or those of this run, the newest first."""
     trainer = config.trainer
     whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).whole()
     if trainer.resume_mode != "resume_path":
-        return max(whole, default=None)
-    path = trainer.resume_from_path
-    asked = Path(path).expanduser()
+        return whole[::-1]
+    asked = Path(trainer.resume_from_path).expanduser()
     if not (asked / PROGRESS).exists():
         have = ", ".join(map(str, whole)) or "none"
         raise ValueError(
-            f"trainer.resume_from_path={path!r} is no whole checkpoint (no progress.json in it). "
+            f"trainer.resume_from_path={trainer.resume_from_path!r} is no whole checkpoint (no progress.json in it). "
             f"Whole checkpoints of this run: {have}."
         )
-    return asked
+    return [asked]
+
+
+def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
+    """The first checkpoint that is not damaged, and what is wrong with those before it."""
+    damaged: list[str] = []
+    for checkpoint in candidates:
+        if not (problems := damage(checkpoint)):
+            return checkpoint, tuple(damaged)
+        damaged.append(f"{checkpoint}: {', '.join(problems)}")
+    if damaged:
+        raise ValueError(f"no checkpoint to go on from can be trusted: {'; '.join(damaged)}. Restore one. {WAY_OUT}")
+    return None, ()
 
 
 def own_changes(config: Config | SftConfig | GenerationConfig, rule: ChangeRule) -> list[Change]:

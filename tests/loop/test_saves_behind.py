@@ -1,4 +1,4 @@
-"""Whole runs that end while a checkpoint is written behind their next iteration."""
+"""Checkpoints of whole runs: interrupted while they are written behind the next iteration, and damaged later."""
 
 from __future__ import annotations
 
@@ -83,3 +83,16 @@ def test_interrupted_while_one_is_written_it_waits_for_it(ppo: Runner, tmp_path:
     assert done.code == 130
     assert "the same command goes on from" in done.output and "step_000004" in done.output.splitlines()[-1]
     assert names(ppo) == ["step_000002", "step_000004"]
+
+
+def test_a_flipped_bit_is_named_and_the_checkpoint_before_counts(ppo: Runner) -> None:
+    here = (*SETTINGS[:2], "trainer.val_before_train=False", "trainer.save_freq=1")
+    done = ppo.run(*here)
+    (file,) = (done.folder / "checkpoints/step_000002/policy/model").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    again = ppo.run(*here, "trainer.total_training_steps=3")
+    assert f"step_000002: policy/model/{file.name} has other bytes" in " ".join(again.output.split()), again.output
+    assert [metrics["step"] for metrics in again.metrics] == [0, 1, 2, 3]
+    assert "goes on from" in again.output and (again.folder / "checkpoints/step_000003").is_dir()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alphaapollo.checkpoint_folder import CheckpointFolder
+from alphaapollo.checkpoint_folder import CheckpointFolder, damage
 from alphaapollo.trainer.progress import Progress
 
 
@@ -36,3 +36,20 @@ def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=None)
     (write(checkpoints, 1) / "stale").touch()
     assert not (write(checkpoints, 1) / "stale").exists()
+
+
+def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
+    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
+    assert damage(checkpoint) == []
+    weights = checkpoint / "policy/weights"
+    weights.write_bytes(bytes([weights.read_bytes()[0] ^ 1]))
+    assert damage(checkpoint) == ["policy/weights has other bytes"]
+    weights.write_text("")
+    (checkpoint / "progress.json").unlink()
+    assert damage(checkpoint) == ["progress.json is missing", "policy/weights has 0 bytes of 1"]
+    (checkpoint / "manifest.json").write_text('{"policy/weights": 3')
+    assert damage(checkpoint) == ["manifest.json cannot be read"]
+    (checkpoint / "manifest.json").write_text("[]")
+    assert damage(checkpoint) == ["manifest.json cannot be read"]
+    (checkpoint / "manifest.json").unlink()
+    assert damage(checkpoint) == [], "an earlier version wrote none"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alphaapollo.checkpoint_folder import write_progress
+from alphaapollo.checkpoint_folder import CheckpointFolder, write_progress
 from alphaapollo.config.keys import plain
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.startup.resume import Start, already_complete, find_start, interrupted
@@ -201,3 +201,28 @@ def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
     left.mkdir()
     start_of(config).claim(config)
     assert checkpoint.exists() and not left.exists()
+
+
+def whole(config: Config, step: int) -> Path:
+    """As `train`, with digests."""
+    checkpoint = train(config, step)
+    writing = checkpoint.rename(checkpoint.with_name(f".writing_step_{step:06d}"))
+    (writing / "weights").write_text(str(step))
+    return CheckpointFolder(checkpoint.parent, keep=None).finish(writing)
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    older, newer = whole(config, 20), whole(config, 40)
+    (newer / "weights").write_text("41")
+    start = start_of(config)
+    assert (start.checkpoint, start.step) == (older, 20)
+    passed, goes_on = start.lines()
+    assert passed == f"is passed over, for it is damaged: {newer}: weights has other bytes."
+    assert goes_on == f"goes on from {older}."
+    (older / "weights").unlink()
+    with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes; .*weights is"):
+        start_of(config)
+    asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
+    with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes\."):
+        start_of(asked)
