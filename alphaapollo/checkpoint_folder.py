@@ -90,7 +90,7 @@ def damage(checkpoint: Path) -> list[str]:
     return [f"{name} is missing" for name in missing] + [
         f"{name} has {found[name][0]} bytes of {size}" if found[name][0] != size else f"{name} has other bytes"
         for name, (size, digest) in written.items()
-        if name in found and tuple(found[name]) != (size, digest)
+        if name in found and found[name] != (size, digest)
     ]
 
 

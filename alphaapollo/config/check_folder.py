@@ -32,8 +32,9 @@ def _name_problem(key: str, name: str) -> str:
 def _spelling_problem(key: str, path: str) -> str:
     if "\0" in path:
         return f"{key}={path!r}: a path cannot have a zero byte."
-    if longest := max((part for part in Path(path).parts if len(os.fsencode(part)) > LONGEST), default=""):
-        return f"{key}: {longest[:20]}... has {len(os.fsencode(longest))} bytes. Give a name of {LONGEST} or less."
+    for part in Path(path).parts:
+        if (size := len(os.fsencode(part))) > LONGEST:
+            return f"{key}: {part[:20]}... has {size} bytes. Give a name of {LONGEST} or less."
     return ""
 
 

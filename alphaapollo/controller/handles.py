@@ -1,7 +1,7 @@
 """Typed handles to the worker groups: every remote call is one of these methods, but for vLLM's
 own weight transfer (ray_transfer.py).
 
-    PolicyGroup   actor and reference model, one worker a training rank
+    PolicyGroup   actor and reference model, one worker a training rank (with what every TrainedGroup has)
     CriticGroup   critic, likewise
     RewardModelGroup  trained reward model, likewise
     EngineGroup   rollout workers, one a vLLM engine
@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -36,19 +36,18 @@ if TYPE_CHECKING:  # the driver never imports the workers: they bring torch mode
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 T = TypeVar("T")
+W = TypeVar("W", bound="PolicyWorker | CriticWorker")
 
 
-class PolicyGroup:
-    """The policy and, where asked for, its reference. Batches, and columns (flat float32 arrays [sum responses]), are
-    one for each group of `sequence_parallel` consecutive ranks, which share rows."""
+class TrainedGroup(Generic[W]):
+    """A model that is trained. Batches, and columns (flat float32 arrays [sum responses]), are one for each group of
+    `sequence_parallel` consecutive ranks, which share rows."""
 
-    def __init__(self, ranks: Ranks[PolicyWorker], sequence_parallel: int = 1):
+    name: str  # in traces
+
+    def __init__(self, ranks: Ranks[W], sequence_parallel: int = 1):
         self.ranks = ranks
         self.sequence_parallel = sequence_parallel
-
-    async def doubts(self) -> list[str]:
-        """What its self-check at the start leaves to be said."""
-        return (await self.ranks.call(lambda worker: worker.doubts))[0]
 
     async def sharing_problem(self) -> str | None:
         """Why the model cannot compute a shared prompt once; None: it can."""
@@ -58,6 +57,49 @@ class PolicyGroup:
         """Send each rank its rows, once an iteration."""
         own = for_each_rank(batches, self.sequence_parallel)
         await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), own)
+
+    async def rest(self) -> None:
+        """The end of its phase on the GPUs: what is offloaded goes to host memory, and what is cached is given back."""
+        await self.ranks.call(lambda worker: worker.rest())
+
+    async def save(self, folder: str) -> None:
+        """Begin to write weights, optimiser and schedule as they are now: a checkpoint, each rank its part."""
+        await self.ranks.call(lambda worker: worker.save(folder))
+
+    async def written(self) -> float:
+        """The last save is written, by all ranks; the seconds that the slowest of them took, beside other work."""
+        return float(max(await self.ranks.call(lambda worker: asyncio.wrap_future(worker.written()))))
+
+    async def load(self, folder: str) -> None:
+        """Go on from what save wrote, by any number of ranks."""
+        await self.ranks.call(lambda worker: worker.load(folder))
+
+    async def start_profile(self) -> None:
+        """Every rank begins to record what torch does."""
+        name = self.name
+        await self.ranks.call(lambda worker: start_torch_spans(f"{name} {worker.placement.rank}"))
+
+    async def take_profile(self) -> list[Span]:
+        """What the ranks recorded; the recording ends."""
+        name = self.name
+        return joined(await self.ranks.call(lambda worker: take_torch_spans(f"{name} {worker.placement.rank}")))
+
+    async def memory(self) -> dict[str, float]:
+        """GiB, the largest over the ranks: rss_gib, rss_peak_gib and, on GPUs, cuda_gib, cuda_peak_gib."""
+        return largest(await self.ranks.call(lambda worker: worker.memory()))
+
+    async def close(self) -> None:
+        await self.ranks.close()
+
+
+class PolicyGroup(TrainedGroup["PolicyWorker"]):
+    """The policy and, where asked for, its reference."""
+
+    name = "policy"
+
+    async def doubts(self) -> list[str]:
+        """What its self-check at the start leaves to be said."""
+        return (await self.ranks.call(lambda worker: worker.doubts))[0]
 
     async def compute_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the present weights."""
@@ -91,103 +133,32 @@ class PolicyGroup:
         """The engines have confirmed: free what carried the last update."""
         await self.ranks.call(lambda worker: worker.release_weights())
 
-    async def rest(self) -> None:
-        """The end of its phase on the GPUs: what is offloaded goes to host memory, and what is cached is given back."""
-        await self.ranks.call(lambda worker: worker.rest())
-
     async def probe(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first, at temperature 1."""
         return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
-
-    async def save(self, folder: str) -> None:
-        """Begin to write weights, optimiser and schedule as they are now: a checkpoint, each rank its part."""
-        await self.ranks.call(lambda worker: worker.save(folder))
-
-    async def written(self) -> float:
-        """The last save is written, by all ranks; the seconds that the slowest of them took, beside other work."""
-        return float(max(await self.ranks.call(lambda worker: asyncio.wrap_future(worker.written()))))
-
-    async def load(self, folder: str) -> None:
-        """Go on from what save wrote, by any number of ranks."""
-        await self.ranks.call(lambda worker: worker.load(folder))
 
     async def export(self, folder: str, form: LoraForm) -> None:
         """Write a Hugging Face folder; form: adapter: with LoRA peft's, of the adapters alone."""
         await self.ranks.call(lambda worker: worker.export(folder, form))
 
-    async def start_profile(self) -> None:
-        """Every rank begins to record what torch does."""
-        await self.ranks.call(lambda worker: start_torch_spans(f"policy {worker.placement.rank}"))
 
-    async def take_profile(self) -> list[Span]:
-        """What the ranks recorded; the recording ends."""
-        return joined(await self.ranks.call(lambda worker: take_torch_spans(f"policy {worker.placement.rank}")))
+class CriticGroup(TrainedGroup["CriticWorker"]):
+    """The critic."""
 
-    async def memory(self) -> dict[str, float]:
-        """GiB, the largest over the ranks: rss_gib, rss_peak_gib and, on GPUs, cuda_gib, cuda_peak_gib."""
-        return largest(await self.ranks.call(lambda worker: worker.memory()))
-
-    async def close(self) -> None:
-        await self.ranks.close()
-
-
-class CriticGroup:
-    """The critic; batches and columns as in PolicyGroup."""
-
-    def __init__(self, ranks: Ranks[CriticWorker], sequence_parallel: int = 1):
-        self.ranks = ranks
-        self.sequence_parallel = sequence_parallel
-
-    async def sharing_problem(self) -> str | None:
-        """As of the policy."""
-        return (await self.ranks.call(lambda worker: worker.sharing.problem))[0]
-
-    async def load_batch(self, batches: Sequence[RankBatch]) -> None:
-        own = for_each_rank(batches, self.sequence_parallel)
-        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), own)
+    name = "critic"
 
     async def compute_values(self) -> list[np.ndarray]:
         """Values of the loaded rows' response tokens under the present weights."""
         return (await self.ranks.call(lambda worker: worker.compute_values()))[:: self.sequence_parallel]
-
-    async def rest(self) -> None:
-        """As of the policy."""
-        await self.ranks.call(lambda worker: worker.rest())
 
     async def update(self, columns: Sequence[Columns[np.ndarray]], skip_bad: bool = False) -> dict[str, float]:
         """As of the policy."""
         each = for_each_rank(columns, self.sequence_parallel)
         return (await self.ranks.call_each(lambda worker, own: worker.update(own, skip_bad), each))[0]
 
-    async def save(self, folder: str) -> None:
-        """Begin to write weights, optimiser and schedule as they are now: a checkpoint, each rank its part."""
-        await self.ranks.call(lambda worker: worker.save(folder))
-
-    async def written(self) -> float:
-        """The last save is written, by all ranks; the seconds that the slowest of them took, beside other work."""
-        return float(max(await self.ranks.call(lambda worker: asyncio.wrap_future(worker.written()))))
-
-    async def load(self, folder: str) -> None:
-        """Go on from what save wrote, by any number of ranks."""
-        await self.ranks.call(lambda worker: worker.load(folder))
-
-    async def start_profile(self) -> None:
-        """As of the policy."""
-        await self.ranks.call(lambda worker: start_torch_spans(f"critic {worker.placement.rank}"))
-
-    async def take_profile(self) -> list[Span]:
-        """As of the policy."""
-        return joined(await self.ranks.call(lambda worker: take_torch_spans(f"critic {worker.placement.rank}")))
-
-    async def memory(self) -> dict[str, float]:
-        return largest(await self.ranks.call(lambda worker: worker.memory()))
-
-    async def close(self) -> None:
-        await self.ranks.close()
-
 
 class RewardModelGroup:
-    """The trained reward model. It has no state but its weights, which never change. Batches as in PolicyGroup."""
+    """The trained reward model. It has no state but its weights, which never change. Batches as in TrainedGroup."""
 
     def __init__(self, ranks: Ranks[RewardModelWorker], sequence_parallel: int = 1):
         self.ranks = ranks

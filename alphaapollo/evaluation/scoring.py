@@ -25,7 +25,7 @@ from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.startup.input_checks import check_rewards
-from alphaapollo.startup.resume import check_folder
+from alphaapollo.startup.resume import check_same_command
 from alphaapollo.types import Prompt, Score
 
 RESPONSES = ("responses", "response")  # where data.response_key is empty
@@ -51,7 +51,7 @@ class Graded:
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     """Check everything, read the files, and say what will be done."""
     notices = check_eval(config)
-    check_folder(config)
+    check_same_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)

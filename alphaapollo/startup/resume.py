@@ -171,7 +171,7 @@ def own_changes(config: Config | SftConfig | GenerationConfig, rule: ChangeRule)
     return changes
 
 
-def check_folder(config: EvalConfig) -> None:
+def check_same_command(config: EvalConfig) -> None:
     """For a command that begins anew each time. ValueError: the folder holds a run of another command."""
     folder = config.trainer.folder
     if _saved_files(folder)[0] is not None:

@@ -25,14 +25,11 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from alphaapollo.checkpoint_folder import CheckpointFolder, write_progress  # noqa: E402
-from alphaapollo.config.resolve import resolve_model  # noqa: E402
-from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
 from alphaapollo.data.batch import Columns  # noqa: E402
 from alphaapollo.models.checkpoint_writer import CheckpointWriter  # noqa: E402
-from alphaapollo.workers.base import ALONE, RankPlacement  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
-from scripts.bench.update import FOLDER, OPTIMIZER, make_batch  # noqa: E402
+from scripts.bench.update import FOLDER, make_batch, make_worker  # noqa: E402
 
 
 def main() -> None:
@@ -47,15 +44,7 @@ def main() -> None:
     args.max_tokens, args.micro_batch_tokens, args.plain = 64, 4096, False
     batch, columns = make_batch(args)
     torch.set_num_threads(args.threads)
-    worker = PolicyWorker(
-        resolve_model(Model(path=str(model)), "cpu"),
-        Actor(optim=OPTIMIZER),
-        Reference(),
-        needs_reference=False,
-        placement=RankPlacement(0, 1, ALONE, "cpu", args.threads),
-        optimiser_steps=1000,
-        temperature=1.0,
-    )
+    worker = make_worker(model, args.threads)
     worker.load_batch(batch)
     worker.update(columns)
     writers = {"foreground": CheckpointWriter(behind=False), "behind": CheckpointWriter(behind=True)}

@@ -117,20 +117,24 @@ def main() -> None:
     print(json.dumps(measure(args)))
 
 
+def make_worker(model: Path, threads: int) -> PolicyWorker:
+    return PolicyWorker(
+        resolve_model(Model(path=str(model)), "cpu"),
+        Actor(optim=OPTIMIZER),
+        Reference(),
+        needs_reference=False,
+        placement=RankPlacement(0, 1, ALONE, "cpu", threads),
+        optimiser_steps=1000,
+        temperature=1.0,
+    )
+
+
 def measure(args: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(args.threads)
     folder = FOLDER / args.size
     parameters = make_model(folder, SIZES[args.size])
     batch, columns = make_batch(args)
-    worker = PolicyWorker(
-        resolve_model(Model(path=str(folder)), "cpu"),
-        Actor(optim=OPTIMIZER),
-        Reference(),
-        needs_reference=False,
-        placement=RankPlacement(0, 1, ALONE, "cpu", args.threads),
-        optimiser_steps=1000,
-        temperature=1.0,
-    )
+    worker = make_worker(folder, args.threads)
     worker.load_batch(batch)
     from transformers import AutoModelForCausalLM
 
