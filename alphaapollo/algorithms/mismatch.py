@@ -22,9 +22,6 @@ QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
 """Where the bins of positions begin."""
 
-SAFE_K3 = 1e-2  # nats a token
-SAFE_ESS = 0.8
-
 
 def mismatch_metrics(
     trainer_logp: np.ndarray, engine_logp: np.ndarray, mask: np.ndarray, trajectory_ids: np.ndarray
@@ -52,23 +49,6 @@ def mismatch_metrics(
         if inside.any():
             metrics[f"k3_at_{start}"] = float(k3_at[:, start:end][inside].mean())
     return {f"mismatch/{name}": value for name, value in metrics.items()}
-
-
-def mismatch_advice(metrics: dict[str, float], stale: bool = False) -> str | None:
-    """One line where the figures leave the safe range. stale: the engine had older weights, on purpose."""
-    k3, ess = metrics.get("mismatch/k3", 0.0), metrics.get("mismatch/ess", 1.0)
-    if k3 <= SAFE_K3 and ess >= SAFE_ESS:
-        return None
-    if stale:
-        return (
-            f"the trained tokens are of weights far behind: KL {k3:.1e} nats a token (safe: {SAFE_K3:.0e}), effective "
-            f"sample size {ess:.0%} (safe: {SAFE_ESS:.0%}). Lower trainer.max_staleness or the learning rate."
-        )
-    return (
-        f"engine and trainer disagree: KL {k3:.1e} nats a token (safe: {SAFE_K3:.0e}), effective sample size {ess:.0%} "
-        f"(safe: {SAFE_ESS:.0%}). Set algorithm.rollout_correction.method=tis, or bring the engine's arithmetic nearer "
-        "(actor_rollout_ref.rollout.dtype); mismatch/k3_at_* say whether it grows with the position."
-    )
 
 
 def _effective_share(log_weights: np.ndarray) -> float:

@@ -18,6 +18,16 @@ ChangeRule = Callable[[str], tuple[Verdict, str]]
 OF_THE_START = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.dry_run")  # no part of what a run is
 PATHS = ("path", "tokenizer_path", "train_files", "val_files", "custom_module")  # last names of keys with files in them
 
+# Why, in words that several commands' rules have in common:
+ANOTHER_MODEL = "another model"
+OTHER_ADAPTERS = "other adapters"
+OTHER_DATA = "other data"
+REORDERED = "the rest of the epoch comes in another order"
+OTHER_SELECTION = "what is left out for its length may change, and then the rest of the epoch comes in another order"
+LENGTH = "a cosine schedule gets the new length"
+ROUNDING = "the same batches and draws, but sums round otherwise"
+NEW_DRAWS = "what is drawn from here on is drawn anew"
+
 
 @dataclass(frozen=True)
 class Change:

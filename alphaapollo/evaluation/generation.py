@@ -48,7 +48,7 @@ from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.watchdog import name_run, start_reaper
 
 DECISIVE = {  # what a resume must not change: of these sections only so much, ...
-    "rollout": {"name", "temperature", "top_p", "top_k", "dtype"},
+    "rollout": {"name", "temperature", "top_p", "top_k", "dtype", "engine_kwargs.vllm"},
     "trainer": {"seed"},
 }
 FREE = {  # ... and of the others everything but these (prompts are compared one by one)

@@ -11,7 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alphaapollo.checkpoint_folder import CheckpointFolder, read_progress, write_progress
-from alphaapollo.config.changes import Verdict
+from alphaapollo.config.changes import (
+    ANOTHER_MODEL,
+    LENGTH,
+    OTHER_ADAPTERS,
+    OTHER_DATA,
+    OTHER_SELECTION,
+    REORDERED,
+    ROUNDING,
+    Verdict,
+)
 from alphaapollo.config.check import check_sft
 from alphaapollo.config.check_parallelism import check_fsdp_size, check_group
 from alphaapollo.config.errors import ConfigError
@@ -67,15 +76,26 @@ class SftRun:
         return self.start.step >= self.total_steps and written
 
 
+IDENTITY = {
+    **dict.fromkeys(("model.path", "model.tokenizer_path"), ANOTHER_MODEL),
+    **dict.fromkeys(("model.lora_rank", "model.lora_alpha", "model.target_modules"), OTHER_ADAPTERS),
+    **dict.fromkeys(("data.train_files", "data.messages_key", "data.prompt_key", "data.response_key"), OTHER_DATA),
+}
+EFFECTS = {
+    **dict.fromkeys(("data.seed", "data.shuffle", "data.train_max_samples"), REORDERED),
+    **dict.fromkeys(("data.max_length", "data.truncation"), OTHER_SELECTION),
+    **dict.fromkeys(("trainer.total_epochs", "trainer.total_training_steps"), LENGTH),
+    **dict.fromkeys(("data.max_token_len_per_gpu", "fsdp_config.fsdp_size", "trainer.device"), ROUNDING),
+    **dict.fromkeys(("model.dtype", "model.attention", "model.use_torch_compile"), ROUNDING),
+    **dict.fromkeys(("data.val_files", "data.val_max_samples"), "validations before and after do not compare"),
+    "ulysses_sequence_parallel_size": ROUNDING,
+    TRAINER: OTHER_ROUNDING,
+}
+
+
 def change_rule(key: str) -> tuple[Verdict, str]:
     """What becomes of a key that has changed since the run's earlier start: model and data are what a run is."""
-    identity = {"model.path": "another model", "data.train_files": "other data"}
-    identity |= {f"model.{name}": "other adapters" for name in ("lora_rank", "lora_alpha", "target_modules")}
-    if key in identity:
-        return "refused", identity[key]
-    reordered = ("data.seed", "data.shuffle", "data.train_max_samples")
-    effects = {TRAINER: OTHER_ROUNDING} | dict.fromkeys(reordered, "the rest of the epoch comes in another order")
-    return "applied", effects.get(key, "")
+    return ("refused", IDENTITY[key]) if key in IDENTITY else ("applied", EFFECTS.get(key, ""))
 
 
 def prepare(config: SftConfig) -> SftRun:

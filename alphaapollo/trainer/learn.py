@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.algorithms.mismatch import mismatch_advice, mismatch_metrics
+from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.data.packing import keep_rows
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import layout_metrics
@@ -96,18 +96,11 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
 
 
 async def measure_mismatch(run: Run, batch: Batch, computed: np.ndarray) -> dict[str, float]:
-    """How far engine and trainer are apart, and a line of advice the first time that it is too far. computed: bool [B],
-    rows of which the trainer has log-probs."""
+    """How far engine and trainer are apart. computed: bool [B], rows of which the trainer has log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs are the engine's own, or there are none
     layout = batch.layout
     trainer = layout.to_matrix(await run.crew.policy.old_log_probs())
     engine = layout.to_matrix([rank.rows.rollout_logprobs for rank in layout.rank_batches])
     mask = (batch.mask.numpy() != 0) & computed[:, None]
-    metrics = mismatch_metrics(trainer, engine, mask, batch.trajectory_ids.numpy())
-    settings = run.config.trainer
-    advice = mismatch_advice(metrics, stale=bool(settings.async_mode and settings.max_staleness))
-    if advice and not run.mismatch_told:
-        run.console.notice(advice)
-        run.mismatch_told = True
-    return metrics
+    return mismatch_metrics(trainer, engine, mask, batch.trajectory_ids.numpy())

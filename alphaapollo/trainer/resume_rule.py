@@ -1,30 +1,78 @@
 """What may change when a run goes on, and what a run is: model, algorithm, data and environment are its identity.
 
-startup/resume.py refuses by this rule; fine-tuning and generation have theirs beside their programs.
+startup/resume.py refuses by this rule; fine-tuning and generation have theirs beside their programs. What becomes of
+each key stands in tests/unit/startup/change_rules.txt.
 """
 
 from __future__ import annotations
 
-from alphaapollo.config.changes import ChangeRule, Verdict
+from alphaapollo.config.changes import (
+    ANOTHER_MODEL,
+    LENGTH,
+    NEW_DRAWS,
+    OTHER_ADAPTERS,
+    OTHER_DATA,
+    OTHER_SELECTION,
+    REORDERED,
+    ROUNDING,
+    ChangeRule,
+    Verdict,
+)
 from alphaapollo.config.schema import Config
 from alphaapollo.startup.threads import ENGINE, OTHER_ROUNDING, TRAINER
 
+ROLE = "actor_rollout_ref"
 IDENTITY = {
-    "actor_rollout_ref.model.path": "another model",
-    "critic.model.path": "another model",
+    f"{ROLE}.model.path": ANOTHER_MODEL,
+    f"{ROLE}.model.tokenizer_path": "another tokenizer",
+    "critic.model.path": ANOTHER_MODEL,
     **{
-        f"{role}.model.{name}": "other adapters"
-        for role in ("actor_rollout_ref", "critic")
+        f"{role}.model.{name}": OTHER_ADAPTERS
+        for role in (ROLE, "critic")
         for name in ("lora_rank", "lora_alpha", "target_modules")
     },
     "algorithm.adv_estimator": "another algorithm",
-    "data.train_files": "other data",
+    f"{ROLE}.actor.policy_loss.loss_mode": "another algorithm",
+    "data.train_files": OTHER_DATA,
+    "data.prompt_key": OTHER_DATA,
     "env.env_name": "another environment",
+    "env.verifiers.name": "another environment",
+    "env.reasoning_gym.tasks": OTHER_DATA,
 }
-REORDERED = "the rest of the epoch comes in another order"
+OF_ROUNDING = (
+    *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.device"),
+    *(f"{ROLE}.model.{name}" for name in ("dtype", "attention", "use_torch_compile")),
+    *(f"{ROLE}.actor.{name}" for name in ("ppo_max_token_len_per_gpu", "use_prefix_grouper", "fsdp_config.fsdp_size")),
+    *("critic.fsdp_config.fsdp_size", "critic.ulysses_sequence_parallel_size"),
+    f"{ROLE}.actor.ulysses_sequence_parallel_size",
+    *(
+        f"{ROLE}.rollout.{name}"
+        for name in ("name", "dtype", "tensor_model_parallel_size", "num_engines", "max_num_seqs")
+    ),
+    *(
+        f"{ROLE}.rollout.{name}"
+        for name in ("max_num_batched_tokens", "block_size", "enforce_eager", "engine_kwargs.vllm")
+    ),
+    f"{ROLE}.rollout.enable_prefix_caching",
+)
+OF_REWARDS = (
+    *("custom_reward_function.path", "custom_reward_function.name"),
+    *(f"reward.{name}" for name in ("components", "required", "custom_module", "judge.model", "judge.prompt")),
+    *(f"reward_model.{name}" for name in ("enable", "weight", "max_length", "model.path")),
+)
+OF_VALIDATION = (
+    *("data.val_files", "data.val_max_samples"),
+    *(f"{ROLE}.rollout.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k", "greedy")),
+)
 EFFECTS = {
     **dict.fromkeys(("data.seed", "data.shuffle", "data.train_max_samples"), REORDERED),
+    **dict.fromkeys(("data.max_prompt_length", "data.truncation"), OTHER_SELECTION),
+    **dict.fromkeys(("trainer.total_epochs", "trainer.total_training_steps"), LENGTH),
+    **dict.fromkeys(OF_ROUNDING, ROUNDING),
     **dict.fromkeys((TRAINER, ENGINE), OTHER_ROUNDING),
+    **dict.fromkeys(OF_REWARDS, "rewards before and after do not compare"),
+    **dict.fromkeys(OF_VALIDATION, "validations before and after do not compare"),
+    "trainer.seed": NEW_DRAWS,
 }
 
 

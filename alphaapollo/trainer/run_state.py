@@ -23,8 +23,8 @@ from alphaapollo.weights.publish import WeightPublisher
 
 @dataclass
 class Run:
-    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `mismatch_told`
-    and `shares_prompts` outlive an iteration."""
+    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts` outlives
+    an iteration."""
 
     config: Config
     plan: Plan
@@ -44,4 +44,3 @@ class Run:
     profiler: StepProfiler
     trained_reward: TrainedReward | None = None
     shares_prompts: bool = False  # the plan's, if the workers' self-check allows it
-    mismatch_told: bool = False  # the advice about engine and trainer is given once

@@ -14,7 +14,8 @@ engines.log_probs     proof: equal to the policy's? Beside what goes on, of whic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Protocol
 
 from alphaapollo.types import WeightReceipt, WeightUpdate
@@ -63,10 +64,12 @@ class WeightPublisher:
     tolerance: float
     in_flight: bool = False  # requests may be running: they are paused
     keep_cache: bool = False  # of those
+    _before: list[float] = field(default_factory=list, init=False)  # what the probe gave at the publish before
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Publish, prove, and return the measured gap; the policy's phase on the GPUs ends, that of the engines begins.
-        A fake engine has no weights, so there is nothing to do.
+        """Publish, prove, and return the measured gap, and how far the policy has moved since the publish before; the
+        policy's phase on the GPUs ends, that of the engines begins. A fake engine has no weights, so there is nothing
+        to do.
 
         Raises:
             WeightSyncError: any difference.
@@ -91,7 +94,10 @@ class WeightPublisher:
         await self.policy.rest()
         await self.engines.wake_cache()
         await self._resume()
-        return {"sync/probe_gap": check_probe(expected, await self.engines.log_probs(self.probe), self.tolerance)}
+        before, self._before = self._before, expected
+        moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, before, strict=True))} if before else {}
+        gap = check_probe(expected, await self.engines.log_probs(self.probe), self.tolerance)
+        return {"sync/probe_gap": gap, **moved}
 
     async def _pause(self) -> None:
         if self.in_flight:

@@ -57,6 +57,11 @@ class Policy:
         return [-1.0, -2.0]
 
 
+class Moved(Policy):
+    def probe(self, token_ids: list[int]) -> list[float]:
+        return [-1.2, -1.6]
+
+
 class TwoRanks:
     """Ranks over two objects of this process."""
 
@@ -101,6 +106,13 @@ def publisher(engine: Engine) -> WeightPublisher:
 def test_publish_returns_the_gap() -> None:
     metrics = asyncio.run(publisher(Engine(held=[-1.0, -2.00002])).publish(1))
     assert metrics["sync/probe_gap"] == pytest.approx(1e-5)
+
+
+def test_publish_returns_how_far_the_policy_has_moved() -> None:
+    one = publisher(Engine(held=[-1.0, -2.0]))
+    assert "sync/probe_moved" not in asyncio.run(one.publish(1))
+    one.tolerance, one.policy = 1.0, PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
+    assert asyncio.run(one.publish(1))["sync/probe_moved"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
-from alphaapollo.observability.advice import WINDOW, Advisor
+import json
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.observability.advice import CALM, WINDOW, Advisor
 
 FINE = {
+    "reward/mean": 0.5,
+    "reward/std": 0.5,
+    "sync/probe_moved": 1e-4,
+    "actor/optimizer_steps": 4.0,
+    "actor/lr": 1e-6,
+    "actor/grad_norm": 0.3,
     "advantage/share_zero": 0.2,
     "groups/equal": 0.2,
     "reward/accuracy": 0.5,
@@ -42,6 +53,11 @@ def test_shares_of_what_fails_are_told_with_their_number() -> None:
         ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0, though not every advantage is"),
         ({"end/time_limit": 0.001}, "0.1% of the episodes ended because their environment took over"),
         ({"response/truncated": 1.0}, "100% of the responses were cut by the token limit"),
+        ({"train/steps_skipped": 1.0}, "an optimiser step was left out"),
+        ({"mismatch/k3": 0.02}, "engine and trainer disagree: KL 2.0e-02 nats a token (safe: 1e-02), effective"),
+        ({"mismatch/ess": 0.5}, "effective sample size 50% (safe: 80%). Set algorithm.rollout_correction.method=tis"),
+        ({"mismatch/k3": float("nan")}, "engine and trainer disagree: KL nan nats a token"),
+        ({"mismatch/k3": 0.02, "staleness/max": 1.0}, "are of weights far behind: KL 2.0e-02 nats a token"),
     ):
         (line,) = told(metrics, metrics)
         assert words in line
@@ -61,3 +77,75 @@ def test_an_entropy_that_collapsed_before_the_task_is_solved() -> None:
     (line,) = told(*[settled] * 20)
     assert "entropy 0.050 nats a token, 60% equal groups, at an accuracy of 0.45" in line
     assert told(*[settled | {"reward/accuracy": 0.97}] * 20) == []
+
+
+def test_a_cause_is_told_anew_after_it_was_gone_for_long() -> None:
+    failing, fine = {"outcome/grader_failed": 0.5}, dict[str, float]()
+    steps = [line.split(":")[0] for line in told(failing, *[fine] * CALM, failing, failing, *[fine] * CALM)]
+    assert steps == ["step 1", f"step {CALM + 2}"]
+    assert len(told(failing, *[fine] * (CALM - 1), failing)) == 1
+
+
+def rewards(*means: float, std: float = 0.0) -> list[dict[str, float]]:
+    return [{"reward/mean": mean, "reward/std": std} for mean in means]
+
+
+def test_a_reward_that_collapses_is_told_with_both_means() -> None:
+    (line,) = told(*rewards(*[0.7, 0.8] * 5), *rewards(*[0.1] * 20))
+    step, text = line.split(": ", 1)
+    assert step == "step 15" and text.startswith("the reward has collapsed: 0.1 on average over the last 5 iterations")
+    assert "after 0.76 over 5 of the 10 before" in text
+    (line,) = told(*rewards(*[-0.1, -0.2] * 5, std=0.3), *rewards(*[-0.9] * 20, std=0.3))
+    assert "the reward has collapsed" in line
+
+
+@pytest.mark.parametrize(
+    ("means", "std"),
+    [
+        ([0.1, 0.3, 0.5, 0.7, 0.9] * 4, 0.4),  # it fluctuates
+        ([0.9] * 10 + [0.6] * 20, 0.3),  # worse, and no collapse
+        ([0.02, 0.0, 0.05, 0.0, 0.03, 0.0, 0.0, 0.01, 0.0, 0.0, 0.02], 0.14),  # rarely any
+        ([0.05] * 10 + [-0.05] * 10, 1.0),  # around zero
+        ([0.0] * 10 + [0.8] * 20, 0.4),  # it rises
+    ],
+)
+def test_what_is_no_collapse(means: list[float], std: float) -> None:
+    assert told(*rewards(*means, std=std)) == []
+
+
+def test_a_policy_that_does_not_move_is_told_with_its_learning_rate() -> None:
+    still = {"sync/probe_moved": 2e-8, "actor/lr": 1e-12}
+    (line,) = told(*[still] * 12)
+    assert line.startswith(f"step {WINDOW}: the policy does not move: in the last {WINDOW} iterations its log-probs")
+    assert (
+        "changed by 2.0e-08 nats a publish" in line
+        and "learning rate of 1.0e-12 and a gradient norm of 3.0e-01" in line
+    )
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        {"advantage/share_zero": 1.0, "reward/max": 1.0},  # told as that
+        {"actor/optimizer_steps": 0.0},  # the critic alone is trained
+        {"actor/optimizer_steps": 4.0, "actor/steps_skipped": 4.0},
+    ],
+)
+def test_without_steps_nothing_is_expected_to_move(fine: dict[str, float]) -> None:
+    assert not [line for line in told(*[{"sync/probe_moved": 0.0} | fine] * 12) if "does not move" in line]
+
+
+def test_a_learning_rate_that_still_rises_is_given_time() -> None:
+    warming = [{"sync/probe_moved": 1e-7, "actor/lr": step * 1e-9} for step in range(1, 20)]
+    assert told(*warming) == []
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parent / "histories").glob("*.jsonl")), ids=lambda file: file.stem
+)
+def test_good_runs_are_told_nothing(file: Path) -> None:
+    """What the gallery's runs wrote, in the names that rules look at; they ended between .94 and .99."""
+    advisor = Advisor()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) >= 20 and lines[-1]["reward/accuracy"] > 0.9
+    assert [text for line in lines for text in advisor.look(line["step"], line)] == []

@@ -98,7 +98,7 @@ def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path,
     section = values
     for part in parts:
         section = section[part]
-    new = {"lora_rank": 8, "lora_alpha": 8, "target_modules": ["other"]}.get(name, "other")
+    new = {"lora_rank": 8, "lora_alpha": 8, "target_modules": ["other"], "tasks": ["other"]}.get(name, "other")
     old, section[name] = section[name], new
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ValueError) as error:

@@ -245,7 +245,6 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         profiler=Profiler(),
         trained_reward=reward,
         shares_prompts=False,
-        mismatch_told=True,
     )
 
 

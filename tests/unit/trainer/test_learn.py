@@ -65,7 +65,6 @@ def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: i
         estimator=get_estimator("gae"),
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
         console=Console(),
-        mismatch_told=True,
     )
     learned = asyncio.run(learn(run, step, [group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))], Timer()))
     assert crew.updates == updates
