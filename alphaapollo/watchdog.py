@@ -125,15 +125,20 @@ def processes_of_run(run: str) -> list[int]:
     return found
 
 
-def _reap(driver: int, run: str, paths: list[Path]) -> None:
-    wait_for_exit(driver)
-    time.sleep(_GRACE_SECONDS)
+def end_processes(run: str) -> None:
+    """Kill every process on this machine that has `RUN` set to `run`; returns when there is none any more."""
     end = time.monotonic() + _REAP_SECONDS
     while (left := processes_of_run(run)) and time.monotonic() < end:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
+
+
+def _reap(driver: int, run: str, paths: list[Path]) -> None:
+    wait_for_exit(driver)
+    time.sleep(_GRACE_SECONDS)
+    end_processes(run)
     remove_paths(paths)
 
 

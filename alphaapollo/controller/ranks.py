@@ -12,30 +12,43 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from alphaapollo.controller.stalls import Seen
 from alphaapollo.pulse import PULSE
+from alphaapollo.rollout.engine import EngineDied
 
 W = TypeVar("W")
 A = TypeVar("A")
 
 
-class WorkerDied(RuntimeError):
-    """A worker process is gone; the message says which."""
+class WorkerLost(RuntimeError):
+    """Somebody on whom the run depends is gone or stands still: started anew, it would go on (trainer/restarts.py).
+
+    who: the role, e.g. policy. what: happened, without a word on what follows from it.
+    """
+
+    def __init__(self, message: str, who: str, what: str = ""):
+        super().__init__(message)
+        self.who, self.what = who, what or message
+
+
+class WorkerDied(WorkerLost):
+    """A worker process is gone, or the engine core that it works with; the message says which."""
+
+
+class Stalled(WorkerLost):
+    """Nothing has moved for too long; `what` says who holds everybody up, `culprits` are their keys: policy 1."""
+
+    def __init__(self, what: str, culprits: Sequence[str], way_on: str):
+        super().__init__(f"{what}; {way_on}.", re.sub(r" \d+$", "", culprits[0]) if culprits else "", what)
+        self.culprits = list(culprits)
 
 
 class WorkerFailed(RuntimeError):
     """A worker raised; the message says which, and holds its traceback."""
-
-
-class Stalled(RuntimeError):
-    """Nothing has moved for too long; the message says who holds everybody up, `culprits` are their keys: policy 1."""
-
-    def __init__(self, message: str, culprits: Sequence[str]):
-        super().__init__(message)
-        self.culprits = list(culprits)
 
 
 class Ranks(ABC, Generic[W]):
@@ -106,13 +119,21 @@ class LocalRanks(Ranks[W]):
         return [await self.call_one(0, function)]
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        with PULSE.doing(called(function), f"{self.role} 0"):
+        with self._calling(function):
             return [await resolve(function(self.worker, items[0]))]
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
-        with PULSE.doing(called(function), f"{self.role} 0"):
+        with self._calling(function):
             return await resolve(function(self.worker))
+
+    @contextmanager
+    def _calling(self, function: Callable[..., Any]) -> Iterator[None]:
+        try:
+            with PULSE.doing(called(function), f"{self.role} 0"):
+                yield
+        except EngineDied as error:
+            raise WorkerDied(str(error), self.role) from None
 
     async def close(self) -> None:
         worker: Any = self.worker

@@ -17,7 +17,7 @@ from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, called
 from alphaapollo.controller.stalls import Seen
 from alphaapollo.network import hold_port
 from alphaapollo.pulse import PULSE, Report, read_process
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engine import EngineDied, EngineError
 from alphaapollo.stacks import stacks_of
 from alphaapollo.watchdog import die_with
 
@@ -264,13 +264,14 @@ class RayRanks(Ranks[W]):
                 return await pending
         except ray.exceptions.RayActorError as error:
             where = f" ({self.where[rank]})" if self.where else ""
-            raise WorkerDied(
-                f"the {self.role} worker of rank {rank}{where} died: {str(error).strip().splitlines()[-1]}"
-            ) from None
+            why = str(error).strip().splitlines()[-1].partition(" Some common causes include")[0]
+            raise WorkerDied(f"the {self.role} worker of rank {rank}{where} died: {why}", self.role) from None
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ValueError):  # the user's to mend: its message says what, got, fix
                 raise ValueError(str(cause)) from None
+            if isinstance(cause, EngineDied):
+                raise WorkerDied(f"the {self.role} worker of rank {rank} failed: {cause}", self.role) from None
             if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # named and explained where it was raised
                 raise WorkerFailed(f"the {self.role} worker of rank {rank} failed: {cause}") from None
             if type(cause).__name__ == "OutOfMemoryError":  # torch's; the driver may have no torch of that kind

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from alphaapollo.controller.ray_ranks import packed
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engine import EngineDied, EngineError
 
 
 class RayWeightSyncClient:
@@ -34,7 +34,8 @@ class RayWeightSyncClient:
         try:
             ray.get(pending)
         except ray.exceptions.RayTaskError as error:
-            raise EngineError(f"a transfer of weights failed: {error.cause}") from None
+            kind = EngineDied if isinstance(error.cause, EngineDied) else EngineError
+            raise kind(f"a transfer of weights failed: {error.cause}") from None
         except ray.exceptions.RayActorError as error:
             why = str(error).strip().splitlines()[-1]
-            raise EngineError(f"a rollout worker died during a transfer of weights: {why}") from None
+            raise EngineDied(f"a rollout worker died during a transfer of weights: {why}") from None

@@ -151,8 +151,9 @@ class StallWatch:
         file = self._write_stacks(finding, now)
         self._error = Stalled(
             f"nothing has moved for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}; "
-            f"{finding.waiting}. {file}; {self._way_on()}.",
+            f"{finding.waiting}. {file}",
             [culprit.key for culprit in finding.culprits],
+            self._way_on(),
         )
         if self._left.is_set():  # somebody else has ended it meanwhile
             return

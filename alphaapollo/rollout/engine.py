@@ -15,6 +15,10 @@ class EngineError(RuntimeError):
     """An engine died or does not answer; the run cannot go on with it."""
 
 
+class EngineDied(EngineError):
+    """Its core process is gone. Another one in its place would do."""
+
+
 class Engine(Protocol):
     """One engine replica. All calls are awaited on one event loop; generate and log_probs may overlap each other."""
 

@@ -59,10 +59,16 @@ class Prepared:
     start: Start
 
     @property
+    def progress(self) -> Progress:
+        """Of the checkpoint, or of a new run."""
+        return find_progress(self.start, self.config.algorithm.kl_ctrl)
+
+    @property
     def complete(self) -> bool:
         """No iteration remains, and the model is written."""
-        progress = find_progress(self.start, self.config.algorithm.kl_ctrl)
-        return self.inputs.goal.reached(progress) and (self.start.is_exported() or not self.config.trainer.export_hf)
+        return self.inputs.goal.reached(self.progress) and (
+            self.start.is_exported() or not self.config.trainer.export_hf
+        )
 
 
 def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
@@ -82,14 +88,14 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
     return Prepared(config, plan, inputs, start)
 
 
-async def run(prepared: Prepared) -> None:
-    """Train from the newest checkpoint, or from the start, to the last iteration; every process ends with it."""
+async def run(prepared: Prepared, progress: Progress) -> None:
+    """Train from where the run stands (`progress`, which moves with it) to the last iteration; every process that was
+    started ends with it."""
     config, plan, inputs, start = prepared.config, prepared.plan, prepared.inputs, prepared.start
     if problem := missing_cluster(config.trainer):
         raise ValueError(problem)
     moved = start.claim(config)
     checkpoints = CheckpointFolder(plan.folder / "checkpoints", config.trainer.max_ckpt_to_keep)
-    progress = find_progress(start, config.algorithm.kl_ctrl)
     console = Console()
     console.start(inputs.total_steps, progress.step)
     if moved:
@@ -117,6 +123,7 @@ async def run(prepared: Prepared) -> None:
         rollout_log.close()
         tracker.close()
         console.close()
+        SPANS.take()  # of an iteration that was to be profiled, and did not end
         collect_as_usual()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
         from alphaapollo.startup.failures import FAILURES  # torch from here on: a wrong key is told before
         from alphaapollo.startup.resume import already_complete, interrupted
-        from alphaapollo.trainer.lifecycle import prepare, run
+        from alphaapollo.trainer.lifecycle import prepare
+        from alphaapollo.trainer.restarts import NotRestarted, run_with_restarts
 
         try:
             prepared = prepare(config, origin)
@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_when_told()
     try:
         with lone_driver(prepared.plan.folder):
-            asyncio.run(run(prepared))
+            run_with_restarts(prepared)
     except FolderInUseError as error:
         return failed(error, 2)
     except KeyboardInterrupt:
         print(f"\n{interrupted(prepared.plan.folder)}", file=sys.stderr)
         return 130
-    except FAILURES as error:
+    except (*FAILURES, NotRestarted) as error:
         return failed(error, 1)
     return 0
 

@@ -11,8 +11,8 @@ from scripts.cluster_check.machines import wait_until
 
 def run(kit: Kit) -> dict[str, Any]:
     with kit.cluster(2) as (head, other):
-        steps = "trainer.total_training_steps=100000"
-        driver = kit.driver(head, "lost", "trainer.nnodes=2", "actor_rollout_ref.rollout.name=fake", steps)
+        endless = ("trainer.total_training_steps=100000", "trainer.max_restarts=0")  # else it waits for the node
+        driver = kit.driver(head, "lost", "trainer.nnodes=2", "actor_rollout_ref.rollout.name=fake", *endless)
 
         def trains() -> bool:
             assert driver.poll() is None, f"it ended before: {head.logs}"

@@ -1,4 +1,5 @@
-"""However a run ends, nothing of it is left: no process, no shared-memory file; and what failed is named."""
+"""However a run ends, nothing of it is left, no process and no shared-memory file; who died is named, and the run goes
+on."""
 
 from __future__ import annotations
 
@@ -54,20 +55,69 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
     leaves_nothing()
 
 
-@pytest.mark.parametrize(
-    ("words", "engine", "named"),
-    [("PolicyHost", "fake", "policy"), ("EngineCore", "vllm", "engine"), ("RolloutHost", "vllm", "rollout")],
-)
-def test_kill_of_a_worker_is_named(
-    ppo: Runner, words: str, engine: str, named: str, leaves_nothing: Callable[[], None]
-) -> None:
-    program = started(ppo, f"actor_rollout_ref.rollout.name={engine}")
-    os.kill(child(ppo, words), signal.SIGKILL)
+def test_kill_of_a_worker_is_named(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    program = started(ppo, "actor_rollout_ref.rollout.name=vllm", "trainer.max_restarts=0")
+    os.kill(child(ppo, "RolloutHost"), signal.SIGKILL)
     done = ppo.finish(program, deadline=120)
     assert done.code == 1
-    assert named in done.output.splitlines()[-1], done.output[-3000:]
+    last = done.output.splitlines()[-1]
+    assert last.startswith("error: the rollout worker of rank 0 (pid "), done.output[-3000:]
+    assert last.endswith("stopped before the first checkpoint: the same command begins anew"), last
     assert "Traceback" not in done.output, done.output[-3000:]
     leaves_nothing()
+
+
+SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.val_before_train=False")
+HOLD = """
+import asyncio
+from pathlib import Path
+from alphaapollo.trainer import loop
+
+learn = loop.learn
+
+async def hold(run, step, groups, timer):
+    while step == 4 and not Path({release!r}).exists():
+        await asyncio.sleep(0.01)
+    return await learn(run, step, groups, timer)
+
+loop.learn = hold
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "named"),
+    [("PolicyHost", "fake", "the policy worker of rank 0"), ("EngineCore", "vllm", "rollout engine 0: its core")],
+)
+def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
+    ppo: Runner, words: str, engine: str, named: str, leaves_nothing: Callable[[], None]
+) -> None:
+    (ppo.out / "hold.py").write_text(HOLD.format(release=str(ppo.out / "release")))
+    settings = (*SIX, f"actor_rollout_ref.rollout.name={engine}")
+    program = ppo.start(*settings, f"algorithm.custom_module={ppo.out / 'hold.py'}")
+    whole = ppo.run(*settings, "trainer.controller=local", name="whole")
+    metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + 200
+    while not (metrics.exists() and '"step": 3' in metrics.read_text()):
+        assert program.wait(0.05) is None, program.printed[-4000:]
+        assert time.monotonic() < end, program.printed[-4000:]
+    os.kill(child(ppo, words), signal.SIGKILL)
+    (ppo.out / "release").touch()
+    done = ppo.finish(program)
+    assert done.code == 0, done.output[-4000:]
+    assert named in done.output and "restart 1 of at most 3" in done.output and "Traceback" not in done.output
+    assert "goes on from" in done.output and "step_000002" in done.output, done.output[-4000:]
+    for one, other in zip(whole.metrics, done.metrics, strict=True):
+        assert untimed(one) == untimed(other)
+    for step in range(1, 7):
+        assert [line["rows"] for line in whole.rollouts(step)] == [line["rows"] for line in done.rollouts(step)]
+    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
+    assert first == second
+    leaves_nothing()
+
+
+def untimed(metrics: dict[str, float]) -> dict[str, float]:
+    """What two runs of the same command share."""
+    own = ("timing", "memory/", "speed/", "checkpoint/", "rollout/tokens_per_second")
+    return {name: value for name, value in metrics.items() if not name.startswith(own)}
 
 
 def test_full_disk_while_saving_keeps_the_last_whole_checkpoint(ppo: Runner, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engine import EngineDied, EngineError
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.interpreted import interpret_triton
 from alphaapollo.rollout.vllm.process import EngineContext, log_to_file, process_environment, start_fork_server
@@ -139,8 +139,8 @@ class VllmEngine:
             self._core_death.set_result(None)
             self._engine.output_processor.propagate_error(EngineDeadError())
 
-    def _dead(self) -> EngineError:
-        return EngineError(f"{self.spec.name}: its core process died. Its log says why: {self.spec.log_path}")
+    def _dead(self) -> EngineDied:
+        return EngineDied(f"{self.spec.name}: its core process died. Its log says why: {self.spec.log_path}")
 
     async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
         """The answer of the core to `call`, or EngineError when it fails or dies over it."""

@@ -1,0 +1,123 @@
+"""A run that goes on by itself when somebody has died (trainer.max_restarts): what a person would do who gives the same
+command again, done in the same command.
+
+run -> a death -> all that the run has started ends -> the newest sound checkpoint is looked for -> run
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.ranks import WorkerLost
+from alphaapollo.observability.console import Console
+from alphaapollo.startup.input_checks import find_machine
+from alphaapollo.startup.resume import find_start, way_on
+from alphaapollo.trainer.lifecycle import Prepared, run
+from alphaapollo.trainer.resume_rule import change_rule_of
+from alphaapollo.watchdog import RUN, end_processes
+
+
+class NotRestarted(RuntimeError):
+    """Somebody has died, and the run has ended with it; says who, and why it is not started anew."""
+
+
+class Written(NamedTuple):
+    """A whole checkpoint."""
+
+    path: str
+    when: int  # nanoseconds of the file system's clock
+
+
+class Restarts:
+    """How many restarts a run has left, and whether another one can help."""
+
+    def __init__(self, allowed: int):
+        self.allowed, self.made = allowed, 0
+        self._last: tuple[int, str] | None = None  # death: in which iteration, of whom
+
+    def refused(self, iteration: int, who: str) -> str:
+        """Somebody has died: why there is no restart. Empty: there is one, and it is counted."""
+        again = self._last == (iteration, who)
+        self._last = iteration, who
+        if again:
+            return f"this was in iteration {iteration} as the time before, so another restart would not help"
+        if self.made == self.allowed:
+            return f"trainer.max_restarts={self.allowed} allows no further restart"
+        self.made += 1
+        return ""
+
+
+def run_with_restarts(prepared: Prepared) -> None:
+    """Run to the last iteration. Raises NotRestarted after a death that ends the run, and whatever else ends it."""
+    trainer, folder = prepared.config.trainer, prepared.plan.folder
+    restarts, found = Restarts(trainer.max_restarts), _checkpoints(folder)
+    while True:
+        progress = prepared.progress
+        try:
+            with nothing_left(prepared.config):
+                asyncio.run(run(prepared, progress))
+            return
+        except WorkerLost as error:
+            death, what = error, error.what.rstrip(".")
+        if reason := restarts.refused(progress.step + 1, death.who):
+            raise NotRestarted(f"{what}; {reason}: stopped{way_on(folder)}") from death
+        Console().notice(f"{what}; restart {restarts.made} of at most {trainer.max_restarts} (trainer.max_restarts)")
+        try:
+            prepared = prepare_again(prepared, _checkpoints(folder) - found)
+        except ValueError as error:
+            raise NotRestarted(f"{what}; and it cannot be restarted: {error}") from death
+
+
+def prepare_again(prepared: Prepared, own: Set[Written]) -> Prepared:
+    """The same run from where it can go on now: from a checkpoint of its own if it has written any (`own`), else as its
+    command says. Waits for the nodes of a cluster, as a start does.
+
+    ValueError: no checkpoint can be trusted, or nodes do not come.
+    """
+    config = own_start(prepared.config, own)
+    find_machine(config.trainer)
+    start = find_start(config, change_rule_of(config))
+    for line in start.lines() or ["begins anew."]:
+        print(line, flush=True)
+    return replace(prepared, config=config, start=start)
+
+
+def own_start(config: Config, own: Set[Written]) -> Config:
+    """How a run goes on with itself: where it began with a checkpoint that it was given, newer ones of another time may
+    lie beside its own."""
+    trainer = config.trainer
+    if not own:
+        return config
+    if trainer.resume_mode == "resume_path":
+        update = {"resume_from_path": max(own, key=lambda one: one.when).path}
+    else:
+        update = {"resume_mode": "auto"}
+    return config.model_copy(update={"trainer": trainer.model_copy(update=update)})
+
+
+def _checkpoints(folder: Path) -> set[Written]:
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    return {Written(str(one), (one / PROGRESS).stat().st_mtime_ns) for one in whole if (one / PROGRESS).exists()}
+
+
+@contextmanager
+def nothing_left(config: Config) -> Iterator[None]:
+    """After the block no process of the run that it was is left, and the environment variables are as before: a run
+    sets some, for itself and for whom it starts."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        run_id = os.environ.get(RUN)
+        os.environ.clear()
+        os.environ.update(before)
+        if run_id not in (None, before.get(RUN)) and config.trainer.controller == "ray":  # else they are our own
+            end_processes(run_id)
