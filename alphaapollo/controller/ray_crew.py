@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,7 +37,7 @@ def connect(wanted: Wanted) -> Machine:
     """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it) and wait for its nodes; what the largest has.
     ValueError: there is no such cluster, or nodes do not come."""
     try:
-        ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}")
+        init()
     except ConnectionError as error:
         raise ValueError(
             f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}. Start it (`ray start --head`), unset RAY_ADDRESS "
@@ -57,14 +58,14 @@ def start_local_cluster() -> None:
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
     }
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        namespace=f"alphaapollo-{os.getpid()}",
-        _system_config=patient,
-    )
+    init(address="local", include_dashboard=False, _system_config=patient)
+
+
+def init(**how: Any) -> None:
+    """ray.init, after which SIGTERM means what it meant before: Ray would have it exit on the spot."""
+    told = signal.getsignal(signal.SIGTERM)
+    ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **how)
+    signal.signal(signal.SIGTERM, told)
 
 
 async def launch_ray(

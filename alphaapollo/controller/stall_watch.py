@@ -76,6 +76,10 @@ class StallWatch:
         self._idle = 0.0  # seconds since the last count or computation
         self._told: set[bool] = set()  # by Finding.stuck
 
+    def gave_up(self) -> bool:
+        """It is who has cancelled the block."""
+        return self._error is not None
+
     async def __aenter__(self) -> StallWatch:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._thread.start()

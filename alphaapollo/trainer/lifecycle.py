@@ -111,10 +111,11 @@ async def run(prepared: Prepared, progress: Progress) -> None:
         seldom_collect()
         prefer_huge_pages()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
-        async with stall_watch(prepared, crew, console):
+        async with stall_watch(prepared, crew, console) as watch:
             await begin(ready, start.checkpoint, timer)
             async with ready.saving.settled():
-                await (train_async(ready) if config.trainer.async_mode else train(ready))
+                loop = train_async(ready) if config.trainer.async_mode else train(ready)
+                await (ready.saving.guarded(loop, watch.gave_up) if config.trainer.save_on_signal else loop)
             await end(ready)
         console.where_time_went()
     finally:

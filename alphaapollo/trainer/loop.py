@@ -33,6 +33,7 @@ async def train(run: Run) -> None:
         await run.profiler.turn_to(step, timer)
         collected = await collect(run, step, timer)
         is_last = run.goal.reached(progress, step)
+        run.saving.moves()
         with timer("generate"):
             await crew.engines.sleep()
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
@@ -48,6 +49,7 @@ async def train(run: Run) -> None:
         metrics |= await run.saving.figures() | await run_metrics(run, timer, learned.tokens)
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
+        run.saving.stands(progress)
         timer = Timer()  # a checkpoint follows its own line, or a kill between them loses that
         if due(step, config.trainer.save_freq, is_last):
             with timer("checkpoint"):

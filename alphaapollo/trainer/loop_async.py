@@ -41,6 +41,7 @@ async def train(run: Run, in_flight: InFlight) -> None:
         collected = await in_flight.take(step, timer)
         since, taken = taken, time.perf_counter()
         is_last = run.goal.reached(progress, step)
+        run.saving.moves()
         if config.trainer.async_mode == "carry":
             with timer("pause"):
                 await crew.engines.pause(config.trainer.keep_kv_cache)
@@ -60,6 +61,7 @@ async def train(run: Run, in_flight: InFlight) -> None:
         metrics |= in_flight.metrics() | await run.saving.figures() | await run_metrics(run, timer, learned.tokens)
         run.tracker.log(step, metrics)
         run.console.step(step, metrics)
+        run.saving.stands(progress)
         timer = Timer()
         if due(step, config.trainer.save_freq, is_last):
             with timer("checkpoint"):

@@ -4,22 +4,26 @@
     behind    they write; when all have, the driver's own state follows, and the folder gets its name
     figures   what became of it, at the end of each iteration
     settled   at the end of a run, however it ends: wait for the one on its way
+    guarded   with trainer.save_on_signal: a run that is told to end writes one first
 
-Where the copies do not fit (startup/memory.py) the trainers return from the save when they have written.
+The loop says when the trainers' state is between two whole iterations (`moves`), and when it is one (`stands`). Where
+the copies do not fit (startup/memory.py) the trainers return from the save when they have written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.controller.crew import Crew
 from alphaapollo.observability.disk import writing
+from alphaapollo.startup.failures import FAILURES
 from alphaapollo.trainer.progress import Progress
 
 PATIENCE = 30.0  # seconds that a run which has failed waits: its workers may hang
@@ -36,10 +40,13 @@ class Saving:
         self._behind: asyncio.Task[float] | None = None
         self._step = 0  # of that one
         self._seconds: float | None = None  # of one that became whole since `figures`
+        self._moves, self._told = False, False
+        self._stands: Progress | None = None  # since the start or the load
 
     async def save(self, progress: Progress) -> None:
         """Begin a checkpoint of everything that the whole iterations so far made. Raises what the one before met."""
         await self._settle()
+        self.moves()
         self._step = progress.step
         folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
         async with self.crew.engines.cache_released():
@@ -49,6 +56,49 @@ class Saving:
                 await self.crew.critic.save(str(folder / "critic"))
                 await self.crew.critic.rest()
         self._behind = asyncio.create_task(self._finish(folder, now))
+        self.stands(progress)
+
+    def moves(self) -> None:
+        """From here the trainers' state is no whole iteration's, or is just being copied."""
+        self._moves = True
+
+    def stands(self, progress: Progress) -> None:
+        """The trainers hold what the whole iterations so far made. CancelledError: the run has been told to end."""
+        self._moves, self._stands = False, deepcopy(progress)
+        if self._told:
+            raise asyncio.CancelledError
+
+    async def guarded(self, loop: Coroutine[Any, Any, None], gave_up: Callable[[], bool]) -> None:
+        """Run the loop to its end. Where the run is told to end (it is cancelled), the iteration at work is given up if
+        it has not touched the trainers, and finished else; then what stands is saved, if no checkpoint has it.
+
+        gave_up: it was no signal, but who watches over stalls: nothing is waited for.
+        """
+        task = asyncio.ensure_future(loop)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._told = True
+            if gave_up() or not self._moves:
+                task.cancel()
+            else:
+                self.notice("told to end: the iteration at work is finished first; a second signal ends at once")
+            await asyncio.wait([task])
+            if not gave_up():
+                await self._save_last(None if task.cancelled() else task.exception())
+            raise
+
+    async def _save_last(self, error: BaseException | None) -> None:
+        """Of a run that was told to end, and whose loop has ended, maybe by an error. Errors are notices: it ends."""
+        try:
+            if error:
+                raise error
+            if self._stands and self._stands.step != self._step:
+                self.notice(f"told to end: the checkpoint of iteration {self._stands.step} is written first")
+                self._told = False
+                await self.save(self._stands)
+        except FAILURES as failure:
+            self.notice(f"no checkpoint is written: {failure}")
 
     async def figures(self) -> dict[str, float]:
         """Of a checkpoint that became whole since the last call. Raises what it met, e.g. a full disk."""

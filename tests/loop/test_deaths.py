@@ -38,11 +38,15 @@ def child(ppo: Runner, words: str) -> int:
 
 
 def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    program = started(ppo)
-    program.signal(signal.SIGINT)
+    program = started(ppo, "trainer.save_on_signal=true")
+    program.signal(signal.SIGTERM)
     done = ppo.finish(program, deadline=60)
     assert done.code == 130
-    assert "interrupted" in done.output and "Traceback" not in done.output, done.output[-3000:]
+    (checkpoint,) = (done.folder / "checkpoints").iterdir()
+    assert checkpoint.name == f"step_{done.metrics[-1]['step']:06d}"
+    last = done.output.splitlines()[-1]
+    assert last.startswith("interrupted; ") and last.endswith(f"goes on from {checkpoint}"), done.output[-3000:]
+    assert "Traceback" not in done.output, done.output[-3000:]
     leaves_nothing()
 
 
@@ -85,15 +89,18 @@ loop.learn = hold
 
 
 @pytest.mark.parametrize(
-    ("words", "engine", "named"),
-    [("PolicyHost", "fake", "the policy worker of rank 0"), ("EngineCore", "vllm", "rollout engine 0: its core")],
+    ("words", "engine", "controller", "named"),
+    [
+        ("PolicyHost", "fake", "ray", "the policy worker of rank 0"),
+        ("EngineCore", "vllm", "local", "rollout engine 0: its core process died"),
+    ],
 )
 def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
-    ppo: Runner, words: str, engine: str, named: str, leaves_nothing: Callable[[], None]
+    ppo: Runner, words: str, engine: str, controller: str, named: str, leaves_nothing: Callable[[], None]
 ) -> None:
     (ppo.out / "hold.py").write_text(HOLD.format(release=str(ppo.out / "release")))
     settings = (*SIX, f"actor_rollout_ref.rollout.name={engine}")
-    program = ppo.start(*settings, f"algorithm.custom_module={ppo.out / 'hold.py'}")
+    program = ppo.start(*settings, f"trainer.controller={controller}", f"algorithm.custom_module={ppo.out / 'hold.py'}")
     whole = ppo.run(*settings, "trainer.controller=local", name="whole")
     metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + 200
     while not (metrics.exists() and '"step": 3' in metrics.read_text()):
@@ -116,7 +123,7 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
 
 def untimed(metrics: dict[str, float]) -> dict[str, float]:
     """What two runs of the same command share."""
-    own = ("timing", "memory/", "speed/", "checkpoint/", "rollout/tokens_per_second")
+    own = ("timing", "memory/", "perf/", "checkpoint/", "rollout/tokens_per_second")
     return {name: value for name, value in metrics.items() if not name.startswith(own)}
 
 

@@ -85,6 +85,46 @@ def test_interrupted_while_one_is_written_it_waits_for_it(ppo: Runner, tmp_path:
     assert names(ppo) == ["step_000002", "step_000004"]
 
 
+PAUSE = """
+import asyncio
+from pathlib import Path
+from alphaapollo.trainer import loop
+
+part = loop.{part}
+
+async def pause(run, step, *rest):
+    if step == 4:
+        Path({mark!r}).touch()
+        await asyncio.sleep(2.0 if {part!r} == "learn" else 600)
+    return await part(run, step, *rest)
+
+loop.{part} = pause
+"""
+
+
+@pytest.mark.parametrize(("part", "saved"), [("collect", 3), ("learn", 4)])
+def test_told_to_end_it_saves_the_last_whole_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
+    """In the fourth, before its update and in it; what follows is what would have come."""
+    whole = ppo.run(*SETTINGS, name="whole")
+    mark, module = tmp_path / "in_step_4", tmp_path / "pause.py"
+    module.write_text(PAUSE.format(part=part, mark=str(mark)))
+    program = ppo.start(*SETTINGS, "trainer.save_on_signal=true", f"algorithm.custom_module={module}")
+    end = time.monotonic() + 300
+    while not mark.exists():
+        assert program.wait(0.05) is None, program.printed[-4000:]
+        assert time.monotonic() < end, program.printed[-4000:]
+    program.signal(signal.SIGTERM)
+    told = ppo.finish(program)
+    assert told.code == 130 and told.output.splitlines()[-1].endswith(f"step_00000{saved}"), told.output[-3000:]
+    assert names(ppo)[-1] == f"step_00000{saved}" and told.metrics[-1]["step"] == saved
+    done = ppo.run(*SETTINGS)
+    for one, other in zip(whole.metrics, done.metrics, strict=True):
+        for name in ("step", "reward/mean", "actor/loss", "actor/grad_norm", "data/prompts_consumed"):
+            assert one.get(name) == other.get(name), (one["step"], name)
+    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
+    assert first == second
+
+
 def test_a_flipped_bit_is_named_and_the_checkpoint_before_counts(ppo: Runner) -> None:
     here = (*SETTINGS[:2], "trainer.val_before_train=False", "trainer.save_freq=1")
     done = ppo.run(*here)

@@ -73,6 +73,9 @@ class Trainer(WatchedRun):
     on_bad_step: Literal["stop", "skip"] = "stop"
     """An optimiser step whose gradient is not finite: stop = end the run there; skip = leave it out, count it
     (actor/steps_skipped), and go on, unless many are bad in a row. Its trajectories are in rollouts/."""
+    save_on_signal: bool = False
+    """A run that is told to end, by SIGTERM or Ctrl-C, first writes a checkpoint of its last whole iteration; one whose
+    update has begun is finished before that. A second signal ends it at once. false = the first one does."""
     max_restarts: NonNegativeInt = 3
     """How often in all a run goes on by itself, in the same command and from its newest checkpoint, after a worker, an
     engine, Ray or a node has died or stood still (docs/reliability.md). A second death of the same role in the same

@@ -63,6 +63,10 @@ class Saves:
         self.steps: list[int] = []
         self.whole: list[float] = []
 
+    def moves(self) -> None: ...
+
+    def stands(self, progress: Progress) -> None: ...
+
     async def save(self, progress: Progress) -> None:
         self.steps.append(progress.step)
         self.whole.append(1.5)

@@ -135,7 +135,7 @@ def make_run(
         profiler=SimpleNamespace(turn_to=turn_to),
         trained_reward=None,
         trained={},
-        saving=SimpleNamespace(save=save, figures=memory),
+        saving=SimpleNamespace(save=save, figures=memory, moves=lambda: None, stands=lambda progress: None),
         saved=saved,
     )
 

@@ -193,3 +193,128 @@ def test_a_run_that_has_failed_says_what_became_of_it(
         assert case.notices[-1] == told and case.whole == []
 
     asyncio.run(main())
+
+
+# trainer.save_on_signal
+
+
+class Told:
+    """A loop that is told to end: in which part of its second iteration, and what it has saved by itself before."""
+
+    def __init__(self, folder: Path, told_in: str, save_freq: int = 5):
+        self.case = Case(folder)
+        self.case.policy.let.set()
+        self.told_in, self.save_freq, self.held = told_in, save_freq, asyncio.Event()
+        self.ended: list[int] = []
+
+    async def part(self, step: int, name: str) -> None:
+        if step == 2 and name == self.told_in:
+            self.held.set()
+            await asyncio.sleep(0.05)
+
+    async def loop(self) -> None:
+        progress, saving = Progress(), self.case.saving
+        for step in (1, 2, 3):
+            await self.part(step, "collect")
+            progress.prompts_consumed += 4
+            await self.part(step, "reward")
+            saving.moves()
+            await self.part(step, "learn")
+            progress.step = step
+            self.ended.append(step)
+            saving.stands(progress)
+            if step % self.save_freq == 0:
+                await saving.save(progress)
+
+    async def end(self, gave_up: bool = False) -> None:
+        async def run() -> None:
+            async with self.case.saving.settled():
+                await self.case.saving.guarded(self.loop(), lambda: gave_up)
+
+        task = asyncio.ensure_future(run())
+        await self.held.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize(("told_in", "saved", "ended"), [("collect", 1, [1]), ("reward", 1, [1]), ("learn", 2, [1, 2])])
+def test_told_to_end_it_saves_what_the_last_whole_iteration_made(
+    tmp_path: Path, told_in: str, saved: int, ended: list[int]
+) -> None:
+    async def main() -> None:
+        told = Told(tmp_path, told_in)
+        await told.end()
+        assert told.ended == ended and told.case.whole == [f"step_00000{saved}"]
+        assert Progress.read(tmp_path / told.case.whole[0]) == Progress(step=saved, prompts_consumed=4 * saved)
+        assert any(f"the checkpoint of iteration {saved} is written first" in notice for notice in told.case.notices)
+
+    asyncio.run(main())
+
+
+def test_told_to_end_it_saves_nothing_twice(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told(tmp_path, "collect", save_freq=1)
+        await told.end()
+        assert told.case.whole == ["step_000001"] and "policy.save .writing_step_000001" in told.case.calls
+        assert told.case.calls.count("policy.rest") == 1
+
+    asyncio.run(main())
+
+
+def test_told_to_end_while_the_trainers_copy_it_waits_for_the_copy(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told(tmp_path, "never", save_freq=2)
+        save = told.case.policy.save
+
+        async def slow(folder: str) -> None:
+            told.held.set()
+            await asyncio.sleep(0.05)
+            await save(folder)
+
+        told.case.policy.save = slow  # type: ignore[method-assign]
+        await told.end()
+        assert told.ended == [1, 2] and told.case.whole == ["step_000002"]
+        assert told.case.calls.count("policy.rest") == 1
+
+    asyncio.run(main())
+
+
+def test_who_watches_over_stalls_waits_for_no_checkpoint(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told(tmp_path, "learn")
+        await told.end(gave_up=True)
+        assert told.ended == [1] and told.case.whole == [] and told.case.notices == []
+
+    asyncio.run(main())
+
+
+def test_told_to_end_with_a_full_disk_it_says_so_and_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told(tmp_path, "collect")
+
+        async def full(folder: str) -> None:
+            raise FULL
+
+        told.case.policy.save = full  # type: ignore[method-assign]
+        await told.end()
+        assert told.case.notices[-1] == f"no checkpoint is written: {FULL}"
+
+    asyncio.run(main())
+
+
+def test_told_to_end_the_loops_own_error_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        told = Told(tmp_path, "learn")
+
+        async def part(step: int, name: str) -> None:
+            if (step, name) == (2, "learn"):
+                told.held.set()
+                await asyncio.sleep(0.05)
+                raise ValueError("a key")
+
+        told.part = part  # type: ignore[method-assign]
+        await told.end()
+        assert told.case.notices[-1] == "no checkpoint is written: a key" and told.case.whole == []
+
+    asyncio.run(main())
