@@ -8,9 +8,11 @@ startup/input_checks.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
+from math import isqrt
 from pathlib import Path
 
 from alphaapollo.config.check_async import check_async
+from alphaapollo.config.check_engine import check_engine, check_nucleus
 from alphaapollo.config.check_experts import check_balance, check_experts
 from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
@@ -34,6 +36,8 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.config.verl_notices import verl_notices
 from alphaapollo.hub import looks_local
 
+MOST_TRAJECTORIES = 10_000_000  # of an iteration: all of them are in the driver's memory at once
+
 
 def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = frozenset()) -> list[str]:
     """Notices about keys without effect or with another one in verl; raises ConfigError naming every impossible
@@ -50,6 +54,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *check_lora(config),
         *check_experts(config),
         *_check_sampling(config),
+        *check_engine("actor_rollout_ref.rollout", config.actor_rollout_ref.rollout, config.data, device),
         *_check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
         *_check_optimizer("critic.optim", config.critic.optim),
         *_check_machine(config, device, num_gpus, num_cores),
@@ -99,7 +104,8 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
         *_check_python_file("reward.custom_module", config.reward.custom_module),
         *_check_python_file("env.custom_module", config.env.custom_module),
         *_check_template_arguments(config.data.apply_chat_template_kwargs),
-        *_check_nucleus("rollout", rollout.top_p, rollout.top_k),
+        *check_nucleus("rollout", rollout.top_p, rollout.top_k),
+        *check_engine("rollout", rollout, config.data, device),
         *_check_generation_machine(config, device, num_gpus, num_cores),
         *check_stalls(config.trainer),
         *check_folder(config.trainer),
@@ -234,10 +240,17 @@ def _check_batch(config: Config) -> Iterator[str]:
         yield f"env.rollout.n={ours}, actor_rollout_ref.rollout.n={theirs}: two group sizes. Set only env.rollout.n."
         return
     trajectories = config.trajectories
+    if trajectories > MOST_TRAJECTORIES:
+        yield (
+            f"data.train_batch_size={config.data.train_batch_size}: with groups of {config.group_size} an iteration "
+            f"would have {trajectories} trajectories. Set a batch of {MOST_TRAJECTORIES} trajectories or less."
+        )
+        return
     key = "actor_rollout_ref.actor.ppo_mini_batch_size"
     size = config.actor_rollout_ref.actor.ppo_mini_batch_size
     if size < trajectories and trajectories % size:
-        divisors = [d for d in range(1, trajectories + 1) if trajectories % d == 0]
+        small = [d for d in range(1, isqrt(trajectories) + 1) if trajectories % d == 0]
+        divisors = [*small, *(trajectories // d for d in small)]
         below = max(d for d in divisors if d < size)
         above = min(d for d in divisors if d > size)
         yield (
@@ -322,14 +335,7 @@ def _check_sampling(config: Config) -> Iterator[str]:
         ("actor_rollout_ref.rollout", rollout.top_p, rollout.top_k),
         ("actor_rollout_ref.rollout.val_kwargs", rollout.val_kwargs.top_p, rollout.val_kwargs.top_k),
     ):
-        yield from _check_nucleus(prefix, top_p, top_k)
-
-
-def _check_nucleus(prefix: str, top_p: float, top_k: int) -> Iterator[str]:
-    if top_p == 0:
-        yield f"{prefix}.top_p=0: nothing is left to sample. Set 1.0 for all tokens."
-    if top_k < -1 or top_k == 0:
-        yield f"{prefix}.top_k={top_k}: expected -1 (all tokens) or a count above 0. Set -1."
+        yield from check_nucleus(prefix, top_p, top_k)
 
 
 def _check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:

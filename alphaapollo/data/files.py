@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 SUFFIXES = (".parquet", ".jsonl", ".json")
+HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,20 @@ def read_rows(path: str | Path) -> list[DataRow]:
     Raises:
         ValueError: no such file, another kind of file, unreadable (also a single row), or without rows.
     """
-    rows = _read(path, encoding_errors="strict")
+    rows = _read(path, strict=True)
     if bad := next((row for row in rows if isinstance(row, BadRow)), None):
         raise ValueError(str(bad))
     return [row for row in rows if not isinstance(row, BadRow)]
 
 
 def read_dirty_rows(path: str | Path) -> list[DataRow | BadRow]:
-    """As read_rows, but rows that cannot be read stand in it with the reason, bytes that are no UTF-8 as surrogates.
+    """As read_rows, but rows that cannot be read stand in it with the reason, bytes that are no UTF-8
+    as surrogates, and half pairs of those as they are.
 
     Raises:
         ValueError: no such file, another kind of file, unreadable as a whole, or without rows.
     """
-    return _read(path, encoding_errors="surrogateescape")
+    return _read(path, strict=False)
 
 
 def columns_of(rows: Iterable[DataRow]) -> list[str]:
@@ -55,16 +58,14 @@ def columns_of(rows: Iterable[DataRow]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def _read(path: str | Path, encoding_errors: str) -> list[DataRow | BadRow]:
+def _read(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
     path = Path(path).expanduser()
     if not path.exists():
         raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}).")
     if path.is_dir() or path.suffix not in SUFFIXES:
         kind = "is a folder" if path.is_dir() else f"ends in {path.suffix!r}"
         raise ValueError(f"{path}: {kind}; give a file that ends in one of {', '.join(SUFFIXES)}.")
-    rows: Sequence[DataRow | BadRow] = (
-        _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, encoding_errors)
-    )
+    rows: Sequence[DataRow | BadRow] = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, strict)
     if not rows:
         raise ValueError(f"{path}: has no rows.")
     return list(rows)
@@ -76,34 +77,43 @@ def _read_parquet(path: Path) -> list[DataRow]:
 
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: text that is no UTF-8
         raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
 
 
-def _read_json(path: Path, encoding_errors: str) -> list[DataRow | BadRow]:
+def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
     try:
-        text = path.read_text(encoding="utf-8-sig", errors=encoding_errors)
+        text = path.read_text(encoding="utf-8-sig", errors="strict" if strict else "surrogateescape")
     except (UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{path}: not a readable UTF-8 text file ({error}).") from error
     if path.suffix == ".jsonl":
-        return [_row(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+        lines = enumerate(text.split("\n"), 1)
+        return [_row(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]
     values = _parse(text, f"{path}")
     if isinstance(values, BadRow):
         raise ValueError(str(values))
     if not isinstance(values, list):
         raise ValueError(f"{path}: holds a {type(values).__name__}; a .json file must hold a list of objects.")
-    return [_object(value, f"{path}, row {index}") for index, value in enumerate(values)]
+    may_have_halves = strict and HALF_PAIR.search(text) is not None
+    return [_object(value, f"{path}, row {index}", may_have_halves) for index, value in enumerate(values)]
 
 
-def _row(line: str, place: str) -> DataRow | BadRow:
-    value = _parse(line, place)
-    return value if isinstance(value, BadRow) else _object(value, place)
+def _row(line: str, place: str, strict: bool) -> DataRow | BadRow:
+    value, may_have_halves = _parse(line, place), strict and HALF_PAIR.search(line) is not None
+    return value if isinstance(value, BadRow) else _object(value, place, may_have_halves)
 
 
-def _object(value: Any, place: str) -> DataRow | BadRow:
-    if isinstance(value, dict):
-        return value
-    return BadRow("not an object {...}", place, f"a {type(value).__name__}")
+def _object(value: Any, place: str, may_have_halves: bool) -> DataRow | BadRow:
+    """may_have_halves: the text has an escape of half a surrogate pair, with or without its other half."""
+    if not isinstance(value, dict):
+        return BadRow("not an object {...}", place, f"a {type(value).__name__}")
+    if may_have_halves:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            return BadRow("has half a surrogate pair, which is no character", place, half)
+    return value
 
 
 def _parse(text: str, place: str) -> Any:

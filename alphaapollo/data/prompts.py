@@ -130,9 +130,15 @@ def _metadata(value: Any) -> Any:
 
 
 def _as_text(truth: Any) -> str | None:
-    """Ground truths are text; lists and dicts (several accepted answers) become JSON."""
+    """Ground truths are text; lists and dicts (several accepted answers) become JSON.
+
+    Raises ValueError for what no answer can equal: bytes, and a number that is none.
+    """
     if truth is None or isinstance(truth, str):
         return truth
+    if isinstance(truth, bytes) or truth != truth:
+        kind = "bytes" if isinstance(truth, bytes) else "not a number"
+        raise ValueError(f"ground_truth is {kind}: {_brief(truth)}. Write it as text.")
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
 
 

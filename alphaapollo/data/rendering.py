@@ -31,6 +31,8 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
+OF_TEMPLATES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What a template's own code may raise besides Jinja's errors: some add a map to a text, or count too far."""
 PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text while a template is rendered
 
 
@@ -88,7 +90,7 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt,
                 **self.template_arguments,
             )
-        except (jinja2.TemplateError, TypeError) as error:  # TypeError: some add a map to a text
+        except (jinja2.TemplateError, *OF_TEMPLATES) as error:
             roles = [message["role"] for message in messages]
             raise ValueError(f"the chat template refuses a chat with the roles {roles}: {error}") from error
         assert isinstance(rendered, str)

@@ -42,6 +42,7 @@ from alphaapollo.startup.input_checks import (
     make_renderer,
     read_prompts,
 )
+from alphaapollo.startup.model_files import check_weights
 from alphaapollo.startup.resume import Start, own_changes
 from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.types import GroupRequest, Prompt, Sampling
@@ -98,6 +99,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     environment = find_environment(config.env)
     notices += environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
+    check_weights(config.model, "model.path")
     check_lengths(config.model, config.rollout, config.data)
     check_engine_split(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)

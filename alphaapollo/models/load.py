@@ -5,7 +5,6 @@ Errors say what to do.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +84,7 @@ def scorer_class(config: PretrainedConfig, path: str) -> str:
 
 def load_config(model: Model) -> PretrainedConfig:
     """The model's configuration. Raises ValueError for a path that is missing or unreadable."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if not model.path:
@@ -100,7 +100,7 @@ def load_config(model: Model) -> PretrainedConfig:
         )
     try:
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise ValueError(f"model.path={model.path}: its configuration cannot be read: {_first_line(error)}") from error
 
 
@@ -122,8 +122,7 @@ def _load(
     if materialise:
         loaded = _load_weights(auto_class, model, config, settings)
     else:
-        with torch.device("meta"):
-            loaded = auto_class.from_config(config, **settings)
+        loaded = _without_weights(auto_class, model, config, settings)
     loaded.eval()
     accelerate(loaded)
     if model.use_torch_compile:
@@ -154,6 +153,22 @@ def _load_weights(auto_class: Any, model: Model, config: PretrainedConfig, setti
             "would be random. Give a complete checkpoint of this architecture."
         )
     return loaded
+
+
+def _without_weights(
+    auto_class: Any, model: Model, config: PretrainedConfig, settings: dict[str, Any]
+) -> PreTrainedModel:
+    """Shapes alone. What config.json says may fit no model: layers of a negative size, heads that do not divide."""
+    try:
+        with torch.device("meta"):
+            return auto_class.from_config(config, **settings)
+    except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        if has_own_code(model, config, auto_class.__name__):
+            raise
+        raise ValueError(
+            f"model.path={model.path}: no model can be made of its config.json: {type(error).__name__}: "
+            f"{_first_line(error)}"
+        ) from error
 
 
 def has_own_code(model: Model, config: PretrainedConfig, auto: str = "AutoModelForCausalLM") -> bool:
@@ -201,4 +216,4 @@ def _checkpoint_activations(loaded: PreTrainedModel, path: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
+    return (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]

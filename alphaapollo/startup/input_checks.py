@@ -37,7 +37,9 @@ from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
 from alphaapollo.rewards.protocol import Grading
 from alphaapollo.rollout.call_reader import check_call_reader
+from alphaapollo.startup.model_files import check_vocabulary
 from alphaapollo.startup.try_environment import try_reward
+from alphaapollo.startup.try_template import in_time, try_template
 from alphaapollo.types import Prompt
 from alphaapollo.user_module import load_user_module
 
@@ -111,6 +113,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     """
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
+    check_vocabulary(model, tokenizer, "model.path")
     schemas = asyncio.run(_tools_offered(env))
     if env.action_format == "tags":
         renderer = Renderer(tokenizer, template_arguments)
@@ -138,7 +141,9 @@ async def _tools_offered(env: Env) -> list[dict[str, Any]]:
 
 def _check_history(env: Env, renderer: Renderer) -> None:
     """ValueError: several turns in one growing sequence, with a chat template that rewrites the earlier ones."""
-    if env.max_steps > 1 and env.context == "append" and renderer.tokenizer.chat_template and renderer.rewrites_history:
+    if env.max_steps == 1 or env.context != "append" or not renderer.tokenizer.chat_template:
+        return
+    if in_time(lambda: renderer.rewrites_history):
         raise ValueError(
             "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "
             "the model would be trained on chats that it never meets. Set env.context=memory (a fresh prompt every "
@@ -216,6 +221,8 @@ def read_prompts(
     what: the files' key. choose: which of their prompts are taken at all.
     """
     chosen = choose(load_prompts(files, data.prompt_key))
+    if isinstance(first := chosen[0].content, list):
+        try_template(renderer, first)
     prompts, lengths = fit_prompts(chosen, renderer, data.max_prompt_length, data.truncation)
     if not lengths.too_long:
         return prompts, []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from alphaapollo.config.keys import plain, with_value
-from alphaapollo.config.schema import Config, Model, RoleFsdp
+from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activations import Activations
 from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, transfer_buckets
@@ -196,6 +196,8 @@ def fit_memory(
     if may_choose and not plan.comfortable:
         config = with_keys(config, {CHECKPOINTING: True})
         plan = plan_memory(config, device, roles, capacity)
+    if device == "cpu" and (problem := _small_cache(config, plan)):
+        return config, replace(plan, problem=problem)
     if plan.fits and host and plan.host > host:
         problem = (
             f"memory: what is offloaded needs {plan.host / GIB:.0f} GiB of a node's own memory, which has "
@@ -212,7 +214,19 @@ def fit_memory(
     return config, replace(plan, problem=problem)
 
 
+def _small_cache(config: Config, plan: MemoryPlan) -> str:
+    """Why an engine's cache is too small for a single sequence; empty where it is not."""
+    rollout, longest = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
+    if rollout.name != "vllm" or plan.kv_tokens >= longest:
+        return ""
+    return (
+        f"{ROLLOUT}.kv_cache_gib={rollout.kv_cache_gib:g}: room for {plan.kv_tokens} tokens, and a sequence may have "
+        f"{longest} (data.max_prompt_length + data.max_response_length). Raise it, or lower those."
+    )
+
+
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+USUAL_CACHE = Rollout().kv_cache_gib
 ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
 
 
@@ -259,6 +273,8 @@ def ladder(config: Config, device: Device, roles: Roles) -> Iterator[tuple[str, 
         budget = max(longest, budget // 2)
         yield f"{ACTOR}.{BUDGET}", budget
     if device == "cpu":
+        if role.rollout.kv_cache_gib > USUAL_CACHE:
+            yield f"{ROLLOUT}.kv_cache_gib", USUAL_CACHE
         return
     if role.rollout.gpu_memory_utilization > 0.3:
         yield f"{ROLLOUT}.gpu_memory_utilization", 0.3

@@ -24,7 +24,9 @@ from alphaapollo.startup.input_checks import (
     missing_cluster,
     read_prompts,
 )
+from alphaapollo.startup.model_files import check_weights
 from alphaapollo.startup.try_environment import try_resets
+from alphaapollo.trainer.named_rewards import try_named_rewards
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader, scorer_model
 from alphaapollo.trainer.trajectory_rewards import check_length_budgets
@@ -56,6 +58,8 @@ def read_inputs(config: Config) -> Inputs:
     check_adapters(model, "actor_rollout_ref.model")
     check_experts(model, "actor_rollout_ref.model", config.actor_rollout_ref.rollout.router_replay)
     check_adapters(critic_model(model, config.critic), "critic.model")
+    for name, trained in _trained_models(config).items():
+        check_weights(trained, name)
     check_lengths(model, config.actor_rollout_ref.rollout, data)
     check_engine_split(model, config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
     size, key = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
@@ -77,9 +81,13 @@ def read_inputs(config: Config) -> Inputs:
     graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
     has_function = find_function(config, graded, everything)
     notices += check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
-    asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
-    trainer = config.trainer
-    goal = Goal.of(trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size)
+    if graded and has_function:
+        asyncio.run(try_named_rewards(config, everything[0]))
+    notices += asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
+    trainer, size = config.trainer, data.train_batch_size
+    if size > len(prompts):
+        notices.append(f"data.train_batch_size={size}: the {len(prompts)} prompts come several times an iteration.")
+    goal = Goal.of(trainer.total_training_steps, trainer.total_epochs, len(prompts), size)
     if config.algorithm.filter_groups.enable and goal.prompts is not None:
         notices.append(
             f"algorithm.filter_groups may consume several batches of prompts an iteration, so trainer.total_epochs="

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pandas
 import pytest
@@ -130,6 +131,7 @@ def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
         ("extra_info", "text", "'extra_info' is a str; it must be a struct"),
         ("reward_model", ["4"], "'reward_model' is a list"),
         ("data_source", 3, "data_source is not text: 3"),
+        ("reward_model", {"ground_truth": math.nan}, "ground_truth is not a number: nan. Write it as text"),
     ],
 )
 def test_other_bad_columns_are_named(tmp_path, column, value, what):
@@ -149,6 +151,12 @@ def test_other_bad_columns_are_named(tmp_path, column, value, what):
         ("list.jsonl", b'["a"]', r"line 1: not an object .* \(a list\)"),
         ("object.json", b'{"a": 1}', "must hold a list of objects"),
         ("latin.jsonl", b'{"prompt": "\xe9"}', "not a readable UTF-8 text file"),
+        (
+            "half.jsonl",
+            b'{"prompt": "whole \\ud83d\\ude42"}\n{"prompt": "a \\ud83d b"}',
+            r"line 2: has half a surr.*\\ud83d",
+        ),
+        ("half.json", b'[{"prompt": "p", "reward_model": {"ground_truth": "\\uDE42"}}]', "row 0: has half a surrogate"),
     ],
 )
 def test_unreadable_files(tmp_path, name, content, what):
@@ -168,6 +176,22 @@ def test_a_parquet_file_without_rows(tmp_path):
     pandas.DataFrame({"prompt": []}).to_parquet(tmp_path / "empty.parquet")
     with pytest.raises(ValueError, match="has no rows"):
         load_prompts(str(tmp_path / "empty.parquet"), "prompt")
+
+
+def test_a_ground_truth_of_bytes_is_refused(tmp_path):
+    path = write(tmp_path / "data.parquet", [{"prompt": "p", "reward_model": {"ground_truth": b"14"}}])
+    with pytest.raises(ValueError, match=r"row 0: ground_truth is bytes: b'14'\. Write it as text"):
+        load_prompts(path, "prompt")
+
+
+def test_text_of_a_parquet_file_that_is_no_utf8_is_named_with_the_file(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.array([b"good", b"\xff"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "data.parquet")
+    with pytest.raises(ValueError, match=r"data\.parquet: not a readable parquet file .*0xff"):
+        load_prompts(str(tmp_path / "data.parquet"), "prompt")
 
 
 def test_raw_problems_are_sent_to_the_script_that_makes_prompts(tmp_path):

@@ -143,3 +143,20 @@ def test_on_a_cpu_copies_for_checkpoints_count_at_every_moment():
         assert (plan.saves_behind, plan.problem) == (behind, "")
         assert {held.checkpoint for held in plan.moments.values()} == {plan.copies if behind else 0}
     assert plan.copies == 2 * 12 * -(-494_032_768 // 2)
+
+
+def on_cpu(**keys: object) -> MemoryPlan:
+    given = {"actor_rollout_ref.rollout." + key: value for key, value in keys.items()}
+    return fit_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", ALONE, 64 * GIB, False)[1]
+
+
+def test_a_cache_without_room_for_one_sequence_is_refused():
+    assert on_cpu().problem == ""
+    problem = on_cpu(kv_cache_gib=1e-3).problem
+    # 24 layers x 2 heads x 64 x keys and values, in float32: 24 KiB a token
+    assert problem.startswith("actor_rollout_ref.rollout.kv_cache_gib=0.001: room for 43 tokens, and a sequence may ")
+    assert on_cpu(kv_cache_gib=1e-3, name="hf").problem == ""
+
+
+def test_a_cache_that_is_too_large_is_named():
+    assert on_cpu(kv_cache_gib=1e5).problem.endswith("Set actor_rollout_ref.rollout.kv_cache_gib=0.5.")

@@ -135,3 +135,11 @@ def test_a_component_is_tried_too(tmp_path):
     row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
     with pytest.raises(ValueError, match=r"component\.py: a component, called on row 3 .* no attribute 'words'"):
         asyncio.run(try_reward(row, reward, CustomRewardFunction()))
+
+
+def test_a_place_that_nothing_fills_is_told():
+    def told(template: str) -> list[str]:
+        return asyncio.run(try_resets(Env(env_name="guessing_game", guessing_game={"prompt": template}), ROWS))
+
+    assert told("1-{foo}") == ["env.guessing_game.prompt: {foo} is shown as it is, for nothing fills it."]
+    assert told(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []
