@@ -12,7 +12,7 @@ from math import isqrt
 from pathlib import Path
 
 from alphaapollo.config.check_async import check_async
-from alphaapollo.config.check_engine import check_engine, check_nucleus
+from alphaapollo.config.check_engine import check_engine, check_nucleus, check_sampling
 from alphaapollo.config.check_experts import check_balance, check_experts
 from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.check_lora import check_lora, check_sft_lora
@@ -53,7 +53,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *_check_algorithm(config),
         *check_lora(config),
         *check_experts(config),
-        *_check_sampling(config),
+        *check_sampling(config),
         *check_engine("actor_rollout_ref.rollout", config.actor_rollout_ref.rollout, config.data, device),
         *_check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
         *_check_optimizer("critic.optim", config.critic.optim),
@@ -327,15 +327,6 @@ def _check_reset(config: Config) -> Iterator[str]:
         )
     if reset.patience is not None and (not config.data.val_files or config.trainer.test_freq == -1):
         yield f"{key}.patience={reset.patience}: needs validations. Set data.val_files and trainer.test_freq."
-
-
-def _check_sampling(config: Config) -> Iterator[str]:
-    rollout = config.actor_rollout_ref.rollout
-    for prefix, top_p, top_k in (
-        ("actor_rollout_ref.rollout", rollout.top_p, rollout.top_k),
-        ("actor_rollout_ref.rollout.val_kwargs", rollout.val_kwargs.top_p, rollout.val_kwargs.top_k),
-    ):
-        yield from check_nucleus(prefix, top_p, top_k)
 
 
 def _check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:

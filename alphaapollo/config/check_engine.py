@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alphaapollo.config.schema import Data, GenerationData, GenerationRollout, Rollout
+from alphaapollo.config.schema import Config, Data, GenerationData, GenerationRollout, Rollout
 from alphaapollo.config.schema.base import Device
 
 CPU_BLOCK = 32  # tokens: vLLM's attention on a CPU works on multiples of it
@@ -36,3 +36,13 @@ def check_nucleus(prefix: str, top_p: float, top_k: int) -> Iterator[str]:
         yield f"{prefix}.top_p=0: nothing is left to sample. Set 1.0 for all tokens."
     if top_k < -1 or top_k == 0:
         yield f"{prefix}.top_k={top_k}: expected -1 (all tokens) or a count above 0. Set -1."
+
+
+def check_sampling(config: Config) -> Iterator[str]:
+    """The same, of training and of validation."""
+    rollout = config.actor_rollout_ref.rollout
+    for prefix, top_p, top_k in (
+        ("actor_rollout_ref.rollout", rollout.top_p, rollout.top_k),
+        ("actor_rollout_ref.rollout.val_kwargs", rollout.val_kwargs.top_p, rollout.val_kwargs.top_k),
+    ):
+        yield from check_nucleus(prefix, top_p, top_k)

@@ -27,6 +27,7 @@ from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.evaluation.figures import Result, result_of
 from alphaapollo.evaluation.report import report
 from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
+from alphaapollo.models.weight_files import check_weights
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
@@ -42,7 +43,6 @@ from alphaapollo.startup.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.startup.model_files import check_weights
 from alphaapollo.startup.resume import Start, own_changes
 from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.types import GroupRequest, Prompt, Sampling

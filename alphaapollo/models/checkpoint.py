@@ -12,6 +12,7 @@ checkpoint_writer.py writes a snapshot behind the training.
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from alphaapollo.models.checkpoint_reader import read_generators, read_tensors
 from alphaapollo.models.sharding import reshard
 
 Optimizer = torch.optim.Optimizer
@@ -92,8 +93,8 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
     reshard(model)
     tensors = _tensors(model, optimizer)
     try:
-        load_tensors(tensors, checkpoint_id=path / "model")
-    except (OSError, RuntimeError, CheckpointException) as error:
+        read_tensors(tensors, path / "model")
+    except (OSError, RuntimeError, CheckpointException, pickle.UnpicklingError) as error:
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_reason(error)} Resume from another one."
         ) from error
@@ -109,7 +110,7 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
             options=options,
         )
     if state["world_size"] == dist.get_world_size():
-        _set_generators(torch.load(path / f"rank_{dist.get_rank()}.pt", weights_only=False))
+        _set_generators(_read_generators(folder))
     return state
 
 
@@ -137,6 +138,14 @@ def _generators() -> dict[str, Any]:
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
+
+
+def _read_generators(folder: str) -> dict[str, Any]:
+    file = Path(folder, f"rank_{dist.get_rank()}.pt")
+    try:
+        return read_generators(file)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file} cannot be read: {_reason(error)} Resume from another checkpoint.") from error
 
 
 def _set_generators(states: dict[str, Any]) -> None:

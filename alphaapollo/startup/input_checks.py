@@ -32,12 +32,12 @@ from alphaapollo.environments.base import Registered
 from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.models.load import load_config
 from alphaapollo.models.ulysses import check_splits
+from alphaapollo.models.weight_files import check_vocabulary
 from alphaapollo.rewards.base import check_gradable, check_judge, is_judged
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
 from alphaapollo.rewards.protocol import Grading
 from alphaapollo.rollout.call_reader import check_call_reader
-from alphaapollo.startup.model_files import check_vocabulary
 from alphaapollo.startup.try_environment import try_reward
 from alphaapollo.startup.try_template import in_time, try_template
 from alphaapollo.types import Prompt

@@ -11,6 +11,7 @@ from alphaapollo.config.schema import Config, Data, Model
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_registered
+from alphaapollo.models.weight_files import check_weights
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import critic_model
 from alphaapollo.startup.input_checks import (
@@ -24,7 +25,6 @@ from alphaapollo.startup.input_checks import (
     missing_cluster,
     read_prompts,
 )
-from alphaapollo.startup.model_files import check_weights
 from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.trainer.named_rewards import try_named_rewards
 from alphaapollo.trainer.progress import Goal

@@ -101,10 +101,7 @@ def test_mini_batches_divide_the_trajectories_or_hold_them_all(needed: list[str]
 
 def test_a_batch_that_no_machine_holds_is_told_at_once(needed: list[str]):
     (text,) = problems([*needed, "data.train_batch_size=999999937", "env.rollout.n=7"])
-    assert text == (
-        "data.train_batch_size=999999937: with groups of 7 an iteration would have 6999999559 trajectories. Set a "
-        "batch of 10000000 trajectories or less."
-    )
+    assert "999999937: with groups of 7 an iteration would have 6999999559 trajectories" in text
 
 
 def test_group_size_from_either_key_but_not_two_sizes(needed: list[str]):

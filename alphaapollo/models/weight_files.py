@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model
+from alphaapollo.models.load import has_own_code, load_config, skeleton
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -24,10 +25,8 @@ LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)
 def check_weights(model: Model, key: str) -> None:
     """ValueError: weights of a local folder that are cut off, missing, of other shapes than the model's, or of layers
     that it does not have. key: of the path, e.g. actor_rollout_ref.model.path."""
-    from alphaapollo.models.load import has_own_code, load_config, skeleton  # bring torch
-
     folder = Path(model.path).expanduser()
-    if not folder.is_dir():
+    if not model.path or not folder.is_dir():
         return
     where = f"{key}={model.path}"
     shapes: dict[str, tuple[int, ...]] = {}
@@ -49,8 +48,6 @@ def check_weights(model: Model, key: str) -> None:
 def check_vocabulary(model: Model, tokenizer: PreTrainedTokenizerBase, key: str) -> None:
     """ValueError: the tokenizer has words, or ends of turns, for which the model has no embedding. Special tokens
     besides may lie beyond: some models have one for images that they never see."""
-    from alphaapollo.models.load import load_config
-
     size = getattr(load_config(model).get_text_config(), "vocab_size", None)
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = [index for index in tokenizer.get_vocab().values() if index not in special]

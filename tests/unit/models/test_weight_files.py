@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.startup.model_files import INDEX, SINGLE, check_vocabulary, check_weights
+from alphaapollo.models.weight_files import INDEX, SINGLE, check_vocabulary, check_weights
 from tests.unit.tiny import save_model
 
 
