@@ -55,10 +55,7 @@ class CheckpointFolder:
 
     def finish(self, folder: Path) -> Path:
         """Everything is written: note its digests, make it durable, give it its name, and drop the oldest ones."""
-        (folder / MANIFEST).write_text(json.dumps(_read_files(folder, _files(folder)), indent=1) + "\n")
-        for file in sorted(folder.rglob("*")):
-            _sync(file)
-            PULSE.beat()
+        seal(folder)
         whole = self.folder / folder.name.removeprefix(".writing_")
         shutil.rmtree(whole, ignore_errors=True)  # written before a resume from an older checkpoint
         folder.rename(whole)
@@ -73,6 +70,14 @@ class CheckpointFolder:
         return sorted(
             path for path in self.folder.glob("step_*") if (path / PROGRESS).exists() or (path / MANIFEST).exists()
         )
+
+
+def seal(folder: Path) -> None:
+    """Everything in the folder is written: note its digests, and make it durable."""
+    (folder / MANIFEST).write_text(json.dumps(_read_files(folder, _files(folder)), indent=1) + "\n")
+    for file in sorted(folder.rglob("*")):
+        _sync(file)
+        PULSE.beat()
 
 
 def damage(checkpoint: Path) -> list[str]:

@@ -30,11 +30,16 @@ class Roles:
     cleanup: list[str]  # shared-memory folders that must not outlive the driver
 
 
-class Crew(Protocol):
-    """The workers of a run."""
+class Trainers(Protocol):
+    """The workers that learn."""
 
     policy: PolicyGroup
     critic: CriticGroup | None
+
+
+class Crew(Trainers, Protocol):
+    """The workers of a run."""
+
     reward_model: RewardModelGroup | None
     engines: EngineGroup
 

@@ -27,6 +27,7 @@ from alphaapollo.observability.spans import Span, start_spans, take_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.watchdog import remove_paths
+from alphaapollo.weights.digest import format_digest
 from alphaapollo.weights.proof import agreed
 
 if TYPE_CHECKING:  # the driver never imports the workers: they bring torch models and vLLM
@@ -73,6 +74,12 @@ class TrainedGroup(Generic[W]):
     async def load(self, folder: str) -> None:
         """Go on from what save wrote, by any number of ranks."""
         await self.ranks.call(lambda worker: worker.load(folder))
+
+    async def fingerprint(self) -> dict[str, tuple[str, float]]:
+        """Digest and norm of the weights that are trained, and of each of their moments."""
+        own = await self.ranks.call(lambda worker: worker.fingerprint())
+        parts = {name: list(zip(*(rank[name] for rank in own), strict=True)) for name in own[0]}
+        return {name: (format_digest(sum(digests)), sum(squares) ** 0.5) for name, (digests, squares) in parts.items()}
 
     async def start_profile(self) -> None:
         """Every rank begins to record what torch does."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks
+
+if TYPE_CHECKING:
+    from alphaapollo.workers.base import RankPlacement
 
 HERE = "here"  # the one node
 
@@ -49,13 +52,23 @@ class LocalCrew:
 
 async def launch_local(placement: Placement, roles: Roles) -> LocalCrew:
     """Build the workers one after the other. Needs one rank and one engine: the checks see to it."""
-    from alphaapollo.workers.base import ALONE, RankPlacement
-
     assert placement.num_ranks == 1 and placement.num_engines == 1
 
-    place = RankPlacement(0, 1, ALONE, placement.device, placement.threads, feeds=HERE)
-    policy = PolicyGroup(LocalRanks(roles.policy(place, None)))
-    critic = CriticGroup(LocalRanks(roles.critic(place))) if roles.critic else None
+    place = _only_rank(placement)
+    policy, critic = launch_trainers(placement, roles)
     reward_model = RewardModelGroup(LocalRanks(roles.reward_model(place))) if roles.reward_model else None
     engines = EngineGroup(LocalRanks(await started(roles.engine(0, HERE))), roles.samples_in_flight)
     return LocalCrew(policy, critic, reward_model, engines, roles.cleanup)
+
+
+def launch_trainers(placement: Placement, roles: Roles) -> tuple[PolicyGroup, CriticGroup | None]:
+    """Build those that learn, alone."""
+    place = _only_rank(placement)
+    policy = PolicyGroup(LocalRanks(roles.policy(place, None)))
+    return policy, CriticGroup(LocalRanks(roles.critic(place))) if roles.critic else None
+
+
+def _only_rank(placement: Placement) -> RankPlacement:
+    from alphaapollo.workers.base import ALONE, RankPlacement
+
+    return RankPlacement(0, 1, ALONE, placement.device, placement.threads, feeds=HERE)

@@ -31,12 +31,14 @@ class CriticModel(nn.Module):
         generator = torch.Generator().manual_seed(derive_seed(seed, "value_head"))
         weight = torch.randn(1, size, generator=generator) / (size + 1)
         parameter = next(self.model.parameters())
-        self.value_head = nn.Linear(size, 1, device=parameter.device, dtype=torch.float32)
+        exactly = torch.promote_types(parameter.dtype, torch.float32)
+        self.value_head = nn.Linear(size, 1, device=parameter.device, dtype=exactly)
         if not parameter.is_meta:
             self.value_head.weight.data.copy_(weight)
             self.value_head.bias.data.zero_()
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """The value of the state before each response token, float32 [n]."""
-        values: Tensor = self.value_head(response_states(self.model, micro).float())
+        """The value of the state before each response token, float32 (float64 stays) [n]."""
+        states = response_states(self.model, micro)
+        values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
         return micro.gather(values.t(), micro.states)[0].clone()  # no view: FSDP hooks the output

@@ -57,7 +57,7 @@ class RoutingPass:
 
     def note(self, layer: int, logits: Tensor, experts: Tensor, own: Tensor) -> None:
         """What a router has said: its logits [n, E], the experts that were taken and those it would take [n, k]."""
-        real = self.is_real.to(self.counts.dtype)
+        real = self.is_real.type_as(self.counts)
         share = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.balances else None
         if not self.is_open:
             return  # checkpointing has computed again what a gradient needs

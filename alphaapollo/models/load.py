@@ -119,6 +119,8 @@ def _load(
         "trust_remote_code": model.trust_remote_code,
         **_attention(auto, model, config, attention),
     }
+    if dtype == torch.float64:
+        settings["experts_implementation"] = "eager"  # the grouped products have no float64
     if materialise:
         loaded = _load_weights(auto_class, model, config, settings)
     else:

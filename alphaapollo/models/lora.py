@@ -34,10 +34,10 @@ ADAPTER = "default"  # peft's name of the one adapter
 def load_trained(
     model: Model, attention: Attention, dtype: torch.dtype, materialise: bool, seed: int
 ) -> PreTrainedModel:
-    """The model of a role that is trained, all parameters in float32; with model.lora_rank frozen in `dtype`, under
-    float32 adapters drawn by `seed`. Else as load_causal_lm."""
+    """The model of a role that is trained, all parameters in float32 (float64 stays); with model.lora_rank frozen in
+    `dtype`, under float32 adapters drawn by `seed`. Else as load_causal_lm."""
     if not model.lora_rank:
-        return load_causal_lm(model, attention, torch.float32, materialise)
+        return load_causal_lm(model, attention, torch.promote_types(dtype, torch.float32), materialise)
     loaded = load_causal_lm(model, attention, dtype, materialise)
     add_adapters(loaded, model, seed)
     return loaded

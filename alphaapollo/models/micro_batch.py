@@ -262,17 +262,17 @@ def _experts(rows: Rows, chosen: Rows) -> np.ndarray:
 
 
 def _columns_to_send(given: Columns[np.ndarray]) -> dict[str, np.ndarray]:
-    """As float32, but for ids, which only matter where rows share one."""
+    """As float32 (float64 stays), but for ids, which only matter where rows share one."""
     columns = {one.name: getattr(given, one.name) for one in fields(given) if getattr(given, one.name) is not None}
     ids = columns.pop("trajectory_ids", np.zeros(0))
-    sent = {name: column.astype(np.float32) for name, column in columns.items()}
+    sent = {name: column.astype(np.promote_types(column.dtype, np.float32)) for name, column in columns.items()}
     return sent | ({"trajectory_ids": ids} if len(np.unique(ids)) < len(ids) else {})
 
 
 def _of_dummy(columns: Columns[np.ndarray]) -> Columns[np.ndarray]:
     """A zero in each column that there is."""
-    there = [one.name for one in fields(columns) if getattr(columns, one.name) is not None]
-    return Columns(**{name: np.zeros(1) for name in there})
+    there = {one.name: getattr(columns, one.name) for one in fields(columns)}
+    return Columns(**{name: np.zeros(1, column.dtype) for name, column in there.items() if column is not None})
 
 
 def _counting(lengths: np.ndarray) -> np.ndarray:

@@ -65,7 +65,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     """
     slices = [p.grad for p in parameters if p.grad is not None]
     gradients = [local_tensor(one) for one in slices]
-    square = torch.nn.utils.get_total_norm(gradients).to(torch.float32).square()
+    total = torch.nn.utils.get_total_norm(gradients)
+    square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
     dist.all_reduce(square, group=shard_group(slices[0]))
     norm = math.sqrt(square.item())
     if max_norm < norm < math.inf:

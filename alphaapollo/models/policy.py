@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Mean |difference| of the self-check in nats. Bfloat16 has steps of 0.125 near 30, where logits may be, and the check's
 # tokens are made up: there a large difference may be rounding, so it is told, and only a huge one ends the run.
-LIMIT = {torch.float32: 1e-3, torch.bfloat16: 1.0}
+LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0}
 DOUBTFUL = 0.1
 
 

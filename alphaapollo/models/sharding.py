@@ -97,23 +97,24 @@ def shard(
     Rank 0 comes with weights on the CPU, the others with meta tensors.
 
     Args:
-        dtype: of forward and backward; gradients are reduced in float32.
+        dtype: of forward and backward; gradients are reduced in float32 (float64 stays).
         offload_policy: FSDP2's own: slices, gradients and the optimiser's step stay in host memory (GPU only).
         forward_methods: of `model`, besides forward, that use parameters.
-        exact: modules of `model` that compute in float32 whatever `dtype` is, called as modules.
+        exact: modules of `model` that compute so, too, called as modules.
     """
     # Not the parameters themselves: FSDP moves those to the GPU in place, where whatever is held on to stays whole.
     sends = mesh.size() > 1 and dist.get_rank() == 0
     named = (*model.named_parameters(), *model.named_buffers()) if sends else ()
     tensors = {name: tensor.detach() for name, tensor in named}
     device = torch.device(mesh.device_type)
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    exactly = torch.promote_types(dtype, torch.float32)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=exactly)
     policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
     for layer in layers:
         if sum(parameter.numel() for parameter in layer.parameters()) < MIN_UNIT:
             continue
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)
-    full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    full = MixedPrecisionPolicy(param_dtype=exactly, reduce_dtype=exactly)
     for module in exact:
         fully_shard(module, mesh=mesh, mp_policy=full, offload_policy=policy)
     # The root holds embedding and head, which the backward pass needs first: keep them gathered until then.

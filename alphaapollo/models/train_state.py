@@ -21,7 +21,7 @@ from alphaapollo.models.optimizer import (
     make_optimizer,
     set_learning_rate,
 )
-from alphaapollo.models.sharding import reshard
+from alphaapollo.models.sharding import local_tensor, reshard
 
 T = TypeVar("T")
 MOST_SKIPPED = 20  # steps in a row; then the weights themselves are ruined, and no batch will do
@@ -143,6 +143,15 @@ class TrainState:
         self._fetch_all()
         self.num_steps = checkpoint.load(folder, self.module, self.optimizer)["num_steps"]
         apply_settings(self.optimizer, self.config)
+
+    def trained(self) -> dict[str, list[Tensor]]:
+        """This rank's slices of the weights that are trained, and of each of their moments."""
+        self._fetch_all()
+        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        slices = {"weights": [local_tensor(parameter.detach()) for parameter in parameters]}
+        for name in ("exp_avg", "exp_avg_sq"):
+            slices[name] = [local_tensor(state[name]) for state in self.optimizer.state.values()]
+        return slices
 
     def _fetch_all(self) -> None:
         self.parameters.fetch()

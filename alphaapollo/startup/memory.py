@@ -49,7 +49,7 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     rank, engine = _rank(config, device, roles), _engine(config, device, capacity)
     sizes, at_rest, updates = rank.policy.sizes, rank.at_rest, rank.updates
-    copies = rank.copies * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
+    copies = rank.copies * trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
     publish = rank.publishing + Held(buckets=transfer_buckets(sizes, bytes_of(rollout.dtype), BATCH_BYTES))
     kv_token = sizes.kv_elements * bytes_of(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
     kv_tokens = engine.awake().kv_cache // kv_token

@@ -6,7 +6,7 @@ Batch + columns from the workers -> KL in the reward -> the estimator -> Columns
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from alphaapollo.trainer.token_choice import choose_tokens
 from alphaapollo.trainer.training_batch import Batch, totals
 from alphaapollo.trainer.trajectory_rewards import invalid_cost
 from alphaapollo.trainer.turn_index import number_turns
+
+ColumnDtype = Literal["float32", "float64"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,16 @@ class Credit:
 
 
 def assign_credit(
-    batch: Batch, computed: WorkerColumns, estimator: Estimator, algorithm: Algorithm, actor: Actor, kl_coef: float
+    batch: Batch,
+    computed: WorkerColumns,
+    estimator: Estimator,
+    algorithm: Algorithm,
+    actor: Actor,
+    kl_coef: float,
+    dtype: ColumnDtype = "float32",
 ) -> Credit:
-    """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank."""
+    """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank, those that are made
+    here in `dtype`."""
     rewards, whole, metrics, kl_per_sequence = batch.token_rewards, batch.whole, {}, None
     if algorithm.use_kl_in_reward:
         assert computed.old_logprobs is not None and computed.ref_logprobs is not None
@@ -78,14 +87,14 @@ def assign_credit(
         worth = whole.join(batch.token_rewards).sum(-1)
         metrics["reward/length_penalty"] = length_penalty(batch.trajectories, worth, invalid_cost(actor))
     matrices = {
-        "advantages": result.advantages.numpy().astype(np.float32),
-        "returns": None if computed.values is None else result.returns.numpy().astype(np.float32),  # a critic's
+        "advantages": result.advantages.numpy().astype(dtype),
+        "returns": None if computed.values is None else result.returns.numpy().astype(dtype),  # a critic's
         "old_logprobs": computed.old_logprobs,
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
         "chosen": _chosen(batch, computed, result.advantages, actor),
     }
-    columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None})
+    columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None}, dtype)
     return Credit(columns, _moving(batch, has_advantage), kl_per_sequence, metrics)
 
 
@@ -107,13 +116,13 @@ def _chosen(batch: Batch, computed: WorkerColumns, advantages: torch.Tensor, act
     return chosen.numpy().astype(np.uint8)
 
 
-def _columns(batch: Batch, matrices: dict[str, np.ndarray]) -> list[Columns[np.ndarray]]:
+def _columns(batch: Batch, matrices: dict[str, np.ndarray], dtype: ColumnDtype) -> list[Columns[np.ndarray]]:
     """One set a rank; `matrices` [B, L] by the name of their column."""
     layout = batch.layout
     of_rows = {
-        "loss_weights": batch.loss_weights,
-        "sequence_weights": batch.sequence_weights,
-        "value_weights": batch.value_weights,
+        "loss_weights": batch.loss_weights.astype(dtype),
+        "sequence_weights": batch.sequence_weights.astype(dtype),
+        "value_weights": batch.value_weights.astype(dtype),
         "trajectory_ids": batch.trajectory_ids.numpy(),
     }
     flat = {name: layout.split_columns(matrix) for name, matrix in matrices.items()}

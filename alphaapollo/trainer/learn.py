@@ -15,8 +15,8 @@ from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.data.packing import keep_rows
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import layout_metrics
-from alphaapollo.trainer.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.run_state import Run
+from alphaapollo.trainer.credit import Credit, WorkerColumns, assign_credit
+from alphaapollo.trainer.run_state import Learner
 from alphaapollo.trainer.training_batch import Batch, build_batch
 from alphaapollo.types import TrajectoryGroup
 
@@ -28,9 +28,11 @@ class Learned:
     metrics: dict[str, float]
     kl_coef: float  # of the KL in the reward, for the next iteration
     tokens: int = 0  # of the rows trained on, prompts included
+    batch: Batch | None = None  # None: there was no group
+    credit: Credit | None = None  # likewise
 
 
-async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
+async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
     """The optimiser steps of iteration `step`: none without a group."""
     config, crew, plan, coef = run.config, run.crew, run.plan, run.progress.kl_coef
     if not groups:
@@ -52,7 +54,7 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
         computed = await compute_columns(run, batch)
     with timer("advantage"):
         actor = config.actor_rollout_ref.actor
-        credit = assign_credit(batch, computed, run.estimator, config.algorithm, actor, coef)
+        credit = assign_credit(batch, computed, run.estimator, config.algorithm, actor, coef, run.column_dtype)
     lost = sum(len(group.trajectories) for group in groups) - batch.num_trajectories
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
     with timer("update"):
@@ -70,10 +72,10 @@ async def learn(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer
             if credit.kl_per_sequence is not None:
                 coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
         run.console.phase("update", 1, 1)
-    return Learned(metrics, coef, batch.layout.num_tokens)
+    return Learned(metrics, coef, batch.layout.num_tokens, batch, credit)
 
 
-async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
+async def compute_columns(run: Learner, batch: Batch) -> WorkerColumns:
     """Send the rows down once, and fetch the float columns that the algorithm asks for: often none."""
     policy, critic, plan, layout = run.crew.policy, run.crew.critic, run.plan, batch.layout
     await policy.load_batch(layout.rank_batches)
@@ -95,7 +97,7 @@ async def compute_columns(run: Run, batch: Batch) -> WorkerColumns:
     )
 
 
-async def measure_mismatch(run: Run, batch: Batch, computed: np.ndarray) -> dict[str, float]:
+async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:
     """How far engine and trainer are apart. computed: bool [B], rows of which the trainer has log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs are the engine's own, or there are none

@@ -35,8 +35,8 @@ from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.plan import Plan, make_plan, with_memory
 from alphaapollo.trainer.plan_table import print_plan
-from alphaapollo.trainer.profile import StepProfiler, check_profile_steps
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.profile import StepProfiler
+from alphaapollo.trainer.progress import Progress, check_steps
 from alphaapollo.trainer.resume_rule import change_rule_of
 from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Run
@@ -80,7 +80,8 @@ def prepare(config: Config, origin: Origin = NO_ORIGIN) -> Prepared:
     check_trackers(config.trainer.logger)
     start = find_start(config, change_rule_of(config))
     inputs = read_inputs(config)
-    check_profile_steps(config.trainer.profile_steps or [], inputs.total_steps)
+    check_steps("trainer.profile_steps", config.trainer.profile_steps or [], inputs.total_steps)
+    check_steps("trainer.record_steps", config.trainer.record_steps or [], inputs.total_steps)
     plan = with_memory(plan, config, machine)
     print_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
     if plan.memory and plan.memory.problem:

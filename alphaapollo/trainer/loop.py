@@ -17,7 +17,7 @@ from alphaapollo.due import due
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import speed_metrics
 from alphaapollo.trainer.collect import collect
-from alphaapollo.trainer.learn import learn
+from alphaapollo.trainer.record import learn_recorded
 from alphaapollo.trainer.reference_reset import reset_is_due
 from alphaapollo.trainer.rollout_metrics import rollout_metrics
 from alphaapollo.trainer.run_state import Run
@@ -39,7 +39,7 @@ async def train(run: Run) -> None:
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
         run.rollout_log.write(step, collected.generated)
-        learned = await learn(run, step, collected.groups, timer)
+        learned = await learn_recorded(run, step, collected.groups, timer)
         metrics |= learned.metrics
         progress.kl_coef = learned.kl_coef
         with timer("publish"):

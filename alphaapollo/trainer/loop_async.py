@@ -17,8 +17,8 @@ import time
 from alphaapollo.due import due
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.in_flight import InFlight, staleness_metrics
-from alphaapollo.trainer.learn import learn
 from alphaapollo.trainer.loop import on_schedule, run_metrics
+from alphaapollo.trainer.record import learn_recorded
 from alphaapollo.trainer.rollout_metrics import rollout_metrics
 from alphaapollo.trainer.run_state import Run
 
@@ -50,7 +50,7 @@ async def train(run: Run, in_flight: InFlight) -> None:
         metrics |= staleness_metrics(collected.groups, step - 1)
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
         run.rollout_log.write(step, collected.generated)
-        learned = await learn(run, step, collected.groups, timer)
+        learned = await learn_recorded(run, step, collected.groups, timer)
         metrics |= learned.metrics
         progress.kl_coef = learned.kl_coef
         with timer("publish"):

@@ -58,15 +58,23 @@ class Plan:
 def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
     """Resolve every automatic choice. Raises ValueError for what cannot work, before anything starts."""
     notices = check(config, machine.num_gpus, machine.num_cores, origin.keys)
-    actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
+    algorithm = config.algorithm
     if algorithm.custom_module:
         load_user_module(algorithm.custom_module, "algorithm.custom_module")
     estimator = get_estimator(algorithm.adv_estimator)
-    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     notices += environment_notices(config, find_environment(config.env))
     notices += check_combinations(config, estimator, policy_loss)
     try_estimator(estimator, algorithm, config.group_size, config.reward.components)
-    try_policy_loss(policy_loss, actor)
+    try_policy_loss(policy_loss, config.actor_rollout_ref.actor)
+    return resolve_plan(config, machine, notices, origin.presets)
+
+
+def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: tuple[str, ...] = ()) -> Plan:
+    """Resolve every automatic choice of a configuration that can work, whose own modules are loaded."""
+    actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
+    estimator = get_estimator(algorithm.adv_estimator)
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     critic, trainer = "values" in estimator.needs, config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device)
@@ -96,7 +104,7 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),
         folder=trainer.folder,
-        presets=origin.presets,
+        presets=presets,
         memory=None,
         notices=notices,
         why_dtype=why_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16),

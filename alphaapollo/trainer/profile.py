@@ -48,13 +48,3 @@ class StepProfiler:
         path = self._folder / "profiles" / f"step_{step:06d}.json.gz"
         await asyncio.to_thread(write_trace, path, spans)
         self._console.notice(f"the profile of iteration {step} lies in {path} (open it at ui.perfetto.dev)")
-
-
-def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
-    """ValueError for an iteration that the run does not have."""
-    beyond = [step for step in steps if step > total_steps]
-    if beyond:
-        raise ValueError(
-            f"trainer.profile_steps={list(steps)}: the run has {total_steps} iterations, so there is none {beyond[0]}. "
-            f"Give numbers from 1 to {total_steps}."
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -50,3 +51,13 @@ class Goal:
         done = progress.prompts_consumed - len(progress.unfinished)
         passed = self.prompts is not None and done >= self.prompts
         return passed or (progress.step if step is None else step) >= self.steps
+
+
+def check_steps(key: str, steps: Sequence[int], total_steps: int) -> None:
+    """ValueError for an iteration that the run does not have; `key` names them."""
+    beyond = [step for step in steps if step > total_steps]
+    if beyond:
+        raise ValueError(
+            f"{key}={list(steps)}: the run has {total_steps} iterations, so there is none {beyond[0]}. Give numbers "
+            f"from 1 to {total_steps}."
+        )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.kl import KLController
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.crew import Crew
+from alphaapollo.controller.crew import Crew, Trainers
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.trainer.credit import ColumnDtype
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
@@ -21,26 +22,34 @@ from alphaapollo.types import Prompt
 from alphaapollo.weights.publish import WeightPublisher
 
 
-@dataclass
-class Run:
-    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts` outlives
-    an iteration."""
+@dataclass(kw_only=True)
+class Learner:
+    """What learning needs, of a run or of a replay (replay.py)."""
 
     config: Config
     plan: Plan
+    crew: Trainers
+    estimator: Estimator
+    kl_controller: KLController
+    progress: Progress
+    console: Console
+    column_dtype: ColumnDtype = "float32"  # of what the driver computes for the training ranks
+    shares_prompts: bool = False  # the plan's, if the workers' self-check allows it
+
+
+@dataclass(kw_only=True)
+class Run(Learner):
+    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts` outlives
+    an iteration."""
+
     crew: Crew
     weights: WeightPublisher
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     goal: Goal
     stream: PromptStream
-    estimator: Estimator
-    kl_controller: KLController
-    progress: Progress
     saving: Saving
     tracker: Tracker
     rollout_log: RolloutLog
-    console: Console
     profiler: StepProfiler
     trained_reward: TrainedReward | None = None
-    shares_prompts: bool = False  # the plan's, if the workers' self-check allows it

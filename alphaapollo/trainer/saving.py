@@ -50,13 +50,16 @@ class Saving:
         self._step = progress.step
         folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
         async with self.crew.engines.cache_released():
-            await self.crew.policy.save(str(folder / "policy"))
-            await self.crew.policy.rest()
-            if self.crew.critic:
-                await self.crew.critic.save(str(folder / "critic"))
-                await self.crew.critic.rest()
+            await self._copy(folder)
         self._behind = asyncio.create_task(self._finish(folder, now))
         self.stands(progress)
+
+    async def save_now(self, folder: Path) -> None:
+        """Write what a checkpoint holds of the trainers, in a phase of theirs; it is on disk at the end. Raises what
+        the checkpoint before met."""
+        await self._settle()
+        await self._copy(folder)
+        await self._written()
 
     def moves(self) -> None:
         """From here the trainers' state is no whole iteration's, or is just being copied."""
@@ -118,6 +121,19 @@ class Saving:
             raise
         await self._settle()
 
+    async def _copy(self, folder: Path) -> None:
+        """Every trainer begins to write."""
+        await self.crew.policy.save(str(folder / "policy"))
+        await self.crew.policy.rest()
+        if self.crew.critic:
+            await self.crew.critic.save(str(folder / "critic"))
+            await self.crew.critic.rest()
+
+    async def _written(self) -> float:
+        """Every trainer has written; the seconds of the slowest."""
+        trainers = [role for role in (self.crew.policy, self.crew.critic) if role]
+        return max(await asyncio.gather(*(role.written() for role in trainers)))
+
     async def _settle(self) -> None:
         if self._behind:
             await asyncio.wait([self._behind])  # an interrupt ends the waiting alone
@@ -137,10 +153,9 @@ class Saving:
 
     async def _finish(self, folder: Path, progress: Progress) -> float:
         """All that follows the copies. Its own seconds"""
-        trainers = [role for role in (self.crew.policy, self.crew.critic) if role]
-        seconds = await asyncio.gather(*(role.written() for role in trainers))
+        seconds = await self._written()
         started = time.perf_counter()
         with writing("the checkpoint", folder):
             progress.write(folder)
             await asyncio.to_thread(self.checkpoints.finish, folder)
-        return max(seconds) + time.perf_counter() - started
+        return seconds + time.perf_counter() - started

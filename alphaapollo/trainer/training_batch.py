@@ -49,9 +49,9 @@ class Batch:
     components: dict[str, torch.Tensor]  # [B] each, the trajectory's named rewards
     greedy_rewards: torch.Tensor | None  # [B] what the prompt's greedy rollout was worth
     trajectories: list[Trajectory]  # N, whose rows these are, in order
-    loss_weights: np.ndarray  # float32 [B], as in Columns
-    sequence_weights: np.ndarray  # float32 [B]
-    value_weights: np.ndarray  # float32 [B]
+    loss_weights: np.ndarray  # float64 [B], as in Columns
+    sequence_weights: np.ndarray  # float64 [B]
+    value_weights: np.ndarray  # float64 [B]
     keys: torch.Tensor | None  # [B, L] a number drawn for each action token, for a loss that chooses some
 
     @property
@@ -122,7 +122,7 @@ def build_batch(
     weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
     if algorithm.filtration.method:
         weights *= filtration_weights(totals(whole.join(rewards)), Groups.of(group_of), algorithm.filtration.method)
-    loss_weights, sequence, value_weights = weights[:, owners].numpy().astype(np.float32)
+    loss_weights, sequence, value_weights = weights[:, owners].numpy()
     return Batch(
         rows=rows,
         layout=layout,

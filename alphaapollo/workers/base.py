@@ -20,8 +20,9 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import join_process_group, make_mesh, reshard
-from alphaapollo.models.train_state import StepFigures
+from alphaapollo.models.train_state import StepFigures, TrainState
 from alphaapollo.models.ulysses import SequenceGroup, sequence_groups
+from alphaapollo.weights.digest import tensors_digest
 
 LARGEST = "_max"
 ALONE = ""  # the meeting point of one rank
@@ -80,9 +81,10 @@ def free_cache(device: torch.device) -> None:
 
 
 def torch_dtype(model: Model) -> torch.dtype:
-    """Of forward and backward. `model` is resolved (config/resolve.py)."""
+    """Of forward and backward. `model` is resolved (config/resolve.py); float64 is of replays alone."""
     assert model.dtype != "auto", "resolve_model comes first"
-    return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    return dtype
 
 
 class Sums:
@@ -141,6 +143,20 @@ def step_figures(steps: Sequence[StepFigures], grad_clip: float) -> dict[str, fl
     }
 
 
+@torch.no_grad()
+def fingerprint(state: TrainState, shards: DeviceMesh) -> dict[str, tuple[int, float]]:
+    """Of the weights that are trained and of each of their moments: the digest and the sum of squares of this rank's
+    slices. Those of all ranks add up to the model's; of several copies of it the first counts."""
+    counts = shards.ndim == 1 or shards.get_local_rank("replicate") == 0
+    return {
+        name: (
+            tensors_digest(slices if counts else []),
+            sum(torch.linalg.vector_norm(one, dtype=torch.float64).item() ** 2 for one in slices if counts),
+        )
+        for name, slices in state.trained().items()
+    }
+
+
 def mean(values: Iterable[float]) -> float:
     values = list(values)
     return sum(values) / len(values)
@@ -178,10 +194,14 @@ class ColumnInParts:
         self.parts.append(values)
 
     def fetch(self, column: np.ndarray | None = None) -> np.ndarray:
-        """What was added, written into `column` (zeros). float32 [sum responses]"""
+        """What was added, written into `column` (zeros). float32 (float64 stays) [sum responses]"""
         offsets, done = self.rows.response_offsets, 0
-        column = np.zeros(offsets[-1], dtype=np.float32) if column is None else column
-        values = torch.cat(self.parts).float().cpu().numpy() if self.parts else column[:0]
+        values = np.zeros(0, dtype=np.float32)
+        if self.parts:
+            computed = torch.cat(self.parts)
+            values = computed.to(torch.promote_types(computed.dtype, torch.float32)).cpu().numpy()
+        column = np.zeros(offsets[-1], values.dtype) if column is None else column
+        column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
         for position in self.positions:
             start, end = offsets[position], offsets[position + 1]
             column[start:end] = values[done : done + end - start]

@@ -30,6 +30,7 @@ from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
     compute_column,
+    fingerprint,
     free_cache,
     join,
     leave,
@@ -122,6 +123,9 @@ class CriticWorker:
     def load(self, folder: str) -> None:
         """Go on from a checkpoint, written by any number of ranks."""
         self.state.load(folder)
+
+    def fingerprint(self) -> dict[str, tuple[int, float]]:
+        return fingerprint(self.state, self.groups.shards)
 
     def memory(self) -> dict[str, float]:
         return process_memory()

@@ -41,6 +41,7 @@ from alphaapollo.workers.base import (
     ColumnInParts,
     RankPlacement,
     Sums,
+    fingerprint,
     free_cache,
     join,
     leave,
@@ -171,7 +172,7 @@ class PolicyWorker:
                     self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums, load)
                 done.append(self.state.step(skip_bad))
                 if noted:
-                    noted.fetch(old)
+                    old = noted.fetch(old)
         self.last_old_logprobs = old
         totals = sums.over_ranks(self.device)
         figures = normalise(totals, len(done)) | step_figures(done, self.actor.grad_clip)
@@ -264,6 +265,9 @@ class PolicyWorker:
         """Write a Hugging Face folder in the dtype of the arithmetic; see models.export."""
         self.state.fetch()
         export(folder, self.policy.model, self.config, self.dtype, form)
+
+    def fingerprint(self) -> dict[str, tuple[int, float]]:
+        return fingerprint(self.state, self.groups.shards)
 
     def memory(self) -> dict[str, float]:
         return process_memory()

@@ -19,7 +19,8 @@ from alphaapollo.models.sharding import reshard
 from alphaapollo.models.ulysses import SequenceGroup, kinds_with_state
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
-LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of rounding, relative to how much the numbers vary
+# Of rounding, relative to how much the numbers vary.
+LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25}
 ROWS = 2  # of a batch: both layouts of more might not fit into memory
 
 

@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--update-share", type=float, default=0.5, help="of the time of generation without a tail")
     args = parser.parse_args()
-    loop.learn = loop_async.learn = learn  # type: ignore[assignment]
+    loop.learn_recorded = loop_async.learn_recorded = learn  # type: ignore[assignment]
     table: dict[str, dict[str, float]] = {}
     for sigma in args.sigmas:
         base, _ = measure(args, sigma, None)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import Runner
+from tests.loop.conftest import Finished, Runner
+from tests.loop.replays import recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 HERE = ("trainer.controller=local", "trainer.val_before_train=False", "trainer.test_freq=-1")
@@ -30,11 +31,21 @@ def overrides(folder: Path) -> tuple[str, ...]:
 
 
 def test_a_bad_step_ends_the_run_or_is_left_out(ppo: Runner, tmp_path: Path) -> None:
-    done = ppo.finish(ppo.start(*overrides(tmp_path)))
+    done = ppo.finish(ppo.start(*overrides(tmp_path), "trainer.record_steps=[1]"))
     assert done.code == 1 and "gradient norm is nan at optimiser step 1;" in done.output, done.output
     assert "trainer.on_bad_step=skip" in done.output and "Traceback" not in done.output
     assert len(done.rollouts(1)) == 16, "the trajectories that did it"
+    check_replays(ppo, done)
     done = ppo.run(*overrides(tmp_path), "trainer.on_bad_step=skip", name="skip")
     for metrics in done.metrics[1:]:
         assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] > 0
     assert "optimiser steps of the policy were left out" in done.output
+
+
+def check_replays(ppo: Runner, done: Finished) -> None:
+    """What the run ended with comes again; with such steps left out there are figures to look at."""
+    again = replay(ppo, recording(done, 1))
+    assert again.code == 0 and "\nreplayed: the policy's gradient norm is nan at" in again.output, again.output
+    again = replay(ppo, recording(done, 1), "trainer.on_bad_step=skip")
+    assert again.code == 0 and "\nreplayed: a whole step\n" in again.output, again.output
+    assert "\nactor/steps_skipped " in again.output and "\nadvantages " in again.output

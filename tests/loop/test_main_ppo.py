@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.loop.conftest import Finished, Runner, Task, wait_until_nothing_is_left
+from tests.loop.replays import equal_lines, recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -48,7 +49,13 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     )
     whole = runner.run(*settings, LOCAL, "trainer.total_training_steps=4", "trainer.profile_steps=[3]", name="whole")
     runner.run(*settings, LOCAL, "trainer.total_training_steps=2", name="parts")
-    parts = runner.run(*settings, "trainer.total_training_steps=4", "trainer.profile_steps=[4]", name="parts")
+    parts = runner.run(
+        *settings,
+        "trainer.total_training_steps=4",
+        "trainer.profile_steps=[4]",
+        "trainer.record_steps=[4]",
+        name="parts",
+    )
     wait_until_nothing_is_left(runner)
     yield Resumed(runner, settings, whole, parts)
     runner.close()
@@ -64,6 +71,12 @@ def test_resumed_on_ray_it_ends_like_the_whole_run_in_one_process(resumed: Resum
             assert one.get(name) == other.get(name), (one["step"], name)
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, parts))
     assert first == second
+
+
+def test_an_iteration_recorded_on_ray_is_computed_again_in_one_process(resumed: Resumed) -> None:
+    """Bit for bit; test_resumed_... sees that recording it has changed nothing."""
+    again = replay(resumed.runner, recording(resumed.parts, 4))
+    assert equal_lines(again) > 40 and "\nref_logprobs " in again.output
 
 
 def test_the_profile_of_an_iteration_shows_who_did_what_on_one_clock(resumed: Resumed) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.loop.conftest import Runner
+from tests.loop.replays import recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -33,8 +34,12 @@ def test_two_ranks_that_share_sequences_train_as_one(ppo: Runner, leaves_nothing
         f"{ACTOR}.ulysses_sequence_parallel_size=2",
         f"{ACTOR}.fsdp_config.fsdp_size=1",
         f"{ACTOR}.fsdp_config.sync_each_micro_batch=False",
+        "trainer.record_steps=[2]",
         name="shared",
     )
+    again = replay(ppo, recording(shared, 2))  # on one rank
+    assert again.code == 0 and "equal within 0.001: the largest difference is" in again.output, again.output
+    assert "Not bit for bit, for the run had 2 training ranks, whose sums have another order" in again.output
     leaves_nothing()
     assert "sequence parallel 2" in shared.output
     for line, expected in zip(shared.metrics, alone.metrics, strict=True):

@@ -28,6 +28,7 @@ for module in (
     "alphaapollo.trainer.main_ppo",
     "alphaapollo.trainer.lifecycle",
     "alphaapollo.trainer.main_generation",
+    "alphaapollo.trainer.replay_run",
     "alphaapollo.evaluation.generation",
     "alphaapollo.trainer.main_sft",
     "alphaapollo.finetuning.sft",

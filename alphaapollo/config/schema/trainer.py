@@ -102,6 +102,10 @@ class Trainer(WatchedRun):
     """Iterations to profile, counted from 1, null = none: of each a trace of controller, training ranks and engines on
     one clock, in <run>/profiles (docs/profiles.md). Recording slows an iteration down and changes none of its
     numbers."""
+    record_steps: list[PositiveInt] | None = None
+    """Iterations to record, counted from 1, null = none: in <run>/recorded all that their learning got and what came
+    out, to compute it again without engines, bit for bit or in float64 (docs/replay.md). Each takes a checkpoint's
+    room and the time to write it, changes none of the run's numbers, and is never removed."""
     dry_run: bool = False
     """Compose, check, print the plan, and stop."""
 

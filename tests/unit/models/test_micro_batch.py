@@ -73,14 +73,15 @@ def test_no_rows_make_a_dummy_that_weighs_nothing():
         assert micro.values(torch.ones(1)).shape == (0,)
 
 
-def test_columns_travel_as_float32():
-    column = np.array([1, 2, 3, 4, 5], dtype=np.float64)
+@pytest.mark.parametrize(("dtype", "there"), [(np.float32, torch.float32), (np.float64, torch.float64)])
+def test_columns_travel_as_they_are(dtype: type, there: torch.dtype):
+    column = np.array([1, 2, 3, 4, 5], dtype=dtype)
     column.flags.writeable = False  # as arrays from Ray are
     given = Columns(returns=column, sequence_weights=np.array([0.5, 2.0]), trajectory_ids=np.array([7, 7]))
     micro = build_micro_batch(two_rows(), [1, 0], True, CPU, given)
     assert micro.to_matrix(micro.columns.returns).tolist() == [[3.0, 4.0, 5.0], [1.0, 2.0, 0.0]]
     assert micro.columns.sequence_weights.tolist() == [2.0, 0.5]
-    assert micro.columns.returns.dtype == torch.float32
+    assert micro.columns.returns.dtype == there
     assert micro.columns.trajectory_ids.tolist() == [7, 7]
     assert micro.values(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert micro.ends.local.tolist() == [3, 7]

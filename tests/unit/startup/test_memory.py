@@ -130,6 +130,7 @@ def test_copies_for_checkpoints_take_what_room_is_left():
     assert behind(90) == (False, size)  # 85 GiB, and room for others
     assert behind(128, **{"actor_rollout_ref.actor.fsdp_config.offload_policy": True}) == (False, size)
     assert behind(90, **{"trainer.save_freq": -1}) == (True, 0)
+    assert behind(90, **{"trainer.save_freq": -1, "trainer.record_steps": [3]}) == (False, size)
     reset = {"algorithm.reference_reset.every": 100}
     assert behind(0, **reset)[1] == size + 8 * 2 * -(-7_615_616_512 // 8)  # the reference in bfloat16
 

@@ -244,6 +244,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         console=Console(),
         profiler=Profiler(),
         trained_reward=reward,
+        column_dtype="float32",
         shares_prompts=False,
     )
 

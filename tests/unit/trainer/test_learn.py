@@ -60,6 +60,7 @@ def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: i
             needs_ref_columns=True,
             skips_still_rows=True,
         ),
+        column_dtype="float32",
         shares_prompts=False,
         progress=progress,
         estimator=get_estimator("gae"),

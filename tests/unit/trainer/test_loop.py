@@ -87,7 +87,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def learn(run: Any, step: int, groups: Any, timer: Any) -> Learned:
         return Learned({"actor/entropy": 0.5}, 0.0, tokens=100)
 
-    for name, fake in (("collect", collect), ("learn", learn)):
+    for name, fake in (("collect", collect), ("learn_recorded", learn)):
         monkeypatch.setattr(loop, name, fake)
     return SimpleNamespace(
         config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
     calls: list[str] = []
 
     async def main() -> None:
-        allowed, learn = asyncio.Event(), loop.learn
+        allowed, learn = asyncio.Event(), loop.learn_recorded
 
         async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> Learned:
             learned = await learn(run, step, groups, timer)
@@ -175,7 +175,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
             yield
 
         run.crew.policy, run.crew.engines.cache_released = Policy(), cache_released
-        monkeypatch.setattr(loop, "learn", learn_and_let)
+        monkeypatch.setattr(loop, "learn_recorded", learn_and_let)
         run.saving = saving = Saving(CheckpointFolder(tmp_path, None), run.crew, calls.append)
         async with saving.settled():
             await loop.train(run)

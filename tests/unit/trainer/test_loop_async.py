@@ -119,7 +119,7 @@ def make_run(
 
     async def turn_to(step: int | None, timer: Any) -> None: ...
 
-    monkeypatch.setattr(loop_async, "learn", learn)
+    monkeypatch.setattr(loop_async, "learn_recorded", learn)
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),

@@ -20,7 +20,8 @@ from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.profile import StepProfiler, check_profile_steps
+from alphaapollo.trainer.profile import StepProfiler
+from alphaapollo.trainer.progress import check_steps
 
 
 class Worker:
@@ -80,10 +81,11 @@ def test_without_steps_nothing_is_asked_for(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_iteration_that_the_run_does_not_have_is_refused() -> None:
-    check_profile_steps([1, 4], total_steps=4)
-    with pytest.raises(ValueError, match=r"profile_steps=\[3, 5\]: the run has 4 iterations, so there is none 5"):
-        check_profile_steps([3, 5], total_steps=4)
+@pytest.mark.parametrize("name", ["profile_steps", "record_steps"])
+def test_an_iteration_that_the_run_does_not_have_is_refused(name: str) -> None:
+    check_steps(f"trainer.{name}", [1, 4], total_steps=4)
+    with pytest.raises(ValueError, match=rf"trainer.{name}=\[3, 5\]: the run has 4 iterations, so there is none 5"):
+        check_steps(f"trainer.{name}", [3, 5], total_steps=4)
     for bad in ([0], [-1], [1.5], "all"):
         with pytest.raises(ValidationError):
-            Config.model_validate({"trainer": {"profile_steps": bad}})
+            Config.model_validate({"trainer": {name: bad}})

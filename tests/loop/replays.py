@@ -1,0 +1,36 @@
+"""The replay command, for tests of runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tests.loop.conftest import MARK, ROOT, Finished, Runner
+from tests.loop.warm import Program
+
+
+def replay(ppo: Runner, *words: object) -> Finished:
+    """The command, forked from the warm process."""
+    program = Program(
+        "alphaapollo.trainer.replay",
+        words,
+        output=ppo.out / f"replay_{len(ppo.programs)}.txt",
+        environment=os.environ | {MARK: str(ppo.out)},
+        folder=ROOT,
+        warm=True,
+    )
+    ppo.programs.append(program)
+    return ppo.finish(program)
+
+
+def recording(done: Finished, step: int) -> Path:
+    return done.folder / "recorded" / f"step_{step:06d}"
+
+
+def equal_lines(done: Finished) -> int:
+    """How many figures are the same to the last bit, where all are."""
+    assert done.code == 0, done.output
+    found = re.search(r"\nbit for bit equal: (\d+) of (\d+)\n", done.output)
+    assert found and found[1] == found[2], done.output
+    return int(found[1])

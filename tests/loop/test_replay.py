@@ -1,0 +1,49 @@
+"""Recorded iterations computed again without engines: bit for bit, in float64, with another setting."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.loop.conftest import Runner
+from tests.loop.replays import equal_lines, recording, replay
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+LOCAL = ("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "trainer.test_freq=-1")
+ENDS = ("trainer.export_hf=False", "trainer.save_freq=-1", "trainer.val_before_train=False")
+GAME = (
+    *("env.env_name=guessing_game", "env.max_steps=3", "env.max_tokens_per_turn=8", "env.guessing_game.numbers=9"),
+    *('env.guessing_game.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
+)
+
+
+def test_turns_a_critic_and_a_kl_in_the_reward(ppo: Runner) -> None:
+    """The first iteration, from fresh moments, and the second."""
+    settings = ("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "env.context=memory")
+    done = ppo.run(*LOCAL, *ENDS, *GAME, *settings, "trainer.record_steps=[1,2]")
+    assert f"python -m alphaapollo.trainer.replay {recording(done, 2)}" in done.output
+    assert done.metrics[1]["timing/record"] > 0
+    for step in (1, 2):
+        again = replay(ppo, recording(done, step))
+        assert equal_lines(again) > 60
+        for name in ("values", "advantages", "critic/grad_norm", "actor/grad_norm", "critic weights", "policy exp_avg"):
+            assert f"\n{name} " in again.output
+    double = replay(ppo, recording(done, 2), "--float64")
+    found = re.search(r"\nin float64: the largest difference is (\S+), in ", double.output)
+    assert double.code == 0 and found and 1e-9 < float(found[1]) < 1e-4, double.output
+    other = replay(ppo, recording(done, 2), "actor_rollout_ref.actor.optim.lr=1e-4")
+    assert other.code == 0 and "with actor_rollout_ref.actor.optim.lr=1e-4: the largest" in other.output, other.output
+    refused = replay(ppo, recording(done, 2), "data.train_batch_size=8")
+    assert refused.code == 2 and "data.train_batch_size has no part in what is replayed" in refused.output
+
+
+def test_an_asynchronous_run_with_a_reference_that_was_reset(ppo: Runner) -> None:
+    settings = (
+        *("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis"),
+        *("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.every=1"),
+    )
+    done = ppo.run(*LOCAL, *ENDS, *settings, "trainer.total_training_steps=3", "trainer.record_steps=[3]")
+    again = replay(ppo, recording(done, 3))
+    assert equal_lines(again) > 40 and "\nref_logprobs " in again.output and "\nactor/ref_kl " in again.output
