@@ -2,6 +2,7 @@
 
 checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
 checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
+checkpoints/aside_step_000040/      left behind by a start that went on from an earlier one
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class CheckpointFolder:
         for folder in self.folder.glob(".writing_*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def finish(self, folder: Path) -> Path:
-        """Everything is written: note its digests, make it durable, give it its name, and drop the oldest ones."""
+    def finish(self, folder: Path, spared: int | None = None) -> Path:
+        """Everything is written: note its digests, make it durable, give it its name, and drop the oldest ones, but
+        not that of iteration `spared`."""
         seal(folder)
         whole = self.folder / folder.name.removeprefix(".writing_")
         shutil.rmtree(whole, ignore_errors=True)  # written before a resume from an older checkpoint
@@ -62,8 +64,25 @@ class CheckpointFolder:
         _sync(self.folder)
         if self.keep is not None:
             for old in self.whole()[: -self.keep]:
-                shutil.rmtree(old)
+                if spared is None or old != self.path(spared):
+                    shutil.rmtree(old)
         return whole
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint after iteration `step` is, or would be."""
+        return self.folder / f"step_{step:06d}"
+
+    def steps(self) -> list[int]:
+        """The iterations after which there is a whole checkpoint."""
+        return [int(path.name.removeprefix("step_")) for path in self.whole()]
+
+    def set_aside(self, after: int) -> None:
+        """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`."""
+        for path in self.whole():
+            if path > self.path(after):
+                aside = path.with_name(f"aside_{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
 
     def whole(self) -> list[Path]:
         """The checkpoints that were written whole, oldest first; `damage` says what has become of one since."""

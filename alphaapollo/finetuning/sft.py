@@ -214,7 +214,7 @@ def train(run: SftRun) -> None:
     begin = time.perf_counter()
     tokens = 0.0
     for step in range(progress.step + 1, run.total_steps + 1):
-        metrics = worker.step(next_batch(run, stream, progress, worker.padded))
+        metrics = worker.step(next_batch(run, stream, progress, worker.padded), trainer.on_bad_step == "skip")
         tokens += metrics["train/tokens"]
         is_last = step == run.total_steps
         if run.val_examples and due(step, trainer.test_freq, is_last):

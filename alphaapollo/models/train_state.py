@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -25,6 +27,16 @@ from alphaapollo.models.sharding import local_tensor, reshard
 
 T = TypeVar("T")
 MOST_SKIPPED = 20  # steps in a row; then the weights themselves are ruined, and no batch will do
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What messages say of a model."""
+
+    name: str  # e.g. "policy"
+    optim: str  # the section of its optimiser's keys
+    dtype: str = ""  # the key of its arithmetic, where that could be more exact
+    look: str = "huge rewards, advantages or log-ratios in the metrics and rollouts/ of this iteration"
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class TrainState:
         optimiser_steps: optimiser steps of the whole run, for the schedule.
         fsdp: where the optimiser's state rests between phases, and in one until its first step; when gradients are
             reduced.
-        name: in messages, e.g. "policy".
+        who: in messages.
         param_offload: keep the parameters in host memory between phases (GPU only).
     """
 
@@ -58,7 +70,7 @@ class TrainState:
         grad_clip: float,
         optimiser_steps: int,
         fsdp: Fsdp,
-        name: str,
+        who: Trained,
         param_offload: bool = False,
     ):
         self.module = module
@@ -69,7 +81,7 @@ class TrainState:
         self.parameters = parameter_offload(module, param_offload)
         self.moments = Offload(self._moments, fsdp.optimizer_offload and next(module.parameters()).is_cuda)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
-        self.name = name
+        self.who = who
         self.num_steps = 0  # made so far
         self._skipped = 0  # in a row
 
@@ -95,7 +107,7 @@ class TrainState:
         if not math.isfinite(norm):
             self._skipped += 1
             if not skip_bad or self._skipped == MOST_SKIPPED:
-                raise FloatingPointError(self._bad_step(norm))
+                raise FloatingPointError(self._bad_step(norm, skip_bad))
             self.optimizer.zero_grad(set_to_none=True)
             return StepFigures(norm, lr, skipped=True)
         self._skipped = 0
@@ -106,15 +118,31 @@ class TrainState:
         self.num_steps += 1
         return StepFigures(norm, lr)
 
-    def _bad_step(self, norm: float) -> str:
+    def _bad_step(self, norm: float, skip_bad: bool) -> str:
         times = f", as at the {self._skipped - 1} before it" if self._skipped > 1 else ""
+        ways = [f"data.seed={1000 + self.num_steps} (other batches from there on)"]
+        ways += [] if skip_bad else ["trainer.on_bad_step=skip"]
+        ways += [f"{self.who.dtype}=float32"] if self.who.dtype else []
+        ways += [
+            f"{self.who.optim}.lr={self.config.lr / 10:g} with an earlier checkpoint, where it grew over iterations"
+        ]
         return (
-            f"the {self.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}{times}; the weights "
-            "stay as they were. Look for huge rewards, advantages or log-ratios in the metrics and rollouts/ of this "
-            "iteration. The same command would resume from the last checkpoint and meet the same batch again: give it "
-            "another data.seed (other batches from there on), a lower learning rate, float32 arithmetic "
-            "(model.dtype=float32), or trainer.on_bad_step=skip."
+            f"the {self.who.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}{times}; the weights "
+            f"stay as they were. Look for {self.who.look}. The same command would resume from the last checkpoint and "
+            f"meet the same batch again. Add to it one of: {'; '.join(ways)}."
         )
+
+    def check_finite(self) -> None:
+        """Raises FloatingPointError, on all ranks, where a trained weight is not finite (a collective)."""
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        bad = torch.stack([~local_tensor(p.detach()).sum().isfinite() for p in trained.values()]).int()
+        dist.all_reduce(bad, dist.ReduceOp.MAX)
+        if names := [name for name, is_bad in zip(trained, bad.tolist(), strict=True) if is_bad]:
+            raise FloatingPointError(
+                f"{len(names)} of the {self.who.name}'s {len(trained)} parameters are not finite after optimiser step "
+                f"{self.num_steps} ({names[0]}): nothing of them is saved. The same command goes on from the last "
+                f"checkpoint; add {self.who.optim}.lr={self.config.lr / 10:g} to it."
+            )
 
     def reset_optimizer(self) -> None:
         """Forget the moments: the state of an optimiser that has made no step."""
@@ -134,8 +162,9 @@ class TrainState:
         self.moments.rest()
 
     def snapshot(self, folder: str) -> Snapshot:
-        """What a checkpoint in `folder` is to hold (a collective of all ranks)."""
+        """What a checkpoint in `folder` is to hold (a collective of all ranks). FloatingPointError: ruined weights."""
         self._fetch_all()
+        self.check_finite()
         return checkpoint.snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:

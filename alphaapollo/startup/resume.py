@@ -49,7 +49,12 @@ class Start:
             return [f"begins anew: the earlier run in {self.folder} is moved aside."]
         since = [f"changed since the earlier start: {change}" for change in self.changes]
         damaged = [f"is passed over, for it is damaged: {problem}." for problem in self.damaged]
-        return [*damaged, f"goes on from {self.checkpoint}.", *since] if self.checkpoint else since
+        if self.checkpoint is None:
+            return since
+        later = [path.name for path in CheckpointFolder(self.folder / "checkpoints", None).whole()]
+        later = [name for name in later if name > f"step_{self.step:06d}"]
+        aside = [f"sets the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
+        return [*damaged, f"goes on from {self.checkpoint}.", *aside, *since]
 
     def is_exported(self) -> bool:
         """The folder `model` was written after the checkpoint."""
@@ -70,7 +75,10 @@ class Start:
                 "there. Give the command again, or set another trainer.experiment_name."
             )
         moved = move_aside(self.folder) if self.in_the_way else None
-        CheckpointFolder(self.folder / "checkpoints", keep=None).sweep()
+        checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
+        checkpoints.sweep()
+        if self.checkpoint:
+            checkpoints.set_aside(self.step)
         newest, number = _saved_files(self.folder)
         if newest is None or not _has_results(self.folder):
             save_config(config, self.folder / "config.yaml")

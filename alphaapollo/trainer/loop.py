@@ -42,6 +42,7 @@ async def train(run: Run) -> None:
         learned = await learn_recorded(run, step, collected.groups, timer)
         metrics |= learned.metrics
         progress.kl_coef = learned.kl_coef
+        progress.note_rewards(collected.generated)
         with timer("publish"):
             metrics |= await run.weights.publish(step)
         metrics |= await on_schedule(run, step, is_last, timer)

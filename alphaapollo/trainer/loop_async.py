@@ -53,6 +53,7 @@ async def train(run: Run, in_flight: InFlight) -> None:
         learned = await learn_recorded(run, step, collected.groups, timer)
         metrics |= learned.metrics
         progress.kl_coef = learned.kl_coef
+        progress.note_rewards(collected.generated)
         with timer("publish"):
             metrics |= await run.weights.publish(step)
         in_flight.start(step)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from alphaapollo.checkpoint_folder import read_progress, write_progress
+from alphaapollo.trainer.worth import Worth, worth_of
+from alphaapollo.types import TrajectoryGroup
 
 
 @dataclass
@@ -21,6 +23,21 @@ class Progress:
     reference_resets: int = 0
     unfinished: list[int] = field(default_factory=list)
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet: of an asynchronous run."""
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    """Mean and standard error of what the weights after an iteration have played (worth.py)."""
+
+    @property
+    def worth(self) -> dict[int, Worth]:
+        return {int(step): Worth(*figures) for step, figures in self.rewards.items()}
+
+    def note_rewards(self, groups: Iterable[TrajectoryGroup]) -> None:
+        """Of an iteration's trajectories."""
+        self.rewards = {str(step): [own.mean, own.error] for step, own in worth_of(groups).items()} | self.rewards
+
+    def forget_rewards(self, saved: Collection[int]) -> None:
+        """But those of iterations with a checkpoint, and of the newest."""
+        newest = max(self.worth, default=0)
+        self.rewards = {step: own for step, own in self.rewards.items() if int(step) in saved or int(step) == newest}
 
     def write(self, folder: Path) -> None:
         write_progress(folder, asdict(self))

@@ -25,6 +25,7 @@ from alphaapollo.controller.crew import Crew
 from alphaapollo.observability.disk import writing
 from alphaapollo.startup.failures import FAILURES
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.worth import far_better
 
 PATIENCE = 30.0  # seconds that a run which has failed waits: its workers may hang
 
@@ -32,7 +33,7 @@ PATIENCE = 30.0  # seconds that a run which has failed waits: its workers may ha
 class Saving:
     """The checkpoint on its way: one at most.
 
-    notice: tells people what became of one that nobody can wait for any more.
+    notice: tells people what became of one that nobody can wait for any more, and which one stays.
     """
 
     def __init__(self, checkpoints: CheckpointFolder, crew: Crew, notice: Callable[[str], None]):
@@ -42,12 +43,14 @@ class Saving:
         self._seconds: float | None = None  # of one that became whole since `figures`
         self._moves, self._told = False, False
         self._stands: Progress | None = None  # since the start or the load
+        self._spared: int | None = None  # the iteration whose checkpoint stays, as told
 
     async def save(self, progress: Progress) -> None:
         """Begin a checkpoint of everything that the whole iterations so far made. Raises what the one before met."""
         await self._settle()
         self.moves()
         self._step = progress.step
+        progress.forget_rewards(self.checkpoints.steps())
         folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
         async with self.crew.engines.cache_released():
             await self._copy(folder)
@@ -157,5 +160,20 @@ class Saving:
         started = time.perf_counter()
         with writing("the checkpoint", folder):
             progress.write(folder)
-            await asyncio.to_thread(self.checkpoints.finish, folder)
+            await asyncio.to_thread(self.checkpoints.finish, folder, self._spare(progress))
         return seconds + time.perf_counter() - started
+
+    def _spare(self, progress: Progress) -> int | None:
+        """The iteration whose checkpoint is not dropped, for the newest weights are far below it."""
+        worth = progress.worth
+        spared = far_better(worth, self.checkpoints.steps())
+        if spared is not None and spared != self._spared and self.checkpoints.keep is not None:
+            best, newest = worth[spared], worth[max(worth)]
+            self.notice(
+                f"the checkpoint of iteration {spared} stays beside the newest {self.checkpoints.keep}: its weights "
+                f"had a mean reward of {best.mean:.3g} +- {best.error:.2g}, those of iteration {max(worth)} have "
+                f"{newest.mean:.3g} +- {newest.error:.2g}. To go back to it: trainer.resume_mode=resume_path "
+                f"trainer.resume_from_path={self.checkpoints.path(spared)}"
+            )
+        self._spared = spared
+        return spared

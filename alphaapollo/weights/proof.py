@@ -51,8 +51,8 @@ def check_sound(logprobs: Sequence[float], version: int) -> None:
     if not abs(worst) <= ABSURD:
         raise FloatingPointError(
             f"the policy gives a token of the probe a log-prob of {worst:g} (before publish {version}): its weights "
-            "are ruined. Nothing of them is published or saved; the same command goes on from the last checkpoint, so "
-            "give it a lower learning rate."
+            "are ruined. Nothing of them is published or saved; the same command goes on from the last checkpoint. Add "
+            "a lower actor_rollout_ref.actor.optim.lr to it."
         )
 
 

@@ -87,6 +87,11 @@ def torch_dtype(model: Model) -> torch.dtype:
     return dtype
 
 
+def inexact(dtype: torch.dtype, section: str) -> str:
+    """The key of a model's arithmetic, unless that is exact already. section: e.g. actor_rollout_ref.model."""
+    return "" if dtype == torch.float32 else f"{section}.dtype"
+
+
 class Sums:
     """Named sums, added up over micro-batches without waiting for the device, then over ranks; of names that end in
     _max the largest.

@@ -24,7 +24,7 @@ from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import shard
-from alphaapollo.models.train_state import StepFigures, TrainState
+from alphaapollo.models.train_state import StepFigures, Trained, TrainState
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.workers.base import (
     RankPlacement,
@@ -32,6 +32,7 @@ from alphaapollo.workers.base import (
     compute_column,
     fingerprint,
     free_cache,
+    inexact,
     join,
     leave,
     process_memory,
@@ -74,8 +75,9 @@ class CriticWorker:
         self.sharing = SharingCheck(
             self.model, loaded, self.model, dtype, self.padded, self.device, self.groups.sequence
         )
+        who = Trained("critic", "critic.optim", inexact(dtype, "actor_rollout_ref.model"))
         self.state = TrainState(
-            self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, "critic", fsdp.param_offload
+            self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, who, fsdp.param_offload
         )
         self.writer = CheckpointWriter(saves_behind)
         self.batch: RankBatch | None = None

@@ -33,7 +33,7 @@ from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.offload import parameter_offload
 from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
 from alphaapollo.models.sharding import local_tensor, reshard, shard
-from alphaapollo.models.train_state import StepFigures, TrainState
+from alphaapollo.models.train_state import StepFigures, Trained, TrainState
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weights.transport import WeightSender
@@ -43,6 +43,7 @@ from alphaapollo.workers.base import (
     Sums,
     fingerprint,
     free_cache,
+    inexact,
     join,
     leave,
     process_memory,
@@ -103,8 +104,9 @@ class PolicyWorker:
             self.device,
             self.groups.sequence,
         )
+        who = Trained("policy", "actor_rollout_ref.actor.optim", inexact(self.dtype, "actor_rollout_ref.model"))
         self.state = TrainState(
-            self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, "policy", fsdp.param_offload
+            self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, who, fsdp.param_offload
         )
         self.reference: PolicyModel | None = None
         if needs_reference and not model.lora_rank:  # with LoRA it is the policy with its adapters off
@@ -262,8 +264,10 @@ class PolicyWorker:
             checkpoint.load(f"{folder}/reference", self.reference, None)
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export."""
+        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export. FloatingPointError: ruined
+        weights."""
         self.state.fetch()
+        self.state.check_finite()
         export(folder, self.policy.model, self.config, self.dtype, form)
 
     def fingerprint(self) -> dict[str, tuple[int, float]]:

@@ -17,9 +17,9 @@ from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
 from alphaapollo.models.sharding import reshard, shard
-from alphaapollo.models.train_state import TrainState
+from alphaapollo.models.train_state import Trained, TrainState
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import RankPlacement, Sums, join, leave, torch_dtype
+from alphaapollo.workers.base import RankPlacement, Sums, inexact, join, leave, torch_dtype
 from alphaapollo.workers.expert_load import ExpertLoad
 
 
@@ -46,11 +46,13 @@ class SftWorker:
         shard(self.model, decoder_layers(loaded), mesh, self.dtype, fsdp.offload_policy, methods)
         self.doubts = doubts(check_logprobs(self.model, self.padded, self.dtype, self.device, self.groups.sequence))
         reshard(self.model)
-        self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, fsdp, "model")
+        who = Trained("model", "optim", inexact(self.dtype, "model"), "damaged examples in data.train_files")
+        self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, fsdp, who)
         self.writer = CheckpointWriter(behind=False)
 
-    def step(self, batch: RankBatch) -> dict[str, float]:
-        """One optimiser step on the mean loss over the trained tokens of all ranks."""
+    def step(self, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
+        """One optimiser step on the mean loss over the trained tokens of all ranks. skip_bad: leave it out where its
+        gradient is not finite, which else is a FloatingPointError."""
         (mini_batch,) = batch.mini_batches
         num_tokens = self._tokens(batch).over_ranks(self.device)["tokens"]
         sums, load = Sums(self.groups.data), self._expert_load()
@@ -62,7 +64,7 @@ class SftWorker:
             if load:
                 loss = loss + load.note()
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        figures = self.state.step()
+        figures = self.state.step(skip_bad)
         self.state.rest()
         mean = sums.over_ranks(self.device)["loss"]
         experts = {f"train/{name}": value for name, value in load.figures().items()} if load else {}
@@ -72,6 +74,7 @@ class SftWorker:
             "train/grad_norm": figures.grad_norm,
             "train/lr": figures.lr,
             "train/tokens": num_tokens,
+            "train/steps_skipped": float(figures.skipped),
         }
 
     @torch.no_grad()
@@ -114,7 +117,9 @@ class SftWorker:
         dist.barrier()
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export."""
+        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export. FloatingPointError: ruined
+        weights."""
+        self.state.check_finite()
         export(folder, self.model.model, self.config, self.dtype, form)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.loop.conftest import Finished, Runner
 from tests.loop.replays import recording, replay
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(600)]
 HERE = ("trainer.controller=local", "trainer.val_before_train=False", "trainer.test_freq=-1")
 LOSS = """
 from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
@@ -49,3 +50,37 @@ def check_replays(ppo: Runner, done: Finished) -> None:
     again = replay(ppo, recording(done, 1), "trainer.on_bad_step=skip")
     assert again.code == 0 and "\nreplayed: a whole step\n" in again.output, again.output
     assert "\nactor/steps_skipped " in again.output and "\nadvantages " in again.output
+
+ONE_BATCH = """
+from pathlib import Path
+
+from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
+
+BAD, SEEN = Path({folder!r}) / "bad", []
+
+@register_policy_loss("nan_for_a_batch")
+def mine(inputs, config):
+    "The gradient is no number in the third batch of a run, and wherever that comes again."
+    loss, told = -inputs.logp * inputs.advantages, f"{{float(inputs.logp.detach().sum()):.3f}}"
+    if inputs.logp.numel() > 20:  # else it is being tried
+        SEEN.append(told)
+    if len(SEEN) > 2 and not BAD.exists():
+        BAD.write_text(told)
+    return PolicyLossOutput(loss / 0 if BAD.exists() and BAD.read_text() == told else loss)
+"""
+
+
+def test_the_way_on_that_a_bad_step_names_works(ppo: Runner, tmp_path: Path) -> None:
+    (tmp_path / "loss.py").write_text(ONE_BATCH.format(folder=str(tmp_path)))
+    command = (
+        *HERE,
+        f"algorithm.custom_module={tmp_path / 'loss.py'}",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=nan_for_a_batch",
+        *("actor_rollout_ref.rollout.name=fake", "trainer.save_freq=1", "trainer.total_training_steps=3"),
+    )
+    done = ppo.finish(ppo.start(*command))
+    assert done.code == 1 and "gradient norm is nan at optimiser step 3;" in done.output, done.output
+    (other_batches,) = re.findall(r"data\.seed=\d+", done.output)
+    done = ppo.run(*command, other_batches)
+    assert "resumed from" in done.output and [line["step"] for line in done.metrics] == [0, 1, 2, 3]
+    assert not any(line.get("actor/steps_skipped") for line in done.metrics)

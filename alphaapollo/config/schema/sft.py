@@ -67,6 +67,9 @@ class SftTrainer(RunFolder):
     """At the end, write the model as a Hugging Face folder: <run>/model."""
     export_lora: LoraForm = "merged"
     """As in main_ppo."""
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """An optimiser step whose gradient is not finite: stop = end the run there; skip = leave it out, count it
+    (train/steps_skipped), and go on, unless many are bad in a row."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     cpu_threads: PositiveInt | None = None

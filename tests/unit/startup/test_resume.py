@@ -217,12 +217,30 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
     (newer / "weights").write_text("41")
     start = start_of(config)
     assert (start.checkpoint, start.step) == (older, 20)
-    passed, goes_on = start.lines()
+    passed, goes_on, aside = start.lines()
     assert passed == f"is passed over, for it is damaged: {newer}: weights has other bytes."
-    assert goes_on == f"goes on from {older}."
+    assert (goes_on, aside) == (
+        f"goes on from {older}.",
+        "sets the checkpoints of later iterations aside: step_000040.",
+    )
+    start.claim(config)
+    assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
+    newer.with_name("aside_step_000040").rename(newer)
     (older / "weights").unlink()
     with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes; .*weights is"):
         start_of(config)
     asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
     with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes\."):
         start_of(asked)
+
+
+def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
+    """Else a start after a kill would go on from what was left behind."""
+    config = configured(tmp_path)
+    checkpoint, later = whole(config, 20), whole(config, 40)
+    back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
+    start = start_of(back)
+    assert start.lines()[1] == "sets the checkpoints of later iterations aside: step_000040."
+    start.claim(back)
+    assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
+    assert start_of(config).checkpoint == checkpoint

@@ -21,11 +21,11 @@ from alphaapollo.types import (
 
 
 def trajectory(
-    sample: int, reward: float, length: int, outcome: Outcome = Outcome.SCORED, valid: bool = True
+    sample: int, reward: float, length: int, outcome: Outcome = Outcome.SCORED, valid: bool = True, version: int = 0
 ) -> Trajectory:
     """A prompt of two tokens and one turn of `length` tokens."""
     actions = list(range(length))
-    completion = Completion(actions, [-0.5] * length, StopReason.STOP, weight_version=0)
+    completion = Completion(actions, [-0.5] * length, StopReason.STOP, weight_version=version)
     row = Row([7, 8, *actions], [0, 0] + [1] * length, [0.0, 0.0] + [-0.5] * length, turn_ends=[1 + length])
     return Trajectory(
         prompt_id=0,

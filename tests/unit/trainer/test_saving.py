@@ -131,7 +131,7 @@ def test_an_error_is_raised_at_the_next_call_and_once(tmp_path: Path, where: str
 
 
 def test_what_the_driver_cannot_write_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def finish(folder: Path) -> None:
+    def finish(folder: Path, spared: int | None) -> None:
         raise OSError(28, "No space left on device")  # of fsync, which knows no names
 
     async def main() -> None:

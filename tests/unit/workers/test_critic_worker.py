@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.models import sharding
+from alphaapollo.models.sharding import local_tensor
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.critic import CriticWorker
 from tests.unit.tiny import free_address, run_ranks
@@ -140,3 +142,20 @@ def test_checkpoint_brings_the_values_back(make, model_folder, tmp_path: Path):
     resumed.load_batch(batch.rank_batches[0])
     np.testing.assert_array_equal(resumed.compute_values(), worker.compute_values())
     assert resumed.state.num_steps == 1
+
+
+def test_a_bad_step_ends_or_is_left_out_and_ruined_weights_are_not_saved(make, model_folder, tmp_path: Path):
+    case, worker = Case(str(model_folder("qwen3"))), make()
+    batch = make_batch(case, 1)
+    worker.load_batch(batch.rank_batches[0])
+    columns = make_columns(case, batch, 0)
+    bad = replace(columns, returns=np.full_like(columns.returns, np.inf))
+    with pytest.raises(FloatingPointError, match=r"the critic.s gradient norm is .*critic\.optim\.lr=1e-06"):
+        worker.update(bad)
+    assert worker.update(bad, skip_bad=True)["critic/steps_skipped"] == 1
+    assert worker.update(columns)["critic/steps_skipped"] == 0
+    worker.save(str(tmp_path / "saved"))
+    local_tensor(worker.model.value_head.weight.data)[0, 0] = np.nan
+    with pytest.raises(FloatingPointError, match=r"of the critic's .* parameters are not finite"):
+        worker.save(str(tmp_path / "again"))
+    assert not (tmp_path / "again").exists()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.config.schema import RolloutCorrection
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config, RolloutCorrection
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.types import WeightUpdate
 from alphaapollo.workers.policy import PolicyWorker
@@ -133,17 +135,35 @@ def test_figures_by_hand(make):
     np.testing.assert_array_equal(worker.old_log_probs(), np.zeros_like(columns.advantages))
 
 
-def test_gradients_that_are_not_finite_stop_the_run(make):
-    worker, case = make()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_that_are_not_finite_stop_the_run_with_keys_that_exist(make, dtype: str):
+    worker, case = make(dtype=dtype)
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     columns, before = make_columns(case, batch, 0), parameters(worker)
-    with pytest.raises(
-        FloatingPointError, match=r"policy.s gradient norm is nan at optimiser step 1.*another data\.seed"
-    ):
+    with pytest.raises(FloatingPointError, match=r"policy.s gradient norm is nan at optimiser step 1;") as error:
         worker.update(replace(columns, advantages=np.full_like(columns.advantages, np.nan)))
     for name, value in parameters(worker).items():
         np.testing.assert_array_equal(value, before[name])
+    ways = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
+    assert ways == [
+        "data.seed=1000",
+        "trainer.on_bad_step=skip",
+        *(["actor_rollout_ref.model.dtype=float32"] if dtype == "bfloat16" else []),
+        "actor_rollout_ref.actor.optim.lr=1e-07",
+    ]
+    config = load_config(Config, "ppo", ways)
+    assert (config.data.seed, config.trainer.on_bad_step) == (1000, "skip")
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_exported(make, tmp_path: Path):
+    worker, _ = make()
+    (*_, (name, parameter)) = worker.policy.named_parameters()
+    local_tensor(parameter.data).view(-1)[3] = np.inf
+    for write in (worker.save, worker.export):
+        with pytest.raises(FloatingPointError, match=rf"1 of the policy.s \d+ parameters are not finite.*{name}"):
+            write(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved").exists()
 
 
 def test_steps_that_are_not_finite_are_left_out_where_that_is_asked_for(make, monkeypatch: pytest.MonkeyPatch):

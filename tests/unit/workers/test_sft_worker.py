@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from alphaapollo.config.load import load_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import RankBatch
@@ -147,3 +149,29 @@ def test_a_resumed_worker_has_the_optimiser_settings_of_its_own_configuration(mo
         (0.0, (0.8, 0.95), 1e-5),
     ]
     resumed.close()
+
+
+def test_a_bad_step_ends_or_is_left_out_and_ruined_weights_are_not_written(
+    model_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    case = SftCase(str(model_folder("qwen3")))
+    worker = make_worker(case, 0, 1, free_address())
+    batch, loss = deal(case, batches()[0], 0, 1), worker._loss
+    before = {name: full_tensor(p.detach()).clone() for name, p in worker.model.named_parameters()}
+    monkeypatch.setattr(worker, "_loss", lambda *arguments: loss(*arguments) * np.inf)
+    with pytest.raises(FloatingPointError, match=r"gradient norm is .* damaged examples in data\.train_files") as error:
+        worker.step(batch)
+    ways = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
+    assert ways == ["data.seed=1000", "trainer.on_bad_step=skip", "optim.lr=0.001"]
+    assert load_config(SftConfig, "sft", ways).trainer.on_bad_step == "skip"
+    assert worker.step(batch, skip_bad=True)["train/steps_skipped"] == 1
+    for name, parameter in worker.model.named_parameters():
+        assert torch.equal(full_tensor(parameter.detach()), before[name])
+    monkeypatch.undo()
+    assert worker.step(batch)["train/steps_skipped"] == 0
+    next(worker.model.parameters()).data.fill_(np.nan)
+    for write in (worker.save, worker.export):
+        with pytest.raises(FloatingPointError, match=r"the model.s \d+ parameters are not finite"):
+            write(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved").exists()
+    worker.close()
