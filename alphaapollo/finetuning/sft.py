@@ -276,8 +276,8 @@ class MainRankLog:
     """Metrics and console of the run, on rank 0 alone."""
 
     def __init__(self, run: SftRun, resumed_step: int):
-        self.tracker = make_tracker(run.config, run.folder, resumed_step)
         self.console = Console()
+        self.tracker = make_tracker(run.config, run.folder, resumed_step, self.console.notice)
         self.console.start(run.total_steps, resumed_step)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:

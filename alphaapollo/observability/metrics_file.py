@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from alphaapollo.observability.disk import writing
@@ -17,10 +18,11 @@ class JsonlTracker:
     A line is a finite float or null a name: `{"step": 3, "reward/mean": 0.5, "kl/mean": null}`.
     """
 
-    def __init__(self, path: Path, resumed_step: int):
+    def __init__(self, path: Path, resumed_step: int, notice: Callable[[str], None] = print):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _cut_after(path, resumed_step)
+            for problem in _cut_after(path, resumed_step):
+                notice(problem)
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
@@ -34,19 +36,36 @@ class JsonlTracker:
         self._file.close()
 
 
-def _cut_after(path: Path, step: int) -> None:
-    """Keep the lines up to `step` (none of them for a new run), and not the half of a line that a kill has left."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not step or not line.endswith("\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
+def _cut_after(path: Path, step: int) -> list[str]:
+    """Keep the lines up to `step` (none of them for a new run), and not the half of a line that a kill has left. What
+    to tell of lines that have come to harm since."""
+    kept, steps, damaged = [], [], []
+    lines = path.read_bytes().splitlines(keepends=True) if step else []
+    for number, line in enumerate(lines, start=1):
+        if (own := _step_of(line)) is None:
+            damaged += [str(number)] if line.endswith(b"\n") else []
+        elif own <= step:
+            kept.append(line)
+            steps.append(own)
     part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
+    with part.open("wb") as file:
         file.writelines(kept)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+    problems = [f"{path}: lines {', '.join(damaged)} cannot be read and are left out."] if damaged else []
+    widest = max((after - before for before, after in pairwise(steps)), default=step + 1)  # every tenth, say
+    if steps and step - steps[-1] >= widest:
+        problems.append(f"{path} ends at iteration {steps[-1]}, and the checkpoint is of {step}.")
+    return problems
+
+
+def _step_of(line: bytes) -> int | None:
+    """None: it is no line of ours."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def as_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,15 +26,18 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def make_tracker(config: Config | SftConfig, folder: Path, resumed_step: int) -> Tracker:
+def make_tracker(
+    config: Config | SftConfig, folder: Path, resumed_step: int, notice: Callable[[str], None] = print
+) -> Tracker:
     """All trackers of a run as one.
 
     resumed_step: the iteration of the checkpoint that the run goes on from, 0 for a new run; what was logged after it
-    is removed. Raises ValueError where a package that `trainer.logger` asks for is not installed.
+    is removed. notice: is told of earlier lines that have come to harm.
+    Raises ValueError where a package that `trainer.logger` asks for is not installed.
     """
     names = config.trainer.logger
     check_trackers(names)
-    trackers: list[Tracker] = [JsonlTracker(folder / "metrics.jsonl", resumed_step)]
+    trackers: list[Tracker] = [JsonlTracker(folder / "metrics.jsonl", resumed_step, notice)]
     if "tensorboard" in names:
         trackers.append(TensorboardTracker(folder / "tensorboard", resumed_step))
     if "wandb" in names:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Real
 from typing import Any
 
 from alphaapollo.environments.base import EnvironmentFailure, Observation, StepResult
+from alphaapollo.rewards.base import LARGEST
 from alphaapollo.types import Message, Score
 
 
@@ -69,9 +69,9 @@ def _check_calls(calls: Any) -> None:
 
 
 def _check_number(value: object, what: str) -> None:
-    if not isinstance(value, Real) or not math.isfinite(value):
-        got = _kind(value) if not isinstance(value, Real) else str(value)
-        raise EnvironmentFailure(f"step: {what} is {got}; give a finite number")
+    if not isinstance(value, Real) or not abs(value) <= LARGEST:  # nan, too
+        got = f"{value:g}" if isinstance(value, Real) else _kind(value)
+        raise EnvironmentFailure(f"step: {what} is {got}; give a number from -{LARGEST:g} to {LARGEST:g}")
 
 
 def _kind(value: object) -> str:

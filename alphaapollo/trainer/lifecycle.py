@@ -101,7 +101,7 @@ async def run(prepared: Prepared, progress: Progress) -> None:
     console.start(inputs.total_steps, progress.step)
     if moved:
         console.notice(f"the earlier run of this name lies in {moved}")
-    tracker = make_tracker(config, plan.folder, progress.step)
+    tracker = make_tracker(config, plan.folder, progress.step, console.notice)
     rollout_log = RolloutLog(plan.folder / "rollouts")
     timer = Timer()
     crew: Crew | None = None

@@ -238,12 +238,16 @@ def test_a_failing_environment_is_replaced_once_and_plays_the_same():
             "step: {'role': 'user', 'content': None} is no message: role and content must be texts (attempt 2 of 2)",
         ),
         (StepResult(done=True, score=1.0), "step: score is float; give a Score (attempt 2 of 2)"),
-        (StepResult(done=True, reward="1"), "step: reward is str; give a finite number (attempt 2 of 2)"),
-        (StepResult(done=True, reward=math.nan), "step: reward is nan; give a finite number (attempt 2 of 2)"),
-        (done(math.inf), "step: score.reward is inf; give a finite number (attempt 2 of 2)"),
+        (StepResult(done=True, reward="1"), "step: reward is str; give a number from -1e+09 to 1e+09 (attempt 2 of 2)"),
+        (
+            StepResult(done=True, reward=math.nan),
+            "step: reward is nan; give a number from -1e+09 to 1e+09 (attempt 2 of 2)",
+        ),
+        (done(-1e30), "step: score.reward is -1e+30; give a number from -1e+09 to 1e+09 (attempt 2 of 2)"),
+        (done(math.inf), "step: score.reward is inf; give a number from -1e+09 to 1e+09 (attempt 2 of 2)"),
         (
             StepResult(done=True, score=Score(1.0, {"a": None})),
-            "step: score.components['a'] is NoneType; give a finite number (attempt 2 of 2)",
+            "step: score.components['a'] is NoneType; give a number from -1e+09 to 1e+09 (attempt 2 of 2)",
         ),
         (
             StepResult(done=True, kept_chars=1.5),
@@ -256,7 +260,7 @@ def test_a_failing_environment_is_replaced_once_and_plays_the_same():
         ),
         (
             StepResult(done=True, info={"tool_calls": [{"status": "ok"}]}),
-            "step: info['tool_calls']: seconds is NoneType; give a finite number (attempt 2 of 2)",
+            "step: info['tool_calls']: seconds is NoneType; give a number from -1e+09 to 1e+09 (attempt 2 of 2)",
         ),
         (StepResult(done=True, info={("a", 1): 2}), "step: info is no dict with names as keys (attempt 2 of 2)"),
     ],
