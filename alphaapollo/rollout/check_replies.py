@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import Any
 
@@ -69,8 +70,12 @@ def _check_calls(calls: Any) -> None:
 
 
 def _check_number(value: object, what: str) -> None:
-    if not isinstance(value, Real) or not abs(value) <= LARGEST:  # nan, too
-        got = f"{value:g}" if isinstance(value, Real) else _kind(value)
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= LARGEST:  # nan, too
+        got = f"{number:g}" if isinstance(value, Real) else _kind(value)
         raise EnvironmentFailure(f"step: {what} is {got}; give a number from -{LARGEST:g} to {LARGEST:g}")
 
 

@@ -244,6 +244,7 @@ def test_a_failing_environment_is_replaced_once_and_plays_the_same():
             "step: reward is nan; give a number from -1e+09 to 1e+09 (attempt 2 of 2)",
         ),
         (done(-1e30), "step: score.reward is -1e+30; give a number from -1e+09 to 1e+09 (attempt 2 of 2)"),
+        (done(10**400), "step: score.reward is inf; give a number from -1e+09 to 1e+09 (attempt 2 of 2)"),
         (done(math.inf), "step: score.reward is inf; give a number from -1e+09 to 1e+09 (attempt 2 of 2)"),
         (
             StepResult(done=True, score=Score(1.0, {"a": None})),
