@@ -74,7 +74,8 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """The iterations after which there is a whole checkpoint."""
-        return [int(path.name.removeprefix("step_")) for path in self.whole()]
+        names = (path.name.removeprefix("step_") for path in self.whole())
+        return [int(name) for name in names if name.isdigit()]  # a person may have put a copy beside them
 
     def set_aside(self, after: int) -> None:
         """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`."""

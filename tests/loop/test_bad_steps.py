@@ -51,6 +51,7 @@ def check_replays(ppo: Runner, done: Finished) -> None:
     assert again.code == 0 and "\nreplayed: a whole step\n" in again.output, again.output
     assert "\nactor/steps_skipped " in again.output and "\nadvantages " in again.output
 
+
 ONE_BATCH = """
 from pathlib import Path
 
