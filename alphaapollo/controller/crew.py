@@ -48,6 +48,11 @@ class Crew(Trainers, Protocol):
         """Those of all roles."""
         ...
 
+    @property
+    def needed(self) -> dict[str, int]:
+        """Processes besides the workers without which nothing goes on: pid by name."""
+        ...
+
     async def close(self) -> None:
         """End every process that was started, within seconds."""
         ...

@@ -40,6 +40,10 @@ class LocalCrew:
         groups = (self.policy, self.critic, self.reward_model, self.engines)
         return [group.ranks for group in groups if group]
 
+    @property
+    def needed(self) -> dict[str, int]:
+        return {}
+
     async def close(self) -> None:
         await asyncio.wait_for(self.engines.close(), timeout=20)
         await self.policy.close()

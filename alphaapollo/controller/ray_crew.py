@@ -68,6 +68,13 @@ def init(**how: Any) -> None:
     signal.signal(signal.SIGTERM, told)
 
 
+def own_processes() -> dict[str, int]:
+    """Those of a Ray of our own with which it ends; of a cluster that was joined, none: pid by name."""
+    named = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
+    started = ray._private.worker._global_node.all_processes
+    return {name: started[kind][0].process.pid for kind, name in named.items() if kind in started}
+
+
 async def launch_ray(
     placement: Placement, roles: Roles, timeout: float, paths: Mapping[str, str] | None = None
 ) -> RayCrew:
@@ -177,6 +184,10 @@ class RayCrew:
     @property
     def ranks(self) -> list[Any]:
         return [ranks for ranks in (self._policy, self._critic, self._reward_model, self._engines) if ranks]
+
+    @property
+    def needed(self) -> dict[str, int]:
+        return own_processes()
 
     async def close(self) -> None:
         await end_actors(self.engines, self.ranks, self.groups, self.roles.cleanup)

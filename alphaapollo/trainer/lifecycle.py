@@ -20,6 +20,7 @@ from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
 from alphaapollo.controller.nodes import RUN_FOLDER
+from alphaapollo.controller.process_watch import ProcessWatch
 from alphaapollo.controller.stall_watch import Patience, StallWatch
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
@@ -112,11 +113,12 @@ async def run(prepared: Prepared, progress: Progress) -> None:
         seldom_collect()
         prefer_huge_pages()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
-        async with stall_watch(prepared, crew, console) as watch:
+        async with ProcessWatch(crew.needed) as processes, stall_watch(prepared, crew, console) as stalls:
             await begin(ready, start.checkpoint, timer)
             async with ready.saving.settled():
                 loop = train_async(ready) if config.trainer.async_mode else train(ready)
-                await (ready.saving.guarded(loop, watch.gave_up) if config.trainer.save_on_signal else loop)
+                lost = [processes.gave_up, stalls.gave_up]
+                await (ready.saving.guarded(loop, lost) if config.trainer.save_on_signal else loop)
             await end(ready)
         console.where_time_went()
     finally:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -74,23 +74,23 @@ class Saving:
         if self._told:
             raise asyncio.CancelledError
 
-    async def guarded(self, loop: Coroutine[Any, Any, None], gave_up: Callable[[], bool]) -> None:
+    async def guarded(self, loop: Coroutine[Any, Any, None], gave_up: Sequence[Callable[[], bool]]) -> None:
         """Run the loop to its end. Where the run is told to end (it is cancelled), the iteration at work is given up if
         it has not touched the trainers, and finished else; then what stands is saved, if no checkpoint has it.
 
-        gave_up: it was no signal, but who watches over stalls: nothing is waited for.
+        gave_up: it was no signal, but one of those who watch over the run: nothing is waited for.
         """
         task = asyncio.ensure_future(loop)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._told = True
-            if gave_up() or not self._moves:
+            self._told, lost = True, any(one() for one in gave_up)
+            if lost or not self._moves:
                 task.cancel()
             else:
                 self.notice("told to end: the iteration at work is finished first; a second signal ends at once")
             await asyncio.wait([task])
-            if not gave_up():
+            if not lost:
                 await self._save_last(None if task.cancelled() else task.exception())
             raise
 

@@ -229,7 +229,7 @@ class Told:
     async def end(self, gave_up: bool = False) -> None:
         async def run() -> None:
             async with self.case.saving.settled():
-                await self.case.saving.guarded(self.loop(), lambda: gave_up)
+                await self.case.saving.guarded(self.loop(), [lambda: False, lambda: gave_up])
 
         task = asyncio.ensure_future(run())
         await self.held.wait()
