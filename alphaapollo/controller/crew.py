@@ -53,6 +53,15 @@ class Crew(Trainers, Protocol):
         """Processes besides the workers without which nothing goes on: pid by name."""
         ...
 
+    @property
+    def replaces_engines(self) -> bool:
+        """Whether an engine can be started while everybody else stands."""
+        ...
+
+    async def replace_engine(self, index: int) -> None:
+        """Another one in the place of one that has died, with the weights of the model's folder."""
+        ...
+
     async def close(self) -> None:
         """End every process that was started, within seconds."""
         ...

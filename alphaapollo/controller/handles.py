@@ -21,7 +21,7 @@ import numpy as np
 
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.engine_choice import EngineChoice
-from alphaapollo.controller.ranks import Ranks
+from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
@@ -194,6 +194,7 @@ class EngineGroup:
     def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
         self.ranks = ranks
         self.samples_in_flight = samples_in_flight  # an engine, at most: more would only queue inside it
+        self.dead: set[int] = set()  # that have been found so, and not replaced
         self._loads = EngineChoice(ranks.size, samples_in_flight)
         self._hold_weights: bool | None = None
 
@@ -203,19 +204,31 @@ class EngineGroup:
         try:
             group: TrajectoryGroup = await self.ranks.call_one(rank, lambda worker: worker.generate(request))
             return group
+        except WorkerDied:
+            self.dead.add(rank)
+            raise
         finally:
             self._loads.give_back(rank, request.num_samples)
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
-        """Run the requests; yields (index of the request, its group) as they end."""
+        """Run the requests; yields (index of the request, its group) as they end. A death is raised when all that the
+        other engines play has ended."""
 
         async def run(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
             return index, await self.play(request)
 
         tasks = [asyncio.ensure_future(run(index, request)) for index, request in enumerate(requests)]
+        death: WorkerDied | None = None
         try:
             for done in asyncio.as_completed(tasks):
-                yield await done
+                try:
+                    played = await done
+                except WorkerDied as error:
+                    death = death or error
+                else:
+                    yield played
+            if death:
+                raise death
         finally:
             for task in tasks:
                 task.cancel()

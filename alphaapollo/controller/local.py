@@ -12,6 +12,7 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks
 
 if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.base import RankPlacement
 
 HERE = "here"  # the one node
@@ -29,11 +30,14 @@ class LocalCrew:
         policy: PolicyGroup,
         critic: CriticGroup | None,
         reward_model: RewardModelGroup | None,
-        engines: EngineGroup,
-        cleanup: list[str],
+        engine: LocalRanks[RolloutWorker],
+        placement: Placement,
+        roles: Roles,
     ):
-        self.policy, self.critic, self.reward_model, self.engines = policy, critic, reward_model, engines
-        self.cleanup = cleanup
+        self.policy, self.critic, self.reward_model = policy, critic, reward_model
+        self.engines = EngineGroup(engine, roles.samples_in_flight)
+        self.replaces_engines = placement.device == "cpu"
+        self._engine, self._roles = engine, roles
 
     @property
     def ranks(self) -> list[Ranks[Any]]:
@@ -44,13 +48,17 @@ class LocalCrew:
     def needed(self) -> dict[str, int]:
         return {}
 
+    async def replace_engine(self, index: int) -> None:
+        await self._engine.close()
+        self._engine.worker = await started(self._roles.engine(index, HERE))
+
     async def close(self) -> None:
         await asyncio.wait_for(self.engines.close(), timeout=20)
         await self.policy.close()
         for group in (self.critic, self.reward_model):
             if group:
                 await group.close()
-        for folder in self.cleanup:
+        for folder in self._roles.cleanup:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -61,8 +69,8 @@ async def launch_local(placement: Placement, roles: Roles) -> LocalCrew:
     place = _only_rank(placement)
     policy, critic = launch_trainers(placement, roles)
     reward_model = RewardModelGroup(LocalRanks(roles.reward_model(place))) if roles.reward_model else None
-    engines = EngineGroup(LocalRanks(await started(roles.engine(0, HERE))), roles.samples_in_flight)
-    return LocalCrew(policy, critic, reward_model, engines, roles.cleanup)
+    engine = LocalRanks(await started(roles.engine(0, HERE)))
+    return LocalCrew(policy, critic, reward_model, engine, placement, roles)
 
 
 def launch_trainers(placement: Placement, roles: Roles) -> tuple[PolicyGroup, CriticGroup | None]:

@@ -189,6 +189,17 @@ class RayCrew:
     def needed(self) -> dict[str, int]:
         return own_processes()
 
+    @property
+    def replaces_engines(self) -> bool:
+        """Not on GPUs: there the trainers hold handles of the engines' memory, or share it with them."""
+        return self.placement.device == "cpu"
+
+    async def replace_engine(self, index: int) -> None:
+        roles = self.roles
+        await self._engines.replace(
+            index, lambda place: engine_factory(partial(roles.engine, index, place.node)), roles.cleanup
+        )
+
     async def close(self) -> None:
         await end_actors(self.engines, self.ranks, self.groups, self.roles.cleanup)
 

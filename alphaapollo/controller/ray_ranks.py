@@ -57,6 +57,10 @@ class Driver:
     folder: str  # its working folder
 
 
+def this_driver() -> Driver:
+    return Driver(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
+
+
 @dataclass(frozen=True)
 class Place:
     """Where an actor came to run."""
@@ -142,18 +146,13 @@ class RayRanks(Ranks[W]):
         self._places: list[Place] = []
         self._asked: dict[int, Any] = {}  # by rank, what it has not answered yet
         self._reports: dict[int, Report] = {}
-        actor = ray.remote(concurrency_groups={HEALTH: 1})(host)
-        self.actors: list[Any] = [
-            actor.options(
-                num_cpus=seat.num_cpus,
-                num_gpus=seat.num_gpus,
-                max_concurrency=4096,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    seat.group, placement_group_bundle_index=seat.bundle
-                ),
-            ).remote()
-            for seat in seats
-        ]
+        self._host, self._seats = ray.remote(concurrency_groups={HEALTH: 1})(host), list(seats)
+        self.actors: list[Any] = [self._actor(seat) for seat in seats]
+
+    def _actor(self, seat: Seat) -> Any:
+        at = PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=seat.bundle)
+        share = {"num_cpus": seat.num_cpus, "num_gpus": seat.num_gpus}
+        return self._host.options(**share, max_concurrency=4096, scheduling_strategy=at).remote()
 
     async def places(self) -> list[Place]:
         return await self._all([actor.place.remote() for actor in self.actors])
@@ -171,9 +170,8 @@ class RayRanks(Ranks[W]):
         """Build the worker of each rank in its own process; `cleanup` are folders to remove when the driver dies."""
         self._places = places = await self.places()
         self.several_nodes = len({place.node for place in places}) > 1
-        on = [f" on node {place.ip}" if self.several_nodes else "" for place in places]
-        self.where = [f"pid {place.pid}{node}" for place, node in zip(places, on, strict=True)]
-        driver = Driver(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
+        self.where = [self._words(place) for place in places]
+        driver = this_driver()
         envs = envs or [{}] * self.size
         await self._all(
             [
@@ -182,6 +180,19 @@ class RayRanks(Ranks[W]):
             ],
             "start",
         )
+
+    async def replace(
+        self, rank: int, factory_at: Callable[[Place], Callable[[], Awaitable[W] | W]], cleanup: list[str]
+    ) -> None:
+        """Another process with another worker in the seat of one that has died, or cannot do its work any more."""
+        ray.kill(self.actors[rank])
+        self.actors[rank] = actor = self._actor(self._seats[rank])
+        self._places[rank] = place = await self._one(rank, actor.place.remote())
+        self.where[rank] = self._words(place)
+        await self._one(rank, actor.start.remote(factory_at(place), this_driver(), {}, cleanup), "start")
+
+    def _words(self, place: Place) -> str:
+        return f"pid {place.pid} on node {place.ip}" if self.several_nodes else f"pid {place.pid}"
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         code = packed(function)

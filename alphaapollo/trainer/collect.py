@@ -6,13 +6,16 @@ stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.controller.handles import EngineGroup
+from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.engine_deaths import replace_engines
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.training_batch import trainable, usable
@@ -26,6 +29,7 @@ class Collected:
     groups: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int
+    recovery: dict[str, float] = field(default_factory=dict)  # metrics, where an engine has died
 
 
 async def collect(run: Run, step: int, timer: Timer) -> Collected:
@@ -34,11 +38,12 @@ async def collect(run: Run, step: int, timer: Timer) -> Collected:
     filters = config.algorithm.filter_groups
     generated: list[TrajectoryGroup] = []
     kept: list[TrajectoryGroup] = []
+    recovery: Counter[str] = Counter()
     rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
         requests = [request_of(run, draw) for draw in next_draws(run.progress, size)]
         with timer("generate"):
-            groups = await generate(run.crew.engines, requests, run.console, "generate")
+            groups = await play(run, requests, recovery)
         if run.trained_reward:
             with timer("reward_model"):
                 await run.trained_reward.add_to(groups)
@@ -52,7 +57,7 @@ async def collect(run: Run, step: int, timer: Timer) -> Collected:
             f"step {step}: {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
             "(algorithm.filter_groups.max_num_gen_batches); training on those."
         )
-    return Collected(kept[:size], generated, rounds)
+    return Collected(kept[:size], generated, rounds, dict(recovery))
 
 
 def next_draws(progress: Progress, count: int) -> list[int]:
@@ -75,16 +80,41 @@ def request_of(run: Run, draw: int) -> GroupRequest:
     )
 
 
+async def play(run: Run, requests: Sequence[GroupRequest], recovery: Counter[str]) -> list[TrajectoryGroup]:
+    """The requests' groups. Where an engine dies over them, another one takes its place, and what it has not played is
+    played again, with the same draws; `recovery` counts that. Raises WorkerDied where that cannot be, or does not
+    help."""
+    groups: dict[int, TrajectoryGroup] = {}
+    try:
+        await generate_missing(groups, run.crew.engines, requests, run.console, "generate")
+    except WorkerDied as death:
+        recovery.update(await replace_engines(run, death, len(requests) - len(groups)))
+        await generate_missing(groups, run.crew.engines, requests, run.console, "generate")
+    return [groups[index] for index in range(len(requests))]
+
+
 async def generate(
     engines: EngineGroup, requests: Sequence[GroupRequest], console: Console, phase: str
 ) -> list[TrajectoryGroup]:
     """All requests at once; the groups come back in the requests' order, whatever order they end in."""
     groups: dict[int, TrajectoryGroup] = {}
-    console.phase(phase, 0, len(requests))
-    async for index, group in engines.generate(requests):
-        groups[index] = group
-        console.phase(phase, len(groups), len(requests))
+    await generate_missing(groups, engines, requests, console, phase)
     return [groups[index] for index in range(len(requests))]
+
+
+async def generate_missing(
+    groups: dict[int, TrajectoryGroup],
+    engines: EngineGroup,
+    requests: Sequence[GroupRequest],
+    console: Console,
+    phase: str,
+) -> None:
+    """Those that `groups`, by the requests' index, lacks; it has them as they end."""
+    missing = [index for index in range(len(requests)) if index not in groups]
+    console.phase(phase, len(groups), len(requests))
+    async for place, group in engines.generate([requests[index] for index in missing]):
+        groups[missing[place]] = group
+        console.phase(phase, len(groups), len(requests))
 
 
 def metric_of(trajectory: Trajectory, metric: str) -> float:

@@ -37,6 +37,7 @@ async def train(run: Run) -> None:
         with timer("generate"):
             await crew.engines.sleep()
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
+        metrics |= collected.recovery
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
         run.rollout_log.write(step, collected.generated)
         learned = await learn_recorded(run, step, collected.groups, timer)

@@ -48,6 +48,7 @@ async def train(run: Run, in_flight: InFlight) -> None:
                 await crew.engines.sleep()
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, taken - since)
         metrics |= staleness_metrics(collected.groups, step - 1)
+        metrics |= collected.recovery
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
         run.rollout_log.write(step, collected.generated)
         learned = await learn_recorded(run, step, collected.groups, timer)

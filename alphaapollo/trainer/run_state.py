@@ -53,3 +53,4 @@ class Run(Learner):
     rollout_log: RolloutLog
     profiler: StepProfiler
     trained_reward: TrainedReward | None = None
+    engines_replaced: int = 0  # after their death

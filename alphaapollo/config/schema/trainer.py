@@ -79,7 +79,8 @@ class Trainer(WatchedRun):
     max_restarts: NonNegativeInt = 3
     """How often in all a run goes on by itself, in the same command and from its newest checkpoint, after a worker, an
     engine, Ray or a node has died or stood still (docs/reliability.md). A second death of the same role in the same
-    iteration ends it at once, so what dies of itself costs one restart. 0 = a death ends the run."""
+    iteration ends it at once, so what dies of itself costs one restart. As many engines are replaced without a restart,
+    where that can be. 0 = a death ends the run."""
     critic_warmup: NonNegativeInt = 0
     """First iterations that train the critic only."""
     n_gpus_per_node: PositiveInt = 1
