@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from alphaapollo.controller.ranks import WorkerDied
 
 
 class ProcessWatch:
-    """`async with ProcessWatch({"Ray's raylet": 71}):` around what needs them. Raises WorkerDied out of the block where
-    one has died, whatever else that has led to. Without the kernel's pidfd it sees nothing, and Ray's word remains."""
+    """`async with ProcessWatch({"Ray's raylet": 71}, print):` around what needs it. Raises WorkerDied out of the block
+    where one has died, whatever else that has led to. Without the kernel's pidfd it sees nothing, and Ray's word
+    remains.
 
-    def __init__(self, needed: Mapping[str, int]):
-        self._needed = needed
+    tell: shows a line at once, for Ray may end this process before the block is left.
+    """
+
+    def __init__(self, needed: Mapping[str, int], tell: Callable[[str], None]):
+        self._needed, self._tell = needed, tell
         self._names: dict[int, str] = {}  # by what stands for the process
         self._died = ""
 
@@ -58,5 +62,6 @@ class ProcessWatch:
         self._loop.remove_reader(descriptor)
         if not self._died:
             self._died = self._names[descriptor]
+            self._tell(f"{self._died} died")
             assert self._task
             self._task.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ from alphaapollo.controller.ray_nodes import compare_nodes, wait_for_nodes
 from alphaapollo.controller.ray_placement import check_reach, reserve, seats, visible_gpus
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
+from alphaapollo.watchdog import RUN, end_processes
 from alphaapollo.weights.transport import feeders
 
 if TYPE_CHECKING:
@@ -70,9 +72,18 @@ def init(**how: Any) -> None:
 
 def own_processes() -> dict[str, int]:
     """Those of a Ray of our own with which it ends; of a cluster that was joined, none: pid by name."""
+    return {name: process.pid for name, process in _own_ray().items()}
+
+
+def own_ray_died() -> bool:
+    """A Ray of our own has lost one of them."""
+    return any(process.poll() is not None for process in _own_ray().values())
+
+
+def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
     named = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
-    started = ray._private.worker._global_node.all_processes
-    return {name: started[kind][0].process.pid for kind, name in named.items() if kind in started}
+    started = ray._private.worker._global_node.all_processes if ray.is_initialized() else {}
+    return {name: started[kind][0].process for kind, name in named.items() if kind in started}
 
 
 async def launch_ray(
@@ -209,12 +220,15 @@ async def end_actors(
 ) -> None:
     """Engines first, for their cores are processes of their own; what does not end by itself is killed. Then Ray, if it
     is ours."""
-    with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
-        await asyncio.wait_for(engines.close(cleanup), timeout=5)
-    for ranks in every:
-        await ranks.close()
-    for group in groups:
-        remove_placement_group(group)
+    if own_ray_died():  # nobody answers, and its client would wait
+        end_processes(os.environ[RUN])
+    else:
+        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
+            await asyncio.wait_for(engines.close(cleanup), timeout=5)
+        for ranks in every:
+            await ranks.close()
+        for group in groups:
+            remove_placement_group(group)
     ray.shutdown()
     for folder in cleanup:
         shutil.rmtree(folder, ignore_errors=True)

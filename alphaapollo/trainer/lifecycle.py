@@ -113,11 +113,12 @@ async def run(prepared: Prepared, progress: Progress) -> None:
         seldom_collect()
         prefer_huge_pages()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
-        async with ProcessWatch(crew.needed) as processes, stall_watch(prepared, crew, console) as stalls:
+        needed = ProcessWatch(crew.needed, lambda what: console.notice(f"{what}{way_on(plan.folder)}"))
+        async with needed, stall_watch(prepared, crew, console) as stalls:
             await begin(ready, start.checkpoint, timer)
             async with ready.saving.settled():
                 loop = train_async(ready) if config.trainer.async_mode else train(ready)
-                lost = [processes.gave_up, stalls.gave_up]
+                lost = [needed.gave_up, stalls.gave_up]
                 await (ready.saving.guarded(loop, lost) if config.trainer.save_on_signal else loop)
             await end(ready)
         console.where_time_went()

@@ -22,8 +22,10 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_its_death_ends_the_block(other: subprocess.Popen[bytes]) -> None:
+    told: list[str] = []
+
     async def main() -> None:
-        async with ProcessWatch({"Ray's raylet": other.pid}) as watch:
+        async with ProcessWatch({"Ray's raylet": other.pid}, told.append) as watch:
             assert not watch.gave_up()
             other.kill()
             try:
@@ -33,12 +35,12 @@ def test_its_death_ends_the_block(other: subprocess.Popen[bytes]) -> None:
 
     with pytest.raises(WorkerDied, match=rf"^Ray's raylet on this machine \(pid {other.pid}\) died$") as caught:
         asyncio.run(main())
-    assert caught.value.who == "Ray"
+    assert caught.value.who == "Ray" and told == [str(caught.value)]
 
 
 def test_who_feels_it_first_is_not_blamed(other: subprocess.Popen[bytes]) -> None:
     async def main() -> None:
-        async with ProcessWatch({"Ray's GCS": other.pid}):
+        async with ProcessWatch({"Ray's GCS": other.pid}, print):
             other.kill()
             other.wait()
             raise WorkerDied("the policy worker died: its owner's node has crashed", "policy")
@@ -49,7 +51,7 @@ def test_who_feels_it_first_is_not_blamed(other: subprocess.Popen[bytes]) -> Non
 
 def test_the_living_change_nothing(other: subprocess.Popen[bytes]) -> None:
     async def main(error: BaseException | None = None) -> str:
-        async with ProcessWatch({"Ray's GCS": other.pid, "Ray's raylet": other.pid}):
+        async with ProcessWatch({"Ray's GCS": other.pid, "Ray's raylet": other.pid}, print):
             if error:
                 raise error
         return "done"
@@ -63,7 +65,7 @@ def test_the_living_change_nothing(other: subprocess.Popen[bytes]) -> None:
 
 def test_its_end_after_the_block_is_nobodys_business(other: subprocess.Popen[bytes]) -> None:
     async def main() -> str:
-        async with ProcessWatch({"Ray's raylet": other.pid}):
+        async with ProcessWatch({"Ray's raylet": other.pid}, print):
             pass
         other.kill()
         other.wait()
