@@ -40,7 +40,7 @@ def child(ppo: Runner, words: str) -> int:
 def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     program = started(ppo, "trainer.save_on_signal=true")
     program.signal(signal.SIGTERM)
-    done = ppo.finish(program, deadline=60)
+    done = ppo.finish(program, deadline=120)
     assert done.code == 130
     (checkpoint,) = (done.folder / "checkpoints").iterdir()
     assert checkpoint.name == f"step_{done.metrics[-1]['step']:06d}"
@@ -112,7 +112,8 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
     program = ppo.start(*settings, f"trainer.controller={controller}", f"algorithm.custom_module={ppo.out / 'hold.py'}")
     whole = ppo.run(*settings, "trainer.controller=local", name="whole")
     metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + 200
-    while not (metrics.exists() and '"step": 3' in metrics.read_text()):
+    checkpoint = ppo.out / "test/run/checkpoints/step_000002"  # written beside what follows it
+    while not (metrics.exists() and '"step": 3' in metrics.read_text() and checkpoint.exists()):
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]
     os.kill(child(ppo, words), signal.SIGKILL)
