@@ -39,8 +39,8 @@ class Learner:
 
 @dataclass(kw_only=True)
 class Run(Learner):
-    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts` outlives
-    an iteration."""
+    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts` and
+    `engines_replaced` outlive an iteration."""
 
     crew: Crew
     weights: WeightPublisher
