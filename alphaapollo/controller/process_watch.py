@@ -49,7 +49,7 @@ class ProcessWatch:
         cancelled = self.gave_up()
         for descriptor, name in self._names.items():
             self._loop.remove_reader(descriptor)
-            if not self._died and select.select([descriptor], [], [], 0)[0]:  # others may have felt it first
+            if not self._died and _has_ended(descriptor):  # others may have felt it first
                 self._died = name
             os.close(descriptor)
         if self._died and isinstance(error, (Exception, asyncio.CancelledError) if cancelled else Exception):
@@ -65,3 +65,9 @@ class ProcessWatch:
             self._tell(f"{self._died} died")
             assert self._task
             self._task.cancel()
+
+
+def _has_ended(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
