@@ -46,6 +46,9 @@ docs: setup-dev ## write docs/config.md from the schema
 lock: setup-dev ## pin requirements/*.txt anew (ARGS=--upgrade takes the newest versions)
 	@source scripts/pip_settings.sh; $(PY) scripts/lock.py $(ARGS)
 
+audit: setup-dev ## known vulnerabilities of the pinned packages; says so where no index of them can be asked
+	@source scripts/pip_settings.sh; $(PY) scripts/audit.py
+
 wheel: setup-dev ## build dist/*.whl
 	@$(PY) -m hatchling build -t wheel
 
@@ -62,4 +65,4 @@ clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock wheel bench gpu-check cluster-check clean
+.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock audit wheel bench gpu-check cluster-check clean

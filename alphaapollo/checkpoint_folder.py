@@ -30,8 +30,13 @@ def write_progress(folder: Path, fields: dict[str, Any]) -> None:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """The fields that write_progress wrote."""
-    fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+    """The fields that write_progress wrote. ValueError: the file has become something else."""
+    try:
+        fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+        if not isinstance(fields["step"], int):
+            raise TypeError("its step is no number")
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{folder / PROGRESS} cannot be read ({error}). Resume from another checkpoint.") from None
     return fields
 
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from alphaapollo.redact import redacted
+
 EXIT_CODE = 2
 
 
@@ -19,7 +21,7 @@ class ConfigError(ValueError):
 
 def failed(error: Exception, exit_code: int) -> int:
     """Tell a command's user what ended it, in one message; returns the exit code."""
-    print(f"error: {error}", file=sys.stderr)
+    print(redacted(f"error: {error}"), file=sys.stderr)
     return exit_code
 
 
@@ -32,7 +34,7 @@ def reported() -> Iterator[None]:
         count = len(error.problems)
         head = "error in the configuration:" if count == 1 else f"{count} errors in the configuration:"
         print(
-            "\n".join([head, *(f"  {problem}" for problem in error.problems)]),
+            redacted("\n".join([head, *(f"  {problem}" for problem in error.problems)])),
             file=sys.stderr,
         )
         raise SystemExit(EXIT_CODE) from None

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys, in_map, plain, sections
 from alphaapollo.config.unknown_keys import unknown_key_problem
+from alphaapollo.redact import secret_keys
 from alphaapollo.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
@@ -85,7 +86,9 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
         raise SystemExit(0)
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)
-    config = convert(schema, _compose(schema, name, folders, overrides))
+    values = _compose(schema, name, folders, overrides)
+    _check_secrets(values)
+    config = convert(schema, values)
     if options.cfg:
         print(to_yaml(config), end="")
         raise SystemExit(0)
@@ -102,6 +105,17 @@ def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
     except ValidationError as error:
         problems = [_problem(schema, detail["type"], detail["loc"], values) for detail in error.errors()]
         raise ConfigError(list(dict.fromkeys(problems))) from None
+
+
+def _check_secrets(values: dict[str, Any]) -> None:
+    """Before anything tells of a value: a configuration is written to the run's folder, and shown."""
+    problems = [
+        f"{key}: it has {why}, and a configuration is no place for one: it is written to config.yaml. Leave it in the "
+        "environment, for what reads it there."
+        for key, why in secret_keys(values)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def checked_value(schema: type[BaseModel], word: str) -> None:
@@ -201,6 +215,8 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
                 f"{word}: not of the form KEY=VALUE ({why}). Quote values with special characters twice: "
                 f"""'KEY="a value"'."""
             ) from None
+        if not override.key_or_group:
+            raise ConfigError(f"{word}: not of the form KEY=VALUE (nothing stands before the =).")
         if override.is_sweep_override():
             key, _, value = word.partition("=")
             raise ConfigError(f"{word}: several values for one key. For a list write '{key}=[{value}]'.")
@@ -224,7 +240,7 @@ def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel],
 
 
 def _is_group(name: str, folders: Sequence[Path]) -> bool:
-    return any((folder / name).is_dir() for folder in folders)
+    return name.isidentifier() and any((folder / name).is_dir() for folder in folders)
 
 
 def _compose(

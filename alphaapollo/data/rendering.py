@@ -90,6 +90,7 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt,
                 **self.template_arguments,
             )
+            rendered.encode()  # half a surrogate pair has no tokens
         except (jinja2.TemplateError, *OF_TEMPLATES) as error:
             roles = [message["role"] for message in messages]
             raise ValueError(f"the chat template refuses a chat with the roles {roles}: {error}") from error

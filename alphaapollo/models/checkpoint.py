@@ -89,7 +89,11 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
         raise ValueError(
             f"{folder} is not a checkpoint: it has no state.json. Resume from a folder under checkpoints/."
         )
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        world_size = int(state["world_size"])
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path / 'state.json'} cannot be read: {error} Resume from another checkpoint.") from error
     reshard(model)
     tensors = _tensors(model, optimizer)
     try:
@@ -109,7 +113,7 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
             optim_state_dict=tensors["optimizer"],
             options=options,
         )
-    if state["world_size"] == dist.get_world_size():
+    if world_size == dist.get_world_size():
         _set_generators(_read_generators(folder))
     return state
 

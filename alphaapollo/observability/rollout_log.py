@@ -30,6 +30,7 @@ import msgspec
 
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite, plain
+from alphaapollo.redact import redacted, secrets
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 
 QUEUED_STEPS = 4  # more than that, and the loop waits for the disk
@@ -70,7 +71,8 @@ class RolloutLog:
         part = self._folder / f".{name}.part"
         with writing("the rollouts", part):
             with part.open("w", encoding="utf-8") as file:
-                file.writelines(trajectory_lines(step, groups))
+                known = secrets()  # a tool or a server may tell one
+                file.writelines(redacted(line, known) for line in trajectory_lines(step, groups))
             part.replace(self._folder / name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 from alphaapollo.checkpoint_folder import read_progress, write_progress
@@ -44,7 +45,12 @@ class Progress:
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
-        return cls(**read_progress(folder))
+        fields = read_progress(folder)
+        if unknown := fields.keys() - {field.name for field in dataclass_fields(cls)}:
+            raise ValueError(
+                f"{folder}: its progress has {', '.join(sorted(unknown))}, which this version does not know."
+            )
+        return cls(**fields)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alphaapollo.checkpoint_folder import CheckpointFolder, damage
+import pytest
+
+from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, read_progress
 from alphaapollo.trainer.progress import Progress
 
 
@@ -53,3 +55,10 @@ def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
     assert damage(checkpoint) == ["manifest.json cannot be read"]
     (checkpoint / "manifest.json").unlink()
     assert damage(checkpoint) == [], "an earlier version wrote none"
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 4', "[]", "7", '{"step": "4"}', "{}", "\x00"])
+def test_progress_that_is_no_more_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / PROGRESS).write_text(text)
+    with pytest.raises(ValueError, match=r"progress\.json cannot be read .*Resume from another"):
+        read_progress(tmp_path)

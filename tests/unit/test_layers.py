@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 LEVELS = [
     [
         "types",
+        "redact",
         "registry",
         "hub",
         "caller",

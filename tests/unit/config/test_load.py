@@ -253,3 +253,9 @@ def test_help_lists_the_presets_that_fit_the_command(
     with pytest.raises(SystemExit):
         load_config(schema, name, ["--help"])
     assert ("algorithm=dapo" in capsys.readouterr().out) == has_recipes
+
+
+@pytest.mark.parametrize("word", ["=", "=1", ".=1"])
+def test_a_word_without_a_name_is_no_preset(word: str):
+    with pytest.raises(ConfigError, match="not of the form KEY=VALUE"):
+        load_config(Config, "ppo", [word])

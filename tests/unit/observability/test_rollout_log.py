@@ -178,3 +178,13 @@ def test_numbers_of_a_row_are_read_back_as_they_were():
     (line,) = map(json.loads, trajectory_lines(1, group(played)))
     assert line["rows"][0]["ids"] == row.token_ids and line["rows"][0]["mask"] == row.action_mask
     assert [repr(one) for one in line["rows"][0]["logprobs"]] == [repr(one) for one in row.logprobs[:-2]] + ["None"] * 2
+
+
+def test_a_secret_that_somebody_told_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
+    log = RolloutLog(tmp_path)
+    failed = Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="401: canary-7f3a91c2d4 is no key")
+    log.write(1, group(trajectory(score=failed)))
+    log.close()
+    (line,) = read(tmp_path / "step_000001.jsonl")
+    assert line["reason"] == "401: $SOME_API_KEY is no key"

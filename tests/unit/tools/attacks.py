@@ -92,6 +92,7 @@ ATTACKS: dict[str, Attack] = {
     "read_memory_of_parent": Attack("attempt(lambda: open(f'/proc/{PARENT}/mem', 'rb').read(1))"),
     "read_through_root_link": Attack("attempt(lambda: open(f'/proc/self/root{CANARY}').read())"),
     "read_by_handle": kernel(304, 265),
+    "open_by_another_call": kernel(437, 437, "-100, b'/etc/passwd', bytes(24), 24"),
     "import_other_packages": Attack("attempt(lambda: __import__('torch'), lambda: __import__('alphaapollo.registry'))"),
     "stat_outside": Attack("attempt(lambda: os.stat(CANARY))", layer="bubblewrap"),
     "own_environment": Attack("print('ESCAPED' if 'SECRET' in str(os.environ) else 'stopped')"),
@@ -123,6 +124,7 @@ ATTACKS: dict[str, Attack] = {
     "kill_parent": Attack("attempt(lambda: os.kill(PARENT, 9), lambda: os.kill(OUTSIDE, 9))"),
     "kill_all": Attack("attempt(lambda: os.kill(-1, 9), lambda: os.killpg(os.getpgid(PARENT), 9))"),
     "pidfd": kernel(434, 434, "PARENT, 0"),
+    "descriptor_of_another": kernel(438, 438, "3, 0, 0"),
     "ptrace_parent": kernel(101, 117, "16, PARENT, 0, 0"),
     "read_memory_by_call": kernel(310, 270, "PARENT, 0, 0, 0, 0, 0"),
     "slow_the_parent": Attack(
@@ -135,6 +137,7 @@ ATTACKS: dict[str, Attack] = {
     "tcp": Attack("import socket\nattempt(lambda: socket.create_connection(('127.0.0.1', PORT)))"),
     "udp": Attack("import socket\nattempt(lambda: socket.socket(2, 2).sendto(b'x', ('127.0.0.1', PORT)))"),
     "unix_socket": Attack("import socket\nattempt(lambda: socket.socket(1, 1).connect(UNIX))"),
+    "abstract_socket": Attack("import socket\nattempt(lambda: socket.socket(1, 1).bind('\\0attack'))"),
     "datagram_pair": Attack("import socket\nattempt(lambda: socket.socketpair(1, 2)[0].sendto(b'x', UNIX))"),
     "pair_with_address": Attack("import socket\nattempt(lambda: socket.socketpair()[0].sendto(b'x', UNIX))"),
     "unshare": kernel(272, 97, "0x10000000"),
@@ -189,6 +192,12 @@ ATTACKS: dict[str, Attack] = {
     # Verdicts
     "forge_the_end": Attack(
         "os.write(3, b'D\\0'); print('mine'); os._exit(3)", status=("error",), stopped=False
+    ),
+    "bytes_that_are_no_text": Attack(
+        "os.write(1, b'\\xff\\0\\x1b[2J'); print('\\ud800')", status=("error",), stopped=False
+    ),
+    "equal_hashes": Attack(
+        "print(len({(2**61 - 1) * n for n in range(10**6)}))", status=("timeout",), stopped=False, timeout=1.0
     ),
     "poison_the_next": Attack("import builtins, numpy\nbuiltins.print = numpy.sum = None", stopped=False),
 }  # fmt: skip

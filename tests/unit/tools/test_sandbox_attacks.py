@@ -92,7 +92,7 @@ def test_the_mode_names_its_layers(user: str, name: str) -> None:
 
 
 def test_there_are_enough_attacks() -> None:
-    assert len(ATTACKS) >= 27
+    assert len(ATTACKS) >= 70
 
 
 def test_without_seccomp_it_is_refused() -> None:

@@ -1,0 +1,171 @@
+"""What a model or a reward function gives back: calls of tools, actions, rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.environments.read_tags import read_action
+from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rewards.protocol import decode_reply, encode_reply
+from alphaapollo.rollout.call_reader import make_call_reader
+from alphaapollo.tools.base import Session
+from alphaapollo.tools.function_tool import FunctionTool
+from alphaapollo.tools.toolbox import ToolBox, ToolLimits
+from alphaapollo.tools.written_calls import ReadCalls, UnreadableCallError
+from alphaapollo.types import Prompt
+from tests.fuzz.values import anything, texts
+from tests.unit.tool_templates import RESPONSE_TEMPLATE, schema, tokenizer_of
+
+
+def add(a: int, b: list[float] | None = None, note: str = "") -> str:
+    """Add numbers.
+
+    Args:
+        a: a number
+        b: more of them
+        note: for people
+    """
+    return str(a + sum(b or [])) + note
+
+
+def reader(parser: str) -> ReadCalls:
+    """Of the tokenizer's own response_template ("") or vLLM's of that name."""
+    tokenizer = tokenizer_of()
+    tokenizer.response_template = None if parser else RESPONSE_TEMPLATE
+    return make_call_reader(parser, ToolRenderer(tokenizer, [schema("add", a="integer")]))
+
+
+DEEP = "[" * 20_000
+NAMES = ["add", "sub", "", "ADD", "add ", "a\0", "\ud800", "__class__"]
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+ODD_ARGUMENTS = [
+    "", "{", "}", "null", "1", DEEP, '{"a": ' + DEEP, '{"a": 1' + "0" * 5000 + "}", '{"a": NaN}', "x" * 100_000,
+    '{"a": 1, "a": 2}', '{"a": "\\ud800"}', '{"a": 1e999}', "{'a': 1}", '{"a": 1}}', '{"a": 1, "b": [1e308, 1e308]}',
+]  # fmt: skip
+arguments = st.one_of(
+    anything.map(json.dumps),
+    st.dictionaries(st.sampled_from(["a", "b", "note", "c"]), anything, max_size=4).map(json.dumps),
+    st.sampled_from(ODD_ARGUMENTS),
+)
+names = st.sampled_from(NAMES).map(json.dumps) | texts
+written = st.builds('{{"name": {}, "arguments": {}}}'.format, names, arguments)
+marks = st.sampled_from([OPEN, CLOSE, "<think>", "</think>", "<answer>", "</answer>", "\n", DEEP])
+pieces = st.lists(written | texts | marks, max_size=6).map("".join)
+turns = pieces | written.map(lambda call: f"{OPEN}\n{call}\n{CLOSE}")
+
+
+def call_tools(text: str, read: ReadCalls) -> str:
+    """Whatever a model writes is an answer, a call that is carried out, or one that says what is wrong with it."""
+    read_action(text)
+    try:
+        calls = read(text)
+    except UnreadableCallError as error:
+        assert str(error)
+        return "unreadable"
+    if not calls:
+        return "answer"
+    results = asyncio.run(_carry_out([(call.name, call.arguments) for call in calls]))
+    return " ".join(sorted(set(results)))
+
+
+def call_directly(name: str, given: str) -> str:
+    (status,) = asyncio.run(_carry_out([(name, given)]))
+    return status
+
+
+async def _carry_out(calls: list[tuple[str, str]]) -> list[str]:
+    box, session = ToolBox([FunctionTool(add)], ToolLimits(timeout=5.0, max_output=100)), Session()
+    try:
+        results = [await box.call(name, given, session) for name, given in calls]
+    finally:
+        await session.close()
+        await box.close()
+    for result in results:
+        result.text.encode()
+        assert len(result.text) < 1000 and result.text
+    return [result.status.value for result in results]
+
+
+class Odd:
+    def __float__(self) -> float:
+        raise RuntimeError("odd")
+
+
+ODD_RESULTS = [
+    np.float32(1), np.nan, np.array([1.0]), np.array([1.0, 2.0]), np.array([]), 1j, b"1", Odd(), Odd, 10**400, (1,),
+    {1}, range(3), {"reward": None}, {"reward": "1"}, {"reward": 1, "x": [1]}, {1: 2}, {None: 1.0}, {"": 0.5},
+]  # fmt: skip
+returned: st.SearchStrategy[Any] = st.one_of(
+    anything,
+    st.sampled_from(ODD_RESULTS),
+    st.dictionaries(st.sampled_from(["reward", "accuracy", "x", "\ud800"]), anything, max_size=3),
+)
+
+
+def reward(value: Any) -> str:
+    """What a reward function returns is a score that the driver can read, or a failure with its reason."""
+    try:
+        score = to_score(value)
+    except (ValueError, TypeError) as error:
+        assert any(word in str(error) for word in ("reward", "component")), error
+        return "masked"
+    assert decode_reply(encode_reply(score)) == score and abs(score.reward) <= 1e9
+    return "scored"
+
+
+FUNCTIONS = {
+    "raises": ("raise KeyError('x')", "masked"),
+    "raises all": ("raise BaseException('x')", "masked"),
+    "nothing": ("return None", "masked"),
+    "nan": ("return float('nan')", "masked"),
+    "text": ("return '1'", "masked"),
+    "array": ("import numpy; return numpy.ones(3)", "masked"),
+    "nested": ("return {'reward': {'a': 1}}", "masked"),
+    "late": ("import time; time.sleep(60)", "masked"),
+    "exits": ("import os; os._exit(0)", "masked"),
+    "leaves": ("raise SystemExit(0)", "masked"),
+    "killed": ("import os; os.kill(os.getpid(), 9)", "masked"),
+    "prints": ("print('x' * 100_000); return 1.0", "scored"),
+    "writes": ("import os; os.write(1, b'x' * 1000); return 1.0", "scored"),
+    "closes": ("import os; os.closerange(0, 3); return 1.0", "masked"),
+    "moves": ("import os; os.chdir('/'); return 1.0", "scored"),
+    "forks": ("import os; os.fork() or os._exit(0); return 1.0", "scored"),
+    "deep": ("return compute_score(prompt, completion)", "masked"),
+    "half": ("return {'reward': 1.0, '\\ud800': 1.0}", "scored"),
+    "signals": ("import signal, os; os.kill(os.getpid(), signal.SIGTERM); return 1.0", "masked"),
+}
+"""Body of a reward function -> what comes of it: never a hang, an error of the run, or a 0."""
+
+
+def functions(folder: Path) -> Iterator[tuple[str, Path]]:
+    for name, (body, _) in FUNCTIONS.items():
+        path = folder / f"{name.replace(' ', '_')}.py"
+        path.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
+        yield name, path
+
+
+def grade(name: str, path: Path) -> str:
+    """In a process as in a run; the next request finds a grader, too."""
+
+    async def run() -> list[str]:
+        client = RewardClient(str(path), "compute_score", 2.0, 1, {}, ())
+        await client.start()
+        try:
+            scores = [await client.score(Prompt(0, "text", "?"), "answer") for _ in range(1)]
+        finally:
+            await client.close()
+        assert all(score.reason or not score.outcome.failed for score in scores)
+        return ["masked" if score.outcome.failed else "scored" for score in scores]
+
+    (outcome,) = asyncio.run(run())
+    assert outcome == FUNCTIONS[name][1], f"{outcome}, not {FUNCTIONS[name][1]}"
+    return outcome

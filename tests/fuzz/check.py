@@ -1,0 +1,145 @@
+"""What people, models and disks get wrong is one error or a counted outcome: `python -m tests.fuzz.check --seed 7`.
+
+    configs         keys with values that they do not take, in YAML and as words, up to where workers would start
+    data            parquet and jsonl files: cut, torn, of other types, with half characters, huge
+    templates       chat templates that are wrong, do not show the chat, or recurse
+    tool calls      what a model writes, through the readers of calls to the tools
+    rewards         what a reward function returns, and what it does to its process
+    checkpoints     bytes that flip, files that are cut, missing, renamed, swapped, with a manifest and without
+
+A failure is anything else: another exception, an error that names neither key nor file, a hang, a configuration that
+does not come back from its config.yaml, a damaged checkpoint that is gone on from.
+
+The last line is a JSON object; the exit status is 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from tests.fuzz import answers, checkpoints, configs, data_files
+from tests.fuzz.verdict import Case, Report
+
+SHARES = {"configs": 0.3, "data": 0.2, "templates": 0.1, "tool calls": 0.2, "rewards": 0.1, "checkpoints": 0.1}
+Draw = Callable[[st.DataObject, Path], Case]
+
+
+def check(chosen_seed: int, cases: int, folder: Path, quick: bool = False, progress: bool = False) -> Report:
+    """`quick`: no processes of graders, and no parser of vLLM's."""
+    report = Report()
+    for kind, draw in kinds(folder, quick).items():
+        _run(kind, draw, max(1, round(SHARES[kind] * cases)), chosen_seed, folder, report)
+        if progress:
+            print(f"{kind}: {dict(report.kinds[kind])}, {len(report.failures)} failures", flush=True)
+    if not quick:
+        for name, path in answers.functions(folder):
+            report.take("graders", Case(name, lambda name=name, path=path: answers.grade(name, path), ()))
+    return report
+
+
+def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
+    task = configs.Task.make(folder / "task")
+    renderer = Renderer(load_tokenizer(str(folder / "task" / "model")))
+    renderer.tokenizer.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+    of_templates = Renderer(load_tokenizer(str(folder / "task" / "model")))
+    sound = checkpoints.make_run(folder / "run")
+    readers = [answers.reader("")] if quick else [answers.reader(""), answers.reader("hermes")]
+
+    def config(data: st.DataObject, place: Path) -> Case:
+        if data.draw(st.booleans()):
+            words = data.draw(configs.command_lines())
+            return Case(repr(words), lambda: configs.from_words(task, words), _parts(words))
+        keys = data.draw(configs.settings())
+        names = (*_parts(keys), "memory:", "own.yaml")
+        return Case(repr(keys), lambda: configs.from_yaml(task, keys, place), names)
+
+    def data_file(data: st.DataObject, place: Path) -> Case:
+        path = data.draw(data_files.files(place))
+        return Case(
+            repr(path.read_bytes()[:300]), lambda: data_files.read(path, renderer), (path.name, "chat template")
+        )
+
+    def template(data: st.DataObject, place: Path) -> Case:
+        text = data.draw(data_files.templates)
+        return Case(repr(text), lambda: data_files.render(text, of_templates), ("chat template", "chat_template"))
+
+    def tool_call(data: st.DataObject, place: Path) -> Case:
+        if data.draw(st.booleans()):
+            name, given = data.draw(st.sampled_from(answers.NAMES)), data.draw(answers.arguments)
+            return Case(repr((name, given[:200])), lambda: answers.call_directly(name, given), ())
+        text, read = data.draw(answers.turns), data.draw(st.sampled_from(readers))
+        return Case(repr(text[:300]), lambda: answers.call_tools(text, read), ())
+
+    def reward(data: st.DataObject, place: Path) -> Case:
+        value = data.draw(answers.returned)
+        return Case(repr(value), lambda: answers.reward(value), ())
+
+    def checkpoint(data: st.DataObject, place: Path) -> Case:
+        damage = data.draw(checkpoints.damages)
+        return Case(
+            repr(damage), lambda: checkpoints.start_again(sound, damage), (f"step_{damage.step:06d}", damage.file)
+        )
+
+    return {
+        "configs": config,
+        "data": data_file,
+        "templates": template,
+        "tool calls": tool_call,
+        "rewards": reward,
+        "checkpoints": checkpoint,
+    }
+
+
+def _parts(keys: object) -> tuple[str, ...]:
+    """Any word of the keys: an error may name a section, or a key by its end."""
+    assert isinstance(keys, dict | list)
+    words = {part for key in keys for part in str(key).split("=")[0].strip("+~").split(".") if len(part) > 1}
+    return tuple({*words, "override", "KEY=VALUE", "option"} if isinstance(keys, list) else words)
+
+
+def _run(kind: str, draw: Draw, cases: int, chosen_seed: int, folder: Path, report: Report) -> None:
+    @seed(chosen_seed)
+    @settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def once(data: st.DataObject) -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as place, contextlib.redirect_stderr(io.StringIO()):
+            report.take(kind, draw(data, Path(place)))
+
+    once()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=500)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = check(options.seed, options.cases, Path(folder), progress=True)
+    for failure in report.failures:
+        print(failure)
+    print(report.summary())
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Command lines and YAML files of main_ppo, up to where workers would start."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+
+from alphaapollo.config.keys import Key, accepted_keys, sections
+from alphaapollo.config.load import load_with_origin, save_config
+from alphaapollo.config.schema import Config
+from alphaapollo.trainer.lifecycle import prepare
+from tests.fuzz.values import anything, numbers, texts
+from tests.unit.tiny import save_model
+
+KEYS = accepted_keys(Config)
+NOT_TRIED = {
+    "trainer.controller", "trainer.device", "trainer.logger", "env.mcp_servers",
+    "actor_rollout_ref.model.trust_remote_code", "env.openenv.url",
+}  # fmt: skip
+"""They reach for what this machine may or may not have: a cluster, GPUs, accounts, servers."""
+HUBS = ("path", "tokenizer_path")
+"""Keys whose value may be a hub id, which would be looked up: here only what looks like a folder is written."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every command line begins with: a tiny model and its data."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Task:
+        save_model("qwen3", folder / "model")
+        rows = [
+            {"prompt": f"w{2 + n} w3", "data_source": "exact", "reward_model": {"ground_truth": "w5"}} for n in range(8)
+        ]
+        (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return cls(folder)
+
+    def words(self) -> dict[str, Any]:
+        return {
+            "data.train_files": str(self.folder / "data.jsonl"),
+            "data.train_batch_size": 4,
+            "data.max_prompt_length": 32,
+            "data.max_response_length": 16,
+            "actor_rollout_ref.model.path": str(self.folder / "model"),
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+            "actor_rollout_ref.rollout.kv_cache_gib": 0.1,
+            "env.rollout.n": 4,
+            "trainer.output_dir": str(self.folder / "out"),
+            "trainer.project_name": "p",
+            "trainer.experiment_name": "e",
+            "trainer.total_training_steps": 2,
+            "trainer.controller": "local",
+            "actor_rollout_ref.rollout.name": "hf",
+        }
+
+
+def tried_keys() -> list[str]:
+    return [name for name in KEYS if name not in NOT_TRIED]
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> dict[str, Any]:
+    """One to three keys with values near or far from what they take."""
+    names = draw(st.lists(st.sampled_from(tried_keys()), min_size=1, max_size=3, unique=True))
+    return {name: _local(name, draw(_value_of(KEYS[name]))) for name in names}
+
+
+def _value_of(key: Key) -> st.SearchStrategy[Any]:
+    choices = key.type.split(" | ")
+    near: st.SearchStrategy[Any] = st.sampled_from([*choices, key.default])
+    if key.type.startswith(("integer", "number")):
+        near = numbers
+    elif key.type.startswith("text"):
+        near = texts
+    elif key.type.startswith("list of"):
+        near = st.lists(texts | numbers, max_size=3)
+    elif key.type.startswith("map of"):
+        near = st.dictionaries(texts, anything, max_size=2)
+    elif len(choices) == 1:
+        near = st.booleans()
+    return near | near | near | anything
+
+
+def _local(name: str, value: Any) -> Any:
+    """Never a hub id: that would be asked for over the network."""
+    is_model = name.endswith(HUBS) and "model" in name
+    return f"/{value}" if is_model and isinstance(value, str) and value else value
+
+
+def from_yaml(task: Task, given: dict[str, Any], folder: Path) -> str:
+    """The keys in a file of the user's own, which is started from."""
+    values: dict[str, Any] = {"defaults": ["/ppo"]}
+    for name, value in (task.words() | given).items():
+        place = values
+        *path, last = name.split(".")
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "own.yaml").write_text(yaml.safe_dump(values))
+    return up_to_the_workers(["--config-dir", str(folder), "--config-name", "own", "trainer.dry_run=true"])
+
+
+def from_words(task: Task, words: Sequence[str]) -> str:
+    """The words as the shell gives them, after those that every run needs."""
+    given = {word.split("=")[0].lstrip("+~") for word in words}
+    first = [f"{name}={value}" for name, value in task.words().items() if name not in given]
+    return up_to_the_workers([*first, *words, "trainer.dry_run=true"])
+
+
+def up_to_the_workers(argv: list[str]) -> str:
+    """Accepted is what also comes back whole from the run's config.yaml."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        config, origin = load_with_origin(Config, "ppo", argv)
+        prepared = prepare(config, origin)
+    path = Path(prepared.config.trainer.output_dir) / "saved.yaml"
+    save_config(config, path)
+    again = Config.model_validate_json(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))), strict=True)
+    path.unlink()
+    assert again == config, "config.yaml does not give the configuration back"
+    return "accepted"
+
+
+WORDS = ["=", "==", "a", "trainer", "trainer=", "=1", "+trainer.seed=1", "~trainer.seed", "~trainer", "trainer.seed",
+         "algorithm=", "algorithm=nothing", "algorithm=[dapo,grpo]", "--", "-", "--nothing", "trainer={seed: 1}",
+         "trainer=[]", "trainer.seed=1,2", "trainer.seed=[", "trainer.seed={", "trainer.seed=${oc.env:HOME}",
+         "trainer.seed=${trainer.seed}", "trainer.seed=${nothing.there}", "trainer.seed=???", "hydra.run.dir=x",
+         "defaults=[]", "env=math_long", "trainer..seed=1", ".=1", "trainer.seed='", "data.train_files=[[1],[2]]",
+         "a\0b=1", "\udcff=1", "trainer.experiment_name=\udcff", "trainer.seed=" + "9" * 5000, "+x.y.z=1",
+         "trainer.seed=glob(*)", "trainer.seed=range(3)", "trainer.seed=choice(1,2)", "env.tools=[a,a]"]  # fmt: skip
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """Words that are no KEY=VALUE, or odd ones."""
+    odd = st.sampled_from(WORDS)
+    keys = st.sampled_from([*tried_keys(), *sections(Config)])
+    return draw(st.lists(odd | st.builds("{}={}".format, keys, texts.map(_flat)), min_size=1, max_size=2))
+
+
+def _flat(text: str) -> str:
+    return text if text.startswith("/") or not text.isascii() else f"/{text}"

@@ -1,0 +1,47 @@
+"""`make audit` tells what is known apart from what could not be asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from scripts import audit
+
+KNOWN = [{"id": "ID-1", "fix_versions": ["1.1"]}, {"id": "ID-2", "fix_versions": []}]
+FOUND = {"name": "a", "version": "1.0", "vulns": KNOWN}
+SOUND = {"name": "b", "version": "2", "vulns": []}
+SKIPPED = {"name": "c", "skip_reason": "not found"}
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") -> None:
+    def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(arguments, 1, stdout, stderr)
+
+    monkeypatch.setattr(audit.subprocess, "run", run)
+
+
+def test_pins_without_markers_and_builds() -> None:
+    lines = ["# made by", "torch==2.13.0+cpu ; sys_platform == 'linux'", "torch==2.13.0", "a @ file:///a.whl"]
+    assert audit.exact(lines) == ["torch==2.13.0"]
+
+
+def test_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(monkeypatch, json.dumps({"dependencies": [FOUND, SOUND, SKIPPED]}))
+    assert audit.main() == 1
+    said = capsys.readouterr().out
+    assert "1 with known vulnerabilities; nothing is known of c\n" in said
+    assert "  a==1.0: ID-1 (mended in 1.1); ID-2 (mended in no version)\n" in said
+    answer(monkeypatch, json.dumps({"dependencies": [SOUND]}))
+    assert audit.main() == 0
+
+
+def test_no_index_is_no_clean_bill(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(monkeypatch, "", "Traceback ...\nConnectionError: no route\n")
+    assert audit.main() == 2
+    assert capsys.readouterr().out.count("NOT looked up, for no index of advisories could be asked: Connection") == 3
+    answer(monkeypatch, json.dumps({"dependencies": [SKIPPED, SKIPPED]}))  # a mirror that knows packages alone
+    assert audit.main() == 2
+    assert "NOT looked up" in capsys.readouterr().out
