@@ -1,0 +1,173 @@
+"""What is disturbed: small runs of the whole stack, as a user starts them, and whether two of them came to the same."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from scripts.small_run import make_task, run_words
+
+REWARD = """
+def compute_score(prompt, completion):
+    digits = sum(map(str.isdigit, completion))
+    return {"reward": digits / 10, "accuracy": float(digits % 2)}
+"""
+GAME = (
+    *("env.env_name=guessing_game", "env.max_steps=3", "env.max_tokens_per_turn=8", "env.guessing_game.numbers=9"),
+    *('env.guessing_game.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
+)
+AHEAD = (
+    *("trainer.async_mode=separate", "trainer.max_staleness=2", "algorithm.rollout_correction.method=tis"),
+    *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24"),
+)
+SMALL = (
+    "algorithm.adv_estimator=grpo",
+    "env.rollout.n=4",
+    "data.train_batch_size=4",
+    "data.max_prompt_length=32",
+    "data.max_response_length=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.optim.lr=1e-3",
+    "actor_rollout_ref.rollout.kv_cache_gib=0.1",
+    "trainer.device=cpu",
+    "trainer.cpu_threads=1",
+    "actor_rollout_ref.rollout.cpu_threads=1",
+    "trainer.val_before_train=false",
+    "trainer.max_ckpt_to_keep=3",
+)
+MEASURED = (  # by a clock, of memory, or of a start
+    *("timing", "memory/", "perf/", "checkpoint/", "recovery/", "tool/seconds", "rollout/tokens_per_second"),
+    *("actor/sharing_gap", "critic/sharing_gap"),
+)
+
+
+ROLES = {  # who can be killed, and words of its command line; the driver's are those of the command itself
+    "driver": "",
+    "policy": "ray::PolicyHost",
+    "rollout": "ray::RolloutHost",
+    "engine": "EngineCore",
+    "grader": "alphaapollo.rewards.grader_process",
+    "raylet": "raylet/raylet",
+    "gcs": "gcs_server",
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """words: beyond SMALL. exact: a disturbed run ends with the undisturbed one's bytes. roles: who there is."""
+
+    words: tuple[str, ...]
+    exact: bool = True
+    roles: tuple[str, ...] = tuple(ROLES)
+
+
+SCENES = {
+    "local": Scene(("trainer.controller=local", "actor_rollout_ref.rollout.name=fake"), roles=("driver", "grader")),
+    "sync_single": Scene(()),
+    "sync_multi": Scene(GAME),
+    "async_single": Scene(AHEAD, exact=False),
+    "async_multi": Scene((*GAME, *AHEAD[:3], "actor_rollout_ref.rollout.max_num_seqs=24"), exact=False),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the runs of a scene lie: out/SCENE/alphaapollo/NAME."""
+
+    out: Path
+    scene: str
+
+    def folder(self, name: str) -> Path:
+        return self.out / self.scene / "alphaapollo" / name
+
+    def words(self, name: str, *more: str) -> list[str]:
+        """main_ppo's, for the run of that name."""
+        task = self.out / "task"
+        make_task(task, REWARD)
+        own = SCENES[self.scene].words
+        given = {word.split("=")[0] for word in own}
+        return [
+            *(word for word in SMALL if word.split("=")[0] not in given),
+            *own,
+            *run_words(task, self.out / self.scene, name),
+            *more,
+        ]
+
+    def steps(self, name: str) -> int:
+        """Iterations in its metrics so far."""
+        path = self.folder(name) / "metrics.jsonl"
+        return path.read_text().count("\n") if path.is_file() else 0
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """Without what a clock or the machine's memory says."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if not name.startswith(MEASURED)} for line in lines]
+
+
+def rollouts_of(folder: Path) -> list[dict[str, Any]]:
+    """Every trajectory, without its seconds."""
+    records = []
+    for path in sorted((folder / "rollouts").glob("step_*.jsonl")):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            del record["seconds"]
+            for turn in record["turns"]:
+                turn["num_cached_tokens"] = turn["info"] = None  # the prefix cache's luck; seconds of tools
+            records.append(record)
+    return records
+
+
+def differences(whole: Path, harmed: Path) -> list[str]:
+    """What of a disturbed run is not the undisturbed one's, bit for bit."""
+    found = []
+    for one, other in zip(metrics_of(whole), metrics_of(harmed), strict=False):
+        names = [name for name in one | other if one.get(name) != other.get(name)]
+        if names:
+            found.append(f"metrics of step {one['step']}: {', '.join(names[:5])}")
+    if (count := len(metrics_of(whole))) != len(metrics_of(harmed)):
+        found.append(f"{len(metrics_of(harmed))} lines of metrics, not {count}")
+    if rollouts_of(whole) != rollouts_of(harmed):
+        found.append("rollouts")
+    model = "model/model.safetensors"
+    if (whole / model).read_bytes() != (harmed / model).read_bytes():
+        found.append("the model")
+    return found
+
+
+def unaccounted(folder: Path, steps: int) -> list[str]:
+    """Of a run that cannot be compared: iterations that are missing or double, samples that are lost or used twice."""
+    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    trained = [line for line in lines if line["step"]]
+    found = []
+    if [line["step"] for line in trained] != list(range(1, steps + 1)):
+        found.append("iterations missing or double")
+    carried = 0.0
+    for line in trained if "async/started" in trained[0] else ():
+        gone = sum(
+            line[f"async/{name}"] for name in ("trained", "dropped_failed", "dropped_no_signal", "dropped_stale")
+        )
+        if carried + line["async/started"] != gone + line["async/carried"]:
+            found.append(f"groups of step {line['step']} do not add up")
+        carried = line["async/carried"]
+    counts = Counter(int(record["step"]) for record in rollouts_of(folder))
+    if found_counts := [line["step"] for line in trained if counts[line["step"]] != line["rollout/trajectories"]]:
+        found.append(f"trajectories of steps {found_counts[:5]} are not all in rollouts/")
+    played = [(record["step"], record["prompt_id"], record["sample"]) for record in rollouts_of(folder)]
+    if len(played) != len(set(played)):
+        found.append("a sample was used twice")
+    return found
+
+
+def memory_growth(folder: Path) -> dict[str, float]:
+    """MiB an iteration by role: the median, for whoever is begun again begins small."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
+    names = [name for name in lines[0] if name.startswith("memory/") and name.endswith("_rss_gib")]
+    return {
+        name: 1024 * median(later[name] - line[name] for line, later in pairwise(lines)) for name in names if lines[1:]
+    }
