@@ -5,6 +5,7 @@ files -> rows with exact masks -> per step: the stream's next examples -> this r
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -148,8 +149,16 @@ def prepare(config: SftConfig) -> SftRun:
         total_steps=trainer.total_training_steps or max(1, len(examples) * trainer.total_epochs // size),
         folder=trainer.folder,
         start=start,
-        notices=[*notices, *start.lines()],
+        notices=[*notices, *start.lines(), *ranks_notice(start.checkpoint, world_size)],
     )
+
+
+def ranks_notice(checkpoint: Path | None, ranks: int) -> list[str]:
+    """Their number is torchrun's and no key, so no change of a key tells of it."""
+    state = checkpoint / "model" / "state.json" if checkpoint else None
+    if state is None or not state.is_file() or (before := json.loads(state.read_text())["world_size"]) == ranks:
+        return []
+    return [f"the checkpoint was written by {before} rank(s), and there are {ranks} now: {ROUNDING}."]
 
 
 def _check_ranks(config: SftConfig, ranks: int, per_node: int) -> list[str]:
