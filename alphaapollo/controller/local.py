@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
-from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks
+from alphaapollo.controller.worker_counts import Placement
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

@@ -18,12 +18,12 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.nodes import Wanted
-from alphaapollo.controller.placement import Machine, Placement, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_nodes import compare_nodes, wait_for_nodes
 from alphaapollo.controller.ray_placement import check_reach, reserve, seats, visible_gpus
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
+from alphaapollo.controller.worker_counts import Machine, Placement, smallest_gpu
 from alphaapollo.watchdog import RUN, end_processes
 from alphaapollo.weights.transport import feeders
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
-from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_ranks import Place, Seat
+from alphaapollo.controller.worker_counts import Placement
 
 CPU_SHARE = 0.01  # of its node's bundle, an actor: threads are set by the workers, Ray only needs something to count
 

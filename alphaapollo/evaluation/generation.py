@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rich.console import Console as Terminal
 
-from alphaapollo.config.changes import Verdict
 from alphaapollo.config.check import check_generation
+from alphaapollo.config.diff import Verdict
 from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alphaapollo.checkpoint_folder import CheckpointFolder, read_progress, write_progress
-from alphaapollo.config.changes import (
+from alphaapollo.config.check import check_sft
+from alphaapollo.config.check_parallelism import check_fsdp_size, check_group
+from alphaapollo.config.diff import (
     ANOTHER_MODEL,
     LENGTH,
     OTHER_ADAPTERS,
@@ -22,13 +24,11 @@ from alphaapollo.config.changes import (
     ROUNDING,
     Verdict,
 )
-from alphaapollo.config.check import check_sft
-from alphaapollo.config.check_parallelism import check_fsdp_size, check_group
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.notices import void_lines
 from alphaapollo.config.resolve import resolve_device, resolve_model
 from alphaapollo.config.schema import Model, SftConfig
-from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments

@@ -23,7 +23,7 @@ from alphaapollo.config.schema import (
     Trainer,
 )
 from alphaapollo.controller.nodes import Wanted
-from alphaapollo.controller.placement import Machine, detect_machine
+from alphaapollo.controller.worker_counts import Machine, detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer

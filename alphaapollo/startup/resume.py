@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, move_aside, read_progress
-from alphaapollo.config.changes import Change, ChangeRule, command_of, find_changes
+from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from alphaapollo.config.keys import value_of, with_value
 from alphaapollo.config.resolve import engine_threads, num_engines, resolve_device
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.controller.placement import Machine, rank_threads
+from alphaapollo.controller.worker_counts import Machine, rank_threads
 from alphaapollo.startup.resume import earlier_config
 
 C = TypeVar("C", bound=BaseModel)

@@ -31,6 +31,7 @@ from alphaapollo.observability.trackers import Tracker, check_trackers, make_tra
 from alphaapollo.startup.input_checks import find_machine, local_paths, missing_cluster
 from alphaapollo.startup.resume import Start, find_start, way_on
 from alphaapollo.startup.threads import settle_threads
+from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.loop_async import train_async
@@ -41,7 +42,6 @@ from alphaapollo.trainer.progress import Progress, check_steps
 from alphaapollo.trainer.resume_rule import change_rule_of
 from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Run
-from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
 from alphaapollo.weights.proof import GAP_BFLOAT16, GAP_FLOAT32

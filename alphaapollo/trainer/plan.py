@@ -13,7 +13,7 @@ from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.notices import ACTOR
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
 from alphaapollo.config.schema import Config, Model, Rollout
-from alphaapollo.controller.placement import Machine, Placement, make_placement
+from alphaapollo.controller.worker_counts import Machine, Placement, make_placement
 from alphaapollo.startup.input_checks import environment_notices, find_environment
 from alphaapollo.startup.memory import Roles, fit_memory
 from alphaapollo.startup.model_memory import UNMEASURED, MemoryPlan, unmeasured_notice

@@ -18,7 +18,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.handles import CriticGroup, PolicyGroup
 from alphaapollo.controller.local import launch_trainers
-from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.models.double import InDouble
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console

@@ -6,7 +6,7 @@ each key stands in tests/unit/startup/change_rules.txt.
 
 from __future__ import annotations
 
-from alphaapollo.config.changes import (
+from alphaapollo.config.diff import (
     ANOTHER_MODEL,
     LENGTH,
     NEW_DRAWS,

@@ -16,18 +16,18 @@ from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
-from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.trainer import loop, loop_async
+from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.lifecycle import prefer_huge_pages, seldom_collect
 from alphaapollo.trainer.plan import make_plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.run_state import Run
-from alphaapollo.trainer.saving import Saving
 from alphaapollo.types import Prompt
 from alphaapollo.weights.proof import GAP_FLOAT32
 from alphaapollo.weights.publish import WeightPublisher

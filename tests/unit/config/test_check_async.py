@@ -6,7 +6,7 @@ from alphaapollo.config.check import check
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.placement import Machine, make_placement
+from alphaapollo.controller.worker_counts import Machine, make_placement
 
 CORRECTED = "algorithm.rollout_correction.method=tis"
 CARRY, SEPARATE = "trainer.async_mode=carry", "trainer.async_mode=separate"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_placement import check_reach, seats, visible_gpus
 from alphaapollo.controller.ray_ranks import Place
+from alphaapollo.controller.worker_counts import Placement
 
 NODES: Any = "nodes"  # two, of four GPUs
 ENGINE_GPUS: Any = "GPUs of the engines"

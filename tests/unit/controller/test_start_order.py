@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller.crew import Roles
-from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_crew import RayCrew
 from alphaapollo.controller.ray_ranks import Place
+from alphaapollo.controller.worker_counts import Placement
 
 
 class Worker:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from alphaapollo.config.changes import OF_THE_START, ChangeRule, Verdict
+from alphaapollo.config.diff import OF_THE_START, ChangeRule, Verdict
 from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 from alphaapollo.evaluation.generation import change_rule as of_generation

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.checkpoint_folder import write_progress
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.startup.resume import find_start
 from alphaapollo.startup.threads import settle_sft_threads, settle_threads
 from alphaapollo.trainer.resume_rule import change_rule_of

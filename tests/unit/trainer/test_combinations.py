@@ -11,7 +11,7 @@ from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_es
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config, Env, GenerationConfig
-from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.environments.base import get_registered
 from alphaapollo.startup.input_checks import environment_notices
 from alphaapollo.trainer.combinations import check_combinations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.startup.memory import CHECKPOINTING, with_keys
 from alphaapollo.trainer import plan as plans
 from alphaapollo.trainer.plan import Plan, make_plan, with_memory

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.models.footprint import Held
 from alphaapollo.startup.model_memory import MemoryPlan
 from alphaapollo.trainer.inputs import Inputs

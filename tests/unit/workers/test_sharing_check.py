@@ -14,7 +14,7 @@ import torch
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.data.packing import keep_rows
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.sharding import full_tensor

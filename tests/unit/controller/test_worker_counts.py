@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alphaapollo.controller.placement import bfloat16_units
+from alphaapollo.controller.worker_counts import bfloat16_units
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alphaapollo.config.changes import Verdict, command_of, find_changes
+from alphaapollo.config.diff import Verdict, command_of, find_changes
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
 
 

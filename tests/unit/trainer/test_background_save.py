@@ -13,8 +13,8 @@ import pytest
 
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer import saving
+from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.saving import Saving
 
 
 class Trainer:
