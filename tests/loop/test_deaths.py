@@ -91,8 +91,8 @@ loop.{part} = hold
 @pytest.mark.parametrize(
     ("words", "engine", "controller", "before", "named"),
     [
-        ("PolicyHost", "fake", "ray", "learn", "the policy worker of rank 0"),
-        ("EngineCore", "vllm", "local", "learn", "rollout engine 0: its core process died"),
+        ("PolicyHost", "fake", "ray", "learn_recorded", "the policy worker of rank 0"),
+        ("EngineCore", "vllm", "local", "learn_recorded", "rollout engine 0: its core process died"),
         ("RolloutHost", "fake", "ray", "collect", "the rollout worker of rank 0"),
         ("EngineCore", "vllm", "local", "collect", "rollout engine 0: its core process died"),
     ],

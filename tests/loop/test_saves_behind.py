@@ -95,14 +95,14 @@ part = loop.{part}
 async def pause(run, step, *rest):
     if step == 4:
         Path({mark!r}).touch()
-        await asyncio.sleep(2.0 if {part!r} == "learn" else 600)
+        await asyncio.sleep(2.0 if {part!r} == "learn_recorded" else 600)
     return await part(run, step, *rest)
 
 loop.{part} = pause
 """
 
 
-@pytest.mark.parametrize(("part", "saved"), [("collect", 3), ("learn", 4)])
+@pytest.mark.parametrize(("part", "saved"), [("collect", 3), ("learn_recorded", 4)])
 def test_told_to_end_it_saves_the_last_whole_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
     """In the fourth, before its update and in it; what follows is what would have come."""
     whole = ppo.run(*SETTINGS, name="whole")

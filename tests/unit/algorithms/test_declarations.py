@@ -188,12 +188,12 @@ def test_losses_without_a_ratio_and_no_others_ignore_the_old_log_probs(name: str
 
 
 def test_nobody_else_reads_these_fields():
-    """Or a notice would call a key dead that somebody reads."""
+    """Or a notice would call a key dead that somebody reads. named_rewards.py asks for the estimator itself."""
     estimators, losses = map(get_estimator, estimator_names()), map(get_policy_loss, policy_loss_names())
     fields = {name for one in estimators for name in one.all_reads}
     fields |= {name.rpartition(".")[2] for one in losses for name in one.reads or ()}
     package = Path(alphaapollo.__file__).parent
     for path in package.rglob("*.py"):
-        if path.relative_to(package).parts[0] not in ("algorithms", "config"):
+        if path.relative_to(package).parts[0] not in ("algorithms", "config") and path.name != "named_rewards.py":
             read = set(re.findall(r"\.(\w+)", path.read_text(encoding="utf-8"))) & fields
             assert not read, f"{path.name} reads {', '.join(sorted(read))}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.checkpoint_folder import CheckpointFolder
-from alphaapollo.trainer import saving
+from alphaapollo.trainer import background_save
 from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.progress import Progress
 
@@ -180,7 +180,7 @@ def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
 def test_a_run_that_has_failed_says_what_became_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, told: str
 ) -> None:
-    monkeypatch.setattr(saving, "PATIENCE", patience)
+    monkeypatch.setattr(background_save, "PATIENCE", patience)
 
     async def main() -> None:
         case = Case(tmp_path, policy)
