@@ -16,7 +16,6 @@ from alphaapollo.checkpoint_folder import CheckpointFolder
 from scripts.chaos.command import Command
 
 PATIENCE = 240.0  # seconds until a command must have gone on or ended
-NAMES = {"policy": "policy", "rollout": "rollout", "engine": "engine", "raylet": "raylet", "gcs": "GCS"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def kill(command: Command, role: str, rng: random.Random) -> Harm | None:
     if role == "driver":
         return Harm("kill", role, at, step, became, seconds)
     said = command.last_line
-    named = NAMES.get(role, role).lower() in said.lower() or str(pid) in said
+    named = role in said.lower() or str(pid) in said
     problem = "" if named and "Traceback" not in command.printed(size) else f"not named: {said[:200]}"
     return Harm("kill", role, at, step, became, seconds, problem)
 

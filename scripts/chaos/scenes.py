@@ -155,10 +155,11 @@ def unaccounted(folder: Path, steps: int) -> list[str]:
         if carried + line["async/started"] != gone + line["async/carried"]:
             found.append(f"groups of step {line['step']} do not add up")
         carried = line["async/carried"]
-    counts = Counter(int(record["step"]) for record in rollouts_of(folder))
+    records = rollouts_of(folder)
+    counts = Counter(int(record["step"]) for record in records)
     if found_counts := [line["step"] for line in trained if counts[line["step"]] != line["rollout/trajectories"]]:
         found.append(f"trajectories of steps {found_counts[:5]} are not all in rollouts/")
-    played = [(record["step"], record["prompt_id"], record["sample"]) for record in rollouts_of(folder)]
+    played = [(record["step"], record["prompt_id"], record["sample"]) for record in records]
     if len(played) != len(set(played)):
         found.append("a sample was used twice")
     return found
