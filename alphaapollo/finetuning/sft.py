@@ -5,7 +5,6 @@ files -> rows with exact masks -> per step: the stream's next examples -> this r
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -36,6 +35,7 @@ from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.due import due
 from alphaapollo.finetuning.memory import fit_sft
+from alphaapollo.models.checkpoint import read_state
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers, make_tracker
 from alphaapollo.startup.input_checks import check_adapters, check_experts, check_sequence_parallel
@@ -155,8 +155,9 @@ def prepare(config: SftConfig) -> SftRun:
 
 def ranks_notice(checkpoint: Path | None, ranks: int) -> list[str]:
     """Their number is torchrun's and no key, so no change of a key tells of it."""
-    state = checkpoint / "model" / "state.json" if checkpoint else None
-    if state is None or not state.is_file() or (before := json.loads(state.read_text())["world_size"]) == ranks:
+    if checkpoint is None or not (checkpoint / "model" / "state.json").is_file():  # the worker's load says so
+        return []
+    if (before := read_state(checkpoint / "model")["world_size"]) == ranks:
         return []
     return [f"the checkpoint was written by {before} rank(s), and there are {ranks} now: {ROUNDING}."]
 

@@ -78,6 +78,18 @@ def write(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
         ) from error
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """The caller's figures with `world_size`, that of the writer. ValueError: the folder has none that can be read."""
+    if not (path / "state.json").is_file():
+        raise ValueError(f"{path} is not a checkpoint: it has no state.json. Resume from a folder under checkpoints/.")
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        state["world_size"] = int(state["world_size"])
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path / 'state.json'} cannot be read: {error} Resume from another checkpoint.") from error
+    return state
+
+
 def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     """Read a checkpoint, written by any number of ranks, into `model` and `optimizer` (a collective of all ranks).
 
@@ -85,15 +97,7 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
     only then can a run go on bit for bit. Raises ValueError for a folder that is not a whole checkpoint.
     """
     path = Path(folder)
-    if not (path / "state.json").is_file():
-        raise ValueError(
-            f"{folder} is not a checkpoint: it has no state.json. Resume from a folder under checkpoints/."
-        )
-    try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        world_size = int(state["world_size"])
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path / 'state.json'} cannot be read: {error} Resume from another checkpoint.") from error
+    state = read_state(path)
     reshard(model)
     tensors = _tensors(model, optimizer)
     try:
@@ -113,7 +117,7 @@ def load(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str
             optim_state_dict=tensors["optimizer"],
             options=options,
         )
-    if world_size == dist.get_world_size():
+    if state["world_size"] == dist.get_world_size():
         _set_generators(_read_generators(folder))
     return state
 

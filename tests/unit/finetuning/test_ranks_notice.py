@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from alphaapollo.finetuning.sft import ranks_notice
 
 
@@ -12,3 +14,10 @@ def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
     assert ranks_notice(tmp_path, 4) == []
     (told,) = ranks_notice(tmp_path, 1)
     assert told.startswith("the checkpoint was written by 4 rank(s), and there are 1 now: the same batches and draws")
+
+
+def test_a_torn_state_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "state.json").write_text('{"num_steps": 7}')
+    with pytest.raises(ValueError, match=r"state\.json cannot be read"):
+        ranks_notice(tmp_path, 1)
