@@ -7,20 +7,28 @@ startup/input_checks.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from math import isqrt
-from pathlib import Path
 
 from alphaapollo.config.check_async import check_async
+from alphaapollo.config.check_common import (
+    check_files,
+    check_model,
+    check_optimizer,
+    check_python_file,
+    check_required,
+    check_resume,
+    check_template_arguments,
+)
 from alphaapollo.config.check_engine import check_engine, check_nucleus, check_sampling
-from alphaapollo.config.check_experts import check_balance, check_experts
+from alphaapollo.config.check_experts import check_experts
 from alphaapollo.config.check_folder import check_folder
-from alphaapollo.config.check_lora import check_lora, check_sft_lora
+from alphaapollo.config.check_lora import check_lora
 from alphaapollo.config.check_parallelism import check_parallelism, check_replicas
 from alphaapollo.config.check_stalls import check_stalls
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
-from alphaapollo.config.notices import eval_notices, generation_notices, notices, sft_notices
+from alphaapollo.config.notices import eval_notices, generation_notices, notices
 from alphaapollo.config.resolve import num_engines, resolve_device
 from alphaapollo.config.schema import (
     Actor,
@@ -28,13 +36,10 @@ from alphaapollo.config.schema import (
     EvalConfig,
     ExportConfig,
     GenerationConfig,
-    Optimizer,
     RolloutCorrection,
-    SftConfig,
 )
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.verl_notices import verl_notices
-from alphaapollo.hub import looks_local
 
 MOST_TRAJECTORIES = 10_000_000  # of an iteration: all of them are in the driver's memory at once
 
@@ -48,15 +53,15 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
     device = resolve_device(config.trainer.device, num_gpus)
     problems = [
         *_check_paths(config),
-        *_check_template_arguments(config.data.apply_chat_template_kwargs),
+        *check_template_arguments(config.data.apply_chat_template_kwargs),
         *_check_batch(config),
         *_check_algorithm(config),
         *check_lora(config),
         *check_experts(config),
         *check_sampling(config),
         *check_engine("actor_rollout_ref.rollout", config.actor_rollout_ref.rollout, config.data, device),
-        *_check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
-        *_check_optimizer("critic.optim", config.critic.optim),
+        *check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
+        *check_optimizer("critic.optim", config.critic.optim),
         *_check_machine(config, device, num_gpus, num_cores),
         *check_parallelism(config),
         *check_async(config, device, num_cores),
@@ -68,42 +73,19 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
     return [*notices(config, device, num_cores), *verl_notices(config, given)]
 
 
-def check_sft(config: SftConfig, num_gpus: int) -> list[str]:
-    """As `check`, for main_sft."""
-    device = resolve_device(config.trainer.device, num_gpus)
-    problems = [
-        *_check_required("model.path", config.model.path),
-        *_check_model("model.path", config.model.path),
-        *_check_required("data.train_files", config.data.train_files),
-        *_check_files("data.train_files", config.data.train_files),
-        *_check_files("data.val_files", config.data.val_files),
-        *_check_template_arguments(config.data.apply_chat_template_kwargs),
-        *_check_optimizer("optim", config.optim),
-        *check_sft_lora(config),
-        *check_balance("model", config.model),
-        *_check_resume(config.trainer.resume_mode, config.trainer.resume_from_path),
-        *check_folder(config.trainer),
-    ]
-    if device == "cuda" and not num_gpus:
-        problems.append("trainer.device: got cuda, but this machine has no GPU. Set trainer.device=auto or cpu.")
-    if problems:
-        raise ConfigError(problems)
-    return sft_notices(config, device)
-
-
 def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) -> list[str]:
     """As `check`, for main_generation."""
     device = resolve_device(config.trainer.device, num_gpus)
     rollout = config.rollout
     problems = [
-        *_check_required("model.path", config.model.path),
-        *_check_model("model.path", config.model.path),
-        *_check_required("data.path", config.data.path),
-        *_check_files("data.path", config.data.path),
-        *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
-        *_check_python_file("reward.custom_module", config.reward.custom_module),
-        *_check_python_file("env.custom_module", config.env.custom_module),
-        *_check_template_arguments(config.data.apply_chat_template_kwargs),
+        *check_required("model.path", config.model.path),
+        *check_model("model.path", config.model.path),
+        *check_required("data.path", config.data.path),
+        *check_files("data.path", config.data.path),
+        *check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+        *check_python_file("reward.custom_module", config.reward.custom_module),
+        *check_python_file("env.custom_module", config.env.custom_module),
+        *check_template_arguments(config.data.apply_chat_template_kwargs),
         *check_nucleus("rollout", rollout.top_p, rollout.top_k),
         *check_engine("rollout", rollout, config.data, device),
         *_check_generation_machine(config, device, num_gpus, num_cores),
@@ -117,7 +99,7 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
 
 def check_export(config: ExportConfig) -> None:
     """As `check`, for main_export."""
-    problems = [*_check_required("checkpoint", config.checkpoint), *_check_model("model_path", config.model_path)]
+    problems = [*check_required("checkpoint", config.checkpoint), *check_model("model_path", config.model_path)]
     if problems:
         raise ConfigError(problems)
 
@@ -125,10 +107,10 @@ def check_export(config: ExportConfig) -> None:
 def check_eval(config: EvalConfig) -> list[str]:
     """As `check`, for main_eval."""
     problems = [
-        *_check_required("data.path", config.data.path),
-        *_check_files("data.path", config.data.path),
-        *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
-        *_check_python_file("reward.custom_module", config.reward.custom_module),
+        *check_required("data.path", config.data.path),
+        *check_files("data.path", config.data.path),
+        *check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+        *check_python_file("reward.custom_module", config.reward.custom_module),
         *check_folder(config.trainer),
     ]
     if problems:
@@ -162,68 +144,18 @@ def _check_generation_machine(config: GenerationConfig, device: Device, num_gpus
         )
 
 
-TEMPLATE_ARGUMENTS = {  # of apply_chat_template that are not the template's own, or that the project gives
-    "tools": "env.action_format=chat_template gives it the tools",
-    "chat_template": "save the tokenizer with your template and give its folder as tokenizer_path",
-    **dict.fromkeys(
-        ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize", "return_tensors"),
-        "the project gives it",
-    ),
-    **dict.fromkeys(("padding", "truncation", "max_length", "return_dict"), "it is not the template's"),
-}
-
-
-def _check_template_arguments(arguments: Iterable[str]) -> Iterator[str]:
-    for name in arguments:
-        if name in TEMPLATE_ARGUMENTS:
-            yield f"data.apply_chat_template_kwargs.{name}: {TEMPLATE_ARGUMENTS[name]}. Leave it out."
-
-
-def _check_required(key: str, value: str | list[str]) -> Iterator[str]:
-    if not value:
-        yield f"{key}: required, got nothing. Give {key}=..."
-
-
-def _check_files(key: str, files: str | list[str]) -> Iterator[str]:
-    for file in [files] if isinstance(files, str) else files:
-        if file and not Path(file).expanduser().is_file():
-            yield f"{key}: no such file: {file} (looked in {Path.cwd()}). Give the path of a parquet or jsonl file."
-
-
-def _check_model(key: str, path: str) -> Iterator[str]:
-    folder = Path(path).expanduser()
-    if path and folder.is_dir():
-        if not (folder / "config.json").is_file():
-            yield f"{key}: {path} holds no config.json. Give the folder of a Hugging Face model, or a hub id."
-    elif path and looks_local(path):
-        fix = "Give the folder of a Hugging Face model, or a hub id OWNER/NAME."
-        yield f"{key}: no such folder: {path} (looked in {Path.cwd()}). {fix}"
-
-
-def _check_python_file(key: str, path: str) -> Iterator[str]:
-    if path and not Path(path).expanduser().is_file():
-        yield f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file."
-
-
-def _check_resume(mode: str, path: str) -> Iterator[str]:
-    if mode == "resume_path" and not path:
-        yield "trainer.resume_from_path: required with trainer.resume_mode=resume_path. Give a checkpoint folder."
-    elif mode == "resume_path" and not Path(path).expanduser().is_dir():
-        yield f"trainer.resume_from_path: no such folder: {path}. Give a checkpoint folder."
-
-
 def _check_paths(config: Config) -> Iterator[str]:
     model = "actor_rollout_ref.model.path"
-    yield from _check_required(model, config.actor_rollout_ref.model.path)
-    yield from _check_model(model, config.actor_rollout_ref.model.path)
-    yield from _check_model("critic.model.path", config.critic.model.path)
+    yield from check_required(model, config.actor_rollout_ref.model.path)
+    yield from check_model(model, config.actor_rollout_ref.model.path)
+    yield from check_model("critic.model.path", config.critic.model.path)
     if config.reward_model.enable:
-        yield from _check_required("reward_model.model.path", config.reward_model.model.path)
-        yield from _check_model("reward_model.model.path", config.reward_model.model.path)
-    yield from _check_required("data.train_files", config.data.train_files)
-    yield from _check_files("data.train_files", config.data.train_files)
-    yield from _check_files("data.val_files", config.data.val_files)
-    yield from _check_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
+        yield from check_required("reward_model.model.path", config.reward_model.model.path)
+        yield from check_model("reward_model.model.path", config.reward_model.model.path)
+    yield from check_required("data.train_files", config.data.train_files)
+    yield from check_files("data.train_files", config.data.train_files)
+    yield from check_files("data.val_files", config.data.val_files)
+    yield from check_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
     python_files = {
         "custom_reward_function.path": config.custom_reward_function.path,
         "reward.custom_module": config.reward.custom_module,
@@ -231,7 +163,7 @@ def _check_paths(config: Config) -> Iterator[str]:
         "env.custom_module": config.env.custom_module,
     }
     for key, path in python_files.items():
-        yield from _check_python_file(key, path)
+        yield from check_python_file(key, path)
 
 
 def _check_batch(config: Config) -> Iterator[str]:
@@ -327,13 +259,6 @@ def _check_reset(config: Config) -> Iterator[str]:
         )
     if reset.patience is not None and (not config.data.val_files or config.trainer.test_freq == -1):
         yield f"{key}.patience={reset.patience}: needs validations. Set data.val_files and trainer.test_freq."
-
-
-def _check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:
-    if optim.lr > 1:
-        yield f"{prefix}.lr={optim.lr:g}: AdamW moves every weight by about that much a step. Set 1e-6 to 1e-3."
-    if 1.0 in optim.betas:
-        yield f"{prefix}.betas={plain(optim.betas)}: AdamW needs decay rates below 1. Set [0.9,0.999]."
 
 
 def _check_machine(config: Config, device: Device, num_gpus: int, num_cores: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alphaapollo.config.keys import plain
-from alphaapollo.config.schema import Config, Lora, SftConfig
+from alphaapollo.config.schema import Config, Lora, TuningConfig
 
 MODEL = "actor_rollout_ref.model"
 LARGEST_SERVED = 512
@@ -45,8 +45,8 @@ def _check_served(config: Config, lora: Lora) -> Iterator[str]:
         yield f"{key}: vLLM serves ranks up to {LARGEST_SERVED}, not {MODEL}.lora_rank={lora.lora_rank}. {fix}"
 
 
-def check_sft_lora(config: SftConfig) -> Iterator[str]:
-    """Problems of main_sft's keys."""
+def check_tuning_lora(config: TuningConfig) -> Iterator[str]:
+    """Problems of fine-tuning's keys."""
     yield from _check_section("model", config.model)
     yield from _check_export(config.trainer.export_lora, "model", config.model)
 

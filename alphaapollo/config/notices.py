@@ -15,7 +15,7 @@ from alphaapollo.config.schema import (
     GenerationConfig,
     Optimizer,
     Rollout,
-    SftConfig,
+    TuningConfig,
 )
 from alphaapollo.config.schema.base import Device
 
@@ -30,7 +30,7 @@ OFFLOADS = {  # sections with offload_policy -> the keys that it makes void
     "critic.fsdp_config": ("param_offload", "optimizer_offload"),
     "reward_model.model.fsdp_config": ("param_offload",),
 }
-SFT_OFFLOADS = {"fsdp_config": ("optimizer_offload",)}
+TUNING_OFFLOADS = {"fsdp_config": ("optimizer_offload",)}
 
 
 def _offload_keys(sections: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -103,13 +103,15 @@ def _cut_distribution(config: Config) -> Iterator[str]:
             )
 
 
-def sft_notices(config: SftConfig, device: Device) -> list[str]:
-    """As `notices`, for main_sft."""
+def tuning_notices(config: TuningConfig, device: Device) -> list[str]:
+    """As `notices`, for all kinds of fine-tuning."""
     void = [
-        *_void_by_device(device, _offload_keys(SFT_OFFLOADS), ()),
-        *_void_by_policy(config, device, SFT_OFFLOADS),
+        *_void_by_device(device, _offload_keys(TUNING_OFFLOADS), ()),
+        *_void_by_policy(config, device, TUNING_OFFLOADS),
         *_void_schedule("optim", config.optim),
     ]
+    if config.trainer.num_ranks == 1:
+        void.append(("fsdp_config.sync_each_micro_batch", "there is one rank"))
     return void_lines(config, void)
 
 

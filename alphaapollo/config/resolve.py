@@ -7,9 +7,10 @@ A section that has been resolved holds no automatic choice any more; workers are
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Literal
 
-from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.config.schema import GenerationTrainer, Model, Rollout, Trainer, TuningTrainer
 from alphaapollo.config.schema.base import Device
 
 Dtype = Literal["float32", "bfloat16"]
@@ -21,6 +22,14 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Dev
     if device == "auto":
         return "cuda" if num_gpus else "cpu"
     return device
+
+
+def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Literal["ray", "local"]:
+    """Whether the workers are processes of Ray's or objects of this one: `auto` takes this process for one rank, where
+    no cluster waits."""
+    if trainer.controller != "auto":
+        return trainer.controller
+    return "ray" if trainer.n_gpus_per_node * trainer.nnodes > 1 or os.environ.get("RAY_ADDRESS") else "local"
 
 
 def resolve_model(model: Model, device: Device) -> Model:

@@ -1,7 +1,7 @@
 """Typed handles to the worker groups: every remote call is one of these methods, but for vLLM's
 own weight transfer (ray_transfer.py).
 
-    PolicyGroup   actor and reference model, one worker a training rank (with what every TrainedGroup has)
+    PolicyGroup   actor and reference model, one worker a training rank (with what every LoadedGroup has)
     CriticGroup   critic, likewise
     RewardModelGroup  trained reward model, likewise
     EngineGroup   rollout workers, one a vLLM engine
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,32 +33,43 @@ from alphaapollo.weights.proof import agreed
 
 if TYPE_CHECKING:  # the driver never imports the workers: they bring torch models and vLLM
     from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 T = TypeVar("T")
-W = TypeVar("W", bound="PolicyWorker | CriticWorker")
+W = TypeVar("W", bound="TrainedWorker")
+L = TypeVar("L", bound="PolicyWorker | CriticWorker")
+
+
+class TrainedWorker(Protocol):
+    """What the workers of every trained model can."""
+
+    placement: RankPlacement
+
+    def rest(self) -> None: ...
+
+    def save(self, folder: str) -> None: ...
+
+    def written(self) -> Future[float]: ...
+
+    def load(self, folder: str) -> None: ...
+
+    def fingerprint(self) -> dict[str, tuple[int, float]]: ...
+
+    def memory(self) -> dict[str, float]: ...
 
 
 class TrainedGroup(Generic[W]):
-    """A model that is trained. Batches, and columns (flat float32 arrays [sum responses]), are one for each group of
-    `sequence_parallel` consecutive ranks, which share rows."""
+    """A model that is trained. Batches are one for each group of `sequence_parallel` consecutive ranks, which share
+    rows."""
 
     name: str  # in traces
 
     def __init__(self, ranks: Ranks[W], sequence_parallel: int = 1):
         self.ranks = ranks
         self.sequence_parallel = sequence_parallel
-
-    async def sharing_problem(self) -> str | None:
-        """Why the model cannot compute a shared prompt once; None: it can."""
-        return (await self.ranks.call(lambda worker: worker.sharing.problem))[0]
-
-    async def load_batch(self, batches: Sequence[RankBatch]) -> None:
-        """Send each rank its rows, once an iteration."""
-        own = for_each_rank(batches, self.sequence_parallel)
-        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), own)
 
     async def rest(self) -> None:
         """The end of its phase on the GPUs: what is offloaded goes to host memory, and what is cached is given back."""
@@ -69,7 +81,7 @@ class TrainedGroup(Generic[W]):
 
     async def written(self) -> float:
         """The last save is written, by all ranks; the seconds that the slowest of them took, beside other work."""
-        return float(max(await self.ranks.call(lambda worker: asyncio.wrap_future(worker.written()))))
+        return float(max(await self.ranks.call(lambda worker: waited(worker))))
 
     async def load(self, folder: str) -> None:
         """Go on from what save wrote, by any number of ranks."""
@@ -99,7 +111,25 @@ class TrainedGroup(Generic[W]):
         await self.ranks.close()
 
 
-class PolicyGroup(TrainedGroup["PolicyWorker"]):
+async def waited(worker: TrainedWorker) -> float:
+    """The seconds of its last save, when that is written."""
+    return await asyncio.wrap_future(worker.written())
+
+
+class LoadedGroup(TrainedGroup[L]):
+    """One that gets its rows once an iteration. Columns (flat float32 arrays [sum responses]) are one a batch."""
+
+    async def sharing_problem(self) -> str | None:
+        """Why the model cannot compute a shared prompt once; None: it can."""
+        return (await self.ranks.call(lambda worker: worker.sharing.problem))[0]
+
+    async def load_batch(self, batches: Sequence[RankBatch]) -> None:
+        """Send each rank its rows, once an iteration."""
+        own = for_each_rank(batches, self.sequence_parallel)
+        await self.ranks.call_each(lambda worker, batch: worker.load_batch(batch), own)
+
+
+class PolicyGroup(LoadedGroup["PolicyWorker"]):
     """The policy and, where asked for, its reference."""
 
     name = "policy"
@@ -149,7 +179,7 @@ class PolicyGroup(TrainedGroup["PolicyWorker"]):
         await self.ranks.call(lambda worker: worker.export(folder, form))
 
 
-class CriticGroup(TrainedGroup["CriticWorker"]):
+class CriticGroup(LoadedGroup["CriticWorker"]):
     """The critic."""
 
     name = "critic"

@@ -216,7 +216,10 @@ class RayCrew:
 
 
 async def end_actors(
-    engines: EngineGroup, every: Sequence[RayRanks[Any]], groups: Sequence[PlacementGroup], cleanup: Sequence[str]
+    engines: EngineGroup | None,
+    every: Sequence[RayRanks[Any]],
+    groups: Sequence[PlacementGroup],
+    cleanup: Sequence[str],
 ) -> None:
     """Engines first, for their cores are processes of their own; what does not end by itself is killed. Then Ray, if it
     is ours."""
@@ -224,7 +227,8 @@ async def end_actors(
         end_processes(os.environ[RUN])
     else:
         with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below
-            await asyncio.wait_for(engines.close(cleanup), timeout=5)
+            if engines:
+                await asyncio.wait_for(engines.close(cleanup), timeout=5)
         for ranks in every:
             await ranks.close()
         for group in groups:

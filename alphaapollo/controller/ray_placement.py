@@ -15,25 +15,42 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.ray_ranks import Place, Seat
-from alphaapollo.controller.worker_counts import Placement
+from alphaapollo.controller.worker_counts import Placement, RankCounts
 
 CPU_SHARE = 0.01  # of its node's bundle, an actor: threads are set by the workers, Ray only needs something to count
 
 
+FEWER = "lower trainer.nnodes or trainer.n_gpus_per_node"
+
+
 async def reserve(placement: Placement, timeout: float) -> tuple[PlacementGroup, PlacementGroup | None]:
     """One bundle a node with its training GPUs; where engines do not share those, one bundle an engine."""
-    cuda = placement.device == "cuda"
-    node = {"CPU": 1.0} | ({"GPU": float(placement.ranks_per_node)} if cuda else {})
-    engine = {"CPU": 1.0, "GPU": float(placement.tensor_parallel)}
-    nodes = placement_group(
-        [node] * placement.num_nodes, strategy="STRICT_SPREAD" if placement.num_nodes > 1 else "PACK"
-    )
-    groups = [(nodes, [node] * placement.num_nodes)]
-    if cuda and not placement.colocate:
-        groups.append((placement_group([engine] * placement.num_engines), [engine] * placement.num_engines))
-    for group, bundles in groups:
-        await wait_until_placed(group, bundles, timeout, "lower trainer.nnodes or trainer.n_gpus_per_node")
-    return nodes, groups[1][0] if len(groups) > 1 else None
+    wanted, engines = _node_bundles(placement), None
+    nodes = _node_group(wanted)
+    engine = [{"CPU": 1.0, "GPU": float(placement.tensor_parallel)}] * placement.num_engines
+    if placement.device == "cuda" and not placement.colocate:
+        engines = placement_group(engine)
+    await wait_until_placed(nodes, wanted, timeout, FEWER)
+    if engines:
+        await wait_until_placed(engines, engine, timeout, FEWER)
+    return nodes, engines
+
+
+async def reserve_nodes(counts: RankCounts, timeout: float) -> PlacementGroup:
+    """As `reserve`, without engines."""
+    wanted = _node_bundles(counts)
+    nodes = _node_group(wanted)
+    await wait_until_placed(nodes, wanted, timeout, FEWER)
+    return nodes
+
+
+def _node_bundles(counts: RankCounts) -> list[dict[str, float]]:
+    gpus = {"GPU": float(counts.ranks_per_node)} if counts.device == "cuda" else {}
+    return [{"CPU": 1.0} | gpus] * counts.num_nodes
+
+
+def _node_group(bundles: list[dict[str, float]]) -> PlacementGroup:
+    return placement_group(bundles, strategy="STRICT_SPREAD" if len(bundles) > 1 else "PACK")
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,6 @@ class Seats:
 def seats(placement: Placement, nodes: PlacementGroup, engine_gpus: PlacementGroup | None) -> Seats:
     """In what `reserve` was granted. An engine that shares GPUs sits on the node of its first one; without GPUs engines
     take turns over the nodes."""
-    gpu = 1.0 if placement.device == "cuda" else 0.0
     node_of = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
     size, count = placement.tensor_parallel, placement.num_engines
     if engine_gpus:
@@ -58,10 +74,16 @@ def seats(placement: Placement, nodes: PlacementGroup, engine_gpus: PlacementGro
     else:
         engines = [Seat(nodes, node_of[index * size % placement.num_ranks], CPU_SHARE) for index in range(count)]
     return Seats(
-        policy=[Seat(nodes, node, CPU_SHARE, gpu) for node in node_of],
+        policy=rank_seats(placement, nodes),
         beside=[Seat(nodes, node, CPU_SHARE) for node in node_of],
         engines=engines,
     )
+
+
+def rank_seats(counts: RankCounts, nodes: PlacementGroup) -> list[Seat]:
+    """Of the actors that hold the training GPUs, by rank."""
+    gpu = 1.0 if counts.device == "cuda" else 0.0
+    return [Seat(nodes, rank // counts.ranks_per_node, CPU_SHARE, gpu) for rank in range(counts.num_ranks)]
 
 
 @dataclass(frozen=True)

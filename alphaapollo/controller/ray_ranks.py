@@ -125,6 +125,10 @@ class RewardModelHost(Host[W]):
     """As PolicyHost."""
 
 
+class TrainerHost(Host[W]):
+    """As PolicyHost, of a fine-tuning."""
+
+
 class RolloutHost(Host[W]):
     """As PolicyHost."""
 

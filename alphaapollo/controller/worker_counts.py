@@ -34,21 +34,15 @@ class Machine:
         return self.memory if device == "cpu" else self.gpu_memory
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where everything runs. A training rank is a GPU, or a process on a machine without them."""
+@dataclass(frozen=True, kw_only=True)
+class RankCounts:
+    """Training ranks alone. A rank is a GPU, or a process on a machine without them."""
 
     device: Device
     num_nodes: int
     ranks_per_node: int
-    num_engines: int
-    tensor_parallel: int  # GPUs or processes an engine
-    colocate: bool  # engines use the training ranks' GPUs
-    threads: int  # torch threads of a training rank
-    engine_threads: int  # of an engine's process on a CPU
-    critic: bool
-    reward_model: bool
-    sequence_parallel: int = 1  # training ranks that share every sequence: consecutive ones
+    threads: int  # torch threads of a rank
+    sequence_parallel: int = 1  # ranks that share every sequence: consecutive ones
 
     @property
     def num_ranks(self) -> int:
@@ -58,6 +52,25 @@ class Placement:
     def data_parallel(self) -> int:
         """Groups of ranks with rows of their own."""
         return self.num_ranks // self.sequence_parallel
+
+    @property
+    def words(self) -> str:
+        """For the plan."""
+        unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
+        sequences = f", sequence parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else ""
+        return f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2{sequences}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement(RankCounts):
+    """Where everything runs."""
+
+    num_engines: int
+    tensor_parallel: int  # GPUs or processes an engine
+    colocate: bool  # engines use the training ranks' GPUs
+    engine_threads: int  # of an engine's process on a CPU
+    critic: bool
+    reward_model: bool
 
     @property
     def num_gpus(self) -> int:
@@ -73,10 +86,8 @@ class Placement:
 
     def role_lines(self) -> dict[str, str]:
         """role -> where it runs, for the plan."""
-        unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
         engine = "cuda" if self.device == "cuda" else f"cpu of {self.engine_threads} thread(s)"
-        sequences = f", sequence parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else ""
-        where = f"{self.num_ranks} x {unit} on {self.num_nodes} node(s), FSDP2{sequences}"
+        where = self.words
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
         shared = " on the training GPUs" if self.device == "cuda" and self.colocate else ""
         roles = {"actor and reference": where}

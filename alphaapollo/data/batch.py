@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -236,6 +236,28 @@ class TrainBatch:
             offsets = rank.rows.response_offsets.tolist()
             spans.append(list(zip(order.tolist(), offsets[:-1], offsets[1:], strict=True)))
         return spans
+
+
+class TunedBatch(Protocol):
+    """What a group of ranks gets for an optimiser step of a fine-tuning, or for an evaluation: RankBatch, or one that
+    has more. Of a step it has one mini-batch."""
+
+    @property
+    def rows(self) -> Rows: ...
+
+    @property
+    def mini_batches(self) -> Sequence[MiniBatch]: ...
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one optimiser step of a fine-tuning made; the same on all ranks.
+
+    Example: `Stepped({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
+    """
+
+    sums: dict[str, float]  # over all ranks and micro-batches, of what the batch's figures are made
+    figures: dict[str, float]  # of the step itself
 
 
 def take_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int]) -> np.ndarray:

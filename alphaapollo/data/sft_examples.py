@@ -15,6 +15,7 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.data.prompts import raise_problems, read_chat
 from alphaapollo.data.rendering import Lengths, Renderer, Truncation, cut_prompt, measure
+from alphaapollo.data.sources import Read
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
 
@@ -28,11 +29,9 @@ class Piece:
     rendered: bool = True  # by the chat template; else plain text, which gets the tokenizer's BOS and EOS
 
 
-def load_examples(
-    files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
-) -> tuple[list[Row], Lengths]:
+def load_examples(files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1) -> Read[Row]:
     """The examples of parquet or jsonl files, in order, `max_samples` of them where it is above 0 (stream.choose_rows),
-    cut or dropped as data.truncation says.
+    cut or dropped as data.truncation says, which is told.
 
     A row's action mask is its loss mask and its log-probs are 0: packing treats it as any other row.
 
@@ -41,7 +40,9 @@ def load_examples(
             (names them); the chat template rewrites earlier turns; an example is too long and truncation is error.
     """
     examples: list[list[Piece]] = []
-    for path in file_list(files):
+    source: list[int] = []  # of each example, the number of its file
+    paths = file_list(files)
+    for number, path in enumerate(paths):
         rows = read_rows(path)
         _check_columns(path, columns_of(rows), data)
         problems = []
@@ -51,12 +52,23 @@ def load_examples(
             except ValueError as error:
                 problems.append(f"row {index}: {error}")
         raise_problems(path, problems, len(rows))
+        source += [number] * (len(examples) - len(source))
     chosen = choose_rows(len(examples), max_samples, data.seed, data.shuffle)
     rows_of_tokens = _tokenize([examples[index] for index in chosen], renderer)
     lengths = [len(row.token_ids) for row in rows_of_tokens]
     counts = measure(lengths, range(len(lengths)), "examples", "data.max_length", data.max_length, data.truncation)
     fitted = [_fit(row, data.max_length, data.truncation) for row in rows_of_tokens]
-    return [row for row in fitted if row is not None], counts
+    kept = [(row, source[index]) for row, index in zip(fitted, chosen, strict=True) if row is not None]
+    sizes = [sum(own == number for _, own in kept) for number in range(len(paths))]
+    return Read([row for row, _ in kept], sizes, length_notices(counts, data.truncation))
+
+
+def length_notices(counts: Lengths, truncation: Truncation) -> list[str]:
+    """What to tell of examples that are too long."""
+    if not counts.too_long:
+        return []
+    done = "left out" if truncation == "drop" else f"cut ({truncation})"
+    return [f"{counts.too_long} of {counts.total} examples are over data.max_length: {done}."]
 
 
 def chat_pieces(messages: list[Message], renderer: Renderer) -> list[Piece]:

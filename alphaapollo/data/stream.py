@@ -1,8 +1,9 @@
 """Which prompt comes when: a pure function of (seed, epoch, index), so a position is one number, which a run's
-Progress saves (trainer/progress.py, finetuning/sft.py)."""
+Progress saves (trainer/progress.py, finetuning/progress.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -46,3 +47,37 @@ class PromptStream:
         if not self._shuffle:
             return np.arange(self.num_prompts)
         return np.random.default_rng(derive_seed(self._seed, "epoch", epoch)).permutation(self.num_prompts)
+
+
+class MixedStream:
+    """Endless order over the examples of several sources, one after the other in number: an epoch passes over each as
+    often as its weight says, and all are shuffled together. Whoever a part of an epoch leaves out comes in the next.
+
+    Example: of sizes [2, 4] with weights [2.0, 0.5] an epoch has 4 examples of the first and 2 of the second: without
+    a shuffle `indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool):
+        self._quotas = [max(1, round(size * weight)) for size, weight in zip(sizes, weights, strict=True)]
+        self._slots = PromptStream(sum(self._quotas), seed, shuffle)
+        self._sources = [
+            PromptStream(size, derive_seed(seed, "source", number), shuffle) for number, size in enumerate(sizes)
+        ]
+        self._ends = np.cumsum(self._quotas)
+        self._firsts = np.cumsum([0, *sizes])
+
+    @property
+    def num_prompts(self) -> int:
+        """Of an epoch."""
+        return self._slots.num_prompts
+
+    def indices(self, start: int, count: int) -> list[int]:
+        """As of PromptStream."""
+        return [self._index(position) for position in range(start, start + count)]
+
+    def _index(self, position: int) -> int:
+        (slot,) = self._slots.indices(position, 1)
+        source = int(np.searchsorted(self._ends, slot, side="right"))
+        quota = self._quotas[source]
+        place = position // self.num_prompts * quota + slot - (int(self._ends[source]) - quota)
+        return int(self._firsts[source]) + self._sources[source].indices(place, 1)[0]

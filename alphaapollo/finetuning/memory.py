@@ -4,51 +4,88 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alphaapollo.config.schema import Model, SftConfig
+from alphaapollo.config.resolve import resolve_controller
+from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.config.schema.base import Device
-from alphaapollo.models.footprint import Held
-from alphaapollo.startup.model_memory import GIB, RUNTIME, MemoryPlan, largest_micro_batch, trained_model
+from alphaapollo.finetuning.station import Demand
+from alphaapollo.models.footprint import Held, frozen_slices
+from alphaapollo.startup.model_memory import (
+    GIB,
+    RAY,
+    RUNTIME,
+    MemoryPlan,
+    bytes_of,
+    largest_micro_batch,
+    trained_model,
+    with_copies,
+)
 
 
-def fit_sft(
-    config: SftConfig, model: Model, device: Device, ranks: int, ranks_per_node: int, longest: int, capacity: int
+def fit(
+    config: TuningConfig, model: Model, device: Device, demand: Demand, capacity: int, host: int = 0
 ) -> tuple[Model, MemoryPlan]:
     """The resolved model with gradient checkpointing on where the plan may choose and finds it needed.
 
     Args:
-        longest: tokens of the longest example.
         capacity: bytes of one GPU, or of the machine for training on a CPU; 0: not known.
+        host: bytes of a GPU machine's own memory; 0: not known.
 
     `problem` of the plan says what cannot fit, and the keys that help.
     """
-    count = ranks_per_node if device == "cpu" else 1
 
     def planned(one: Model, offload: bool = False) -> MemoryPlan:
         fsdp = config.fsdp_config.model_copy(update={"offload_policy": True}) if offload else config.fsdp_config
-        trained = trained_model(one, fsdp, device, ranks, micro_batch(config, ranks, longest))
-        moments = {name: (held + Held(runtime=RUNTIME[device])) * count for name, held in trained.updating().items()}
-        return MemoryPlan(moments, capacity, "a GPU" if device == "cuda" else "this machine", 0)
+        return plan_memory(config.model_copy(update={"fsdp_config": fsdp}), one, device, demand, capacity)
 
     checkpointing = model.model_copy(update={"enable_gradient_checkpointing": True})
     plan = planned(model)
     if config.model.enable_gradient_checkpointing == "auto" and not plan.comfortable:
         model, plan = checkpointing, planned(checkpointing)
     if plan.fits:
-        return model, plan
+        return model, with_copies(plan, device, host)
     moment, held = plan.peak
     if planned(checkpointing).fits:
         advice = "Set model.enable_gradient_checkpointing=true."
     elif device == "cuda" and planned(checkpointing, offload=True).fits:
         advice = (
-            "Set fsdp_config.offload_policy=true and model.enable_gradient_checkpointing=true, or start more ranks."
+            "Set fsdp_config.offload_policy=true and model.enable_gradient_checkpointing=true, or raise "
+            "trainer.n_gpus_per_node."
         )
     else:
-        advice = "Start more ranks, lower data.max_token_len_per_gpu and data.max_length, or set model.lora_rank=16."
+        advice = (
+            "Raise trainer.n_gpus_per_node or trainer.nnodes, lower data.max_token_len_per_gpu and data.max_length, or "
+            "set model.lora_rank=16."
+        )
     problem = f"memory: {held.total / GIB:.1f} GiB are needed on {plan.what} at its peak ({moment}). {advice}"
     return model, replace(plan, problem=problem)
 
 
-def micro_batch(config: SftConfig, ranks: int, longest: int) -> tuple[int, int]:
+def plan_memory(config: TuningConfig, model: Model, device: Device, demand: Demand, capacity: int) -> MemoryPlan:
+    """Of a resolved model."""
+    trainer = config.trainer
+    size = micro_batch(config, demand)
+    trained = trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, demand.head)
+    beside = Held(runtime=RUNTIME[device])
+    if demand.reference and not trained.adapters and not trained.offload_policy:
+        beside += Held(frozen=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))
+    moments = {name: held + beside for name, held in trained.updating().items()}
+    copies = trained.saved() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
+    if device == "cuda":
+        on_host = trained.on_host() * trainer.n_gpus_per_node
+        return MemoryPlan(moments, capacity, "a GPU", 0, host=on_host, copies=copies)
+    driver = Held(runtime=RUNTIME["cpu"] + RAY) if resolve_controller(trainer) == "ray" else Held()
+    node = {name: held * trainer.n_gpus_per_node + driver for name, held in moments.items()}
+    return MemoryPlan(node, capacity, "this machine", 0, copies=copies)
+
+
+def micro_batch(config: TuningConfig, demand: Demand) -> tuple[int, int]:
     """Rows and their length of the largest micro-batch of a rank."""
     data, shared = config.data, config.ulysses_sequence_parallel_size
-    return largest_micro_batch(longest, data.train_batch_size, data.max_token_len_per_gpu, ranks, shared)
+    examples, tokens = largest_micro_batch(
+        demand.longest * demand.rows,
+        data.train_batch_size,
+        data.max_token_len_per_gpu,
+        config.trainer.num_ranks,
+        shared,
+    )
+    return examples * demand.rows, max(1, tokens // demand.rows)

@@ -36,8 +36,8 @@ PATIENCE = timedelta(hours=1)  # of a rank that waits for another which loads or
 
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
-    """Meet the other ranks at `init_method`: tcp://host:port, where rank 0 holds the port (`network.hold_port`); env://
-    under torchrun; file://path; one rank alone meets nobody. A second model in one process shares the group.
+    """Meet the other ranks at `init_method`: tcp://host:port, where rank 0 holds the port (`network.hold_port`);
+    file://path; one rank alone meets nobody. A second model in one process shares the group.
 
     Gloo is told the network that leads to the meeting point: by itself it takes the address of the host's name, which
     on many machines is loopback. The group is bound to no `device_id`: ranks wait for each other over gloo, and NCCL

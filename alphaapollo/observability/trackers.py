@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.observability.metrics_file import JsonlTracker
 
 WANDB_FIX = (
@@ -27,7 +27,7 @@ class Tracker(Protocol):
 
 
 def make_tracker(
-    config: Config | SftConfig, folder: Path, resumed_step: int, notice: Callable[[str], None] = print
+    config: Config | TuningConfig, folder: Path, resumed_step: int, notice: Callable[[str], None] = print
 ) -> Tracker:
     """All trackers of a run as one.
 

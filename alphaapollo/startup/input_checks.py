@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.notices import void_lines
+from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,
     CustomRewardFunction,
@@ -21,6 +22,9 @@ from alphaapollo.config.schema import (
     Reward,
     Rollout,
     Trainer,
+    Training,
+    TuningConfig,
+    TuningTrainer,
 )
 from alphaapollo.controller.nodes import Wanted
 from alphaapollo.controller.worker_counts import Machine, detect_machine
@@ -44,16 +48,16 @@ from alphaapollo.types import Prompt
 from alphaapollo.user_module import load_user_module
 
 
-def find_machine(trainer: Trainer | GenerationTrainer) -> Machine:
+def find_machine(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Machine:
     """What there is to run on: this machine, or the cluster that RAY_ADDRESS names, which is joined."""
-    if trainer.controller == "ray" and os.environ.get("RAY_ADDRESS"):
+    if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
         from alphaapollo.controller.ray_crew import connect
 
         return connect(Wanted(trainer.nnodes, trainer.n_gpus_per_node, trainer.device, trainer.start_timeout))
     return detect_machine()
 
 
-def missing_cluster(trainer: Trainer) -> str:
+def missing_cluster(trainer: Training) -> str:
     """Why there are fewer nodes than asked for; empty where a cluster is joined, or one node is enough."""
     if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
@@ -63,7 +67,7 @@ def missing_cluster(trainer: Trainer) -> str:
     )
 
 
-def local_paths(config: Config | GenerationConfig) -> dict[str, str]:
+def local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
     """key -> path of what workers read and what lies here: every node must have it. Data are the driver's alone."""
     found: dict[str, str] = {}
 

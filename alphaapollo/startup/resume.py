@@ -19,7 +19,7 @@ from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, mo
 from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
-from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, TuningConfig
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 WAY_OUT = (
@@ -63,7 +63,7 @@ class Start:
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
-    def claim(self, config: Config | SftConfig | GenerationConfig) -> Path | None:
+    def claim(self, config: Config | TuningConfig | GenerationConfig) -> Path | None:
         """Move an earlier run aside that is in the way, sweep up what a dead one has left, and note the configuration.
         Returns where the earlier run lies.
 
@@ -109,7 +109,7 @@ def way_on(folder: Path) -> str:
     return f"; with trainer.resume_mode=auto, the default, the same command goes on from {whole[-1]}"
 
 
-def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
+def find_start(config: Config | TuningConfig, rule: ChangeRule) -> Start:
     """By trainer.resume_mode, what there is to go on from.
 
     Raises:
@@ -131,7 +131,7 @@ def find_start(config: Config | SftConfig, rule: ChangeRule) -> Start:
     return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes), damaged)
 
 
-def earlier_config(config: Config | SftConfig) -> dict[str, Any]:
+def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
     """The newest configuration of the run that this one goes on with, as plain values; empty where one begins. Raises
     ValueError as find_start does."""
     folder = config.trainer.folder
@@ -141,7 +141,7 @@ def earlier_config(config: Config | SftConfig) -> dict[str, Any]:
     return read_saved(home) if _saved_files(home)[0] else {}
 
 
-def _candidates(config: Config | SftConfig) -> list[Path]:
+def _candidates(config: Config | TuningConfig) -> list[Path]:
     """The checkpoint that resume_from_path names, or those of this run, the newest first."""
     trainer = config.trainer
     whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).whole()
@@ -169,7 +169,7 @@ def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ..
     return None, ()
 
 
-def own_changes(config: Config | SftConfig | GenerationConfig, rule: ChangeRule) -> list[Change]:
+def own_changes(config: Config | TuningConfig | GenerationConfig, rule: ChangeRule) -> list[Change]:
     """What differs from the newest configuration in the run's folder. ValueError: a change that `rule` refuses, a
     folder of another command, or no configuration that can be read."""
     folder = config.trainer.folder
@@ -186,7 +186,7 @@ def check_same_command(config: EvalConfig) -> None:
         _read(folder, type(config))
 
 
-def _changes_since_another(folder: Path, config: Config | SftConfig, rule: ChangeRule) -> list[Change]:
+def _changes_since_another(folder: Path, config: Config | TuningConfig, rule: ChangeRule) -> list[Change]:
     """Since the run in `folder`, whose checkpoint is asked for by its path: it may be any, so nothing is refused."""
     if _saved_files(folder)[0] is None:
         return []

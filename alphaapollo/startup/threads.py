@@ -17,16 +17,17 @@ from pydantic import BaseModel
 
 from alphaapollo.config.keys import value_of, with_value
 from alphaapollo.config.resolve import engine_threads, num_engines, resolve_device
-from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.worker_counts import Machine, rank_threads
 from alphaapollo.startup.resume import earlier_config
 
 C = TypeVar("C", bound=BaseModel)
+T = TypeVar("T", bound=TuningConfig)
 TRAINER = "trainer.cpu_threads"
 ENGINE = "actor_rollout_ref.rollout.cpu_threads"
+RANKS = ("trainer.n_gpus_per_node", "trainer.nnodes")
 PROCESSES = (
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
+    *RANKS,
     "trainer.async_mode",
     "actor_rollout_ref.rollout.num_engines",
     "actor_rollout_ref.rollout.data_parallel_size",
@@ -62,11 +63,11 @@ def settle_threads(config: Config, machine: Machine) -> tuple[Config, list[str]]
     return _settle(config, sides, earlier_config(config))
 
 
-def settle_sft_threads(config: SftConfig, machine: Machine, ranks_per_node: int) -> tuple[SftConfig, list[str]]:
-    """As `settle_threads`, for main_sft, whose ranks torchrun starts."""
+def settle_tuning_threads(config: T, machine: Machine) -> tuple[T, list[str]]:
+    """As `settle_threads`, for fine-tuning."""
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
-    side = Side(TRAINER, max(1, machine.num_cores // ranks_per_node))
+    side = Side(TRAINER, max(1, machine.num_cores // config.trainer.n_gpus_per_node), RANKS)
     return _settle(config, [side], earlier_config(config))
 
 

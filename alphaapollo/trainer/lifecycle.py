@@ -14,24 +14,23 @@ from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.checkpoint_folder import CheckpointFolder
+from alphaapollo.config.diff import ChangeRule
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.notices import ACTOR
 from alphaapollo.config.schema import Config, KLController
 from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
 from alphaapollo.controller.nodes import RUN_FOLDER
-from alphaapollo.controller.process_watch import ProcessWatch
-from alphaapollo.controller.stall_watch import Patience, StallWatch
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
+from alphaapollo.runs.watched import watched
 from alphaapollo.startup.input_checks import find_machine, local_paths, missing_cluster
-from alphaapollo.startup.resume import Start, find_start, way_on
+from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.startup.threads import settle_threads
-from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.loop_async import train_async
@@ -42,6 +41,7 @@ from alphaapollo.trainer.progress import Progress, check_steps
 from alphaapollo.trainer.resume_rule import change_rule_of
 from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Run
+from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.watchdog import name_run, start_reaper
 from alphaapollo.weights.proof import GAP_BFLOAT16, GAP_FLOAT32
@@ -63,6 +63,14 @@ class Prepared:
     def progress(self) -> Progress:
         """Of the checkpoint, or of a new run."""
         return find_progress(self.start, self.config.algorithm.kl_ctrl)
+
+    @property
+    def change_rule(self) -> ChangeRule:
+        return change_rule_of(self.config)
+
+    def going_on(self, config: Config, start: Start) -> Prepared:
+        """The same run from elsewhere."""
+        return replace(self, config=config, start=start)
 
     @property
     def complete(self) -> bool:
@@ -113,12 +121,10 @@ async def run(prepared: Prepared, progress: Progress) -> None:
         seldom_collect()
         prefer_huge_pages()
         ready = make_run(prepared, crew, progress, checkpoints, tracker, rollout_log, console)
-        needed = ProcessWatch(crew.needed, lambda what: console.notice(f"{what}{way_on(plan.folder)}"))
-        async with needed, stall_watch(prepared, crew, console) as stalls:
+        async with watched(crew, config.trainer, plan.placement.device, console.notice) as lost:
             await begin(ready, start.checkpoint, timer)
             async with ready.saving.settled():
                 loop = train_async(ready) if config.trainer.async_mode else train(ready)
-                lost = [needed.gave_up, stalls.gave_up]
                 await (ready.saving.guarded(loop, lost) if config.trainer.save_on_signal else loop)
             await end(ready)
         console.where_time_went()
@@ -144,19 +150,6 @@ async def end(run: Run) -> None:
         console.notice(f"the model lies in {folder / 'model'}")
     elif trainer.save_freq > 0:
         console.notice(f"to write the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
-
-
-def stall_watch(prepared: Prepared, crew: Crew, console: Console) -> StallWatch:
-    """From the first publish to the end: a start has a limit of its own."""
-    trainer, plan = prepared.config.trainer, prepared.plan
-    return StallWatch(
-        crew.ranks,
-        Patience(trainer.stall_notice, trainer.stall_timeout),
-        plan.placement.device,
-        plan.folder,
-        console.notice,
-        lambda: f"stopped{way_on(plan.folder)}",
-    )
 
 
 def seldom_collect() -> None:

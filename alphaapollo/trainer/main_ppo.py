@@ -18,10 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.startup.failures import FAILURES  # torch from here on: a wrong key is told before
+        from alphaapollo.runs.restarts import NotRestarted, run_with_restarts  # torch: a wrong key is told before
+        from alphaapollo.startup.failures import FAILURES
         from alphaapollo.startup.resume import already_complete, interrupted
-        from alphaapollo.trainer.lifecycle import prepare
-        from alphaapollo.trainer.restarts import NotRestarted, run_with_restarts
+        from alphaapollo.trainer.lifecycle import prepare, run
 
         try:
             prepared = prepare(config, origin)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_when_told()
     try:
         with lone_driver(prepared.plan.folder):
-            run_with_restarts(prepared)
+            run_with_restarts(prepared, run)
     except FolderInUseError as error:
         return failed(error, 2)
     except KeyboardInterrupt:

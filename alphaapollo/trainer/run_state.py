@@ -12,11 +12,11 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
-from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.credit import ColumnDtype
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import Prompt
 from alphaapollo.weights.publish import WeightPublisher

@@ -22,12 +22,12 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.lifecycle import prefer_huge_pages, seldom_collect
 from alphaapollo.trainer.plan import make_plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.run_state import Run
+from alphaapollo.trainer.saving import Saving
 from alphaapollo.types import Prompt
 from alphaapollo.weights.proof import GAP_FLOAT32
 from alphaapollo.weights.publish import WeightPublisher

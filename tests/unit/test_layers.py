@@ -37,7 +37,7 @@ LEVELS = [
     ["rollout", "workers"],
     ["controller"],
     ["startup"],
-    ["evaluation"],
+    ["evaluation", "runs"],
     ["trainer", "finetuning"],
 ]
 DOORS = ["trainer.main_*"]  # commands keep their names, whatever room does the work

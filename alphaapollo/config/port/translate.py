@@ -80,6 +80,7 @@ def _ported(command: Command, at: int, added: list[str], path: str) -> Iterator[
         read = _own_yaml(options.get("config-path", ""), config_name, Path(path))
         lines.append(Line("", f"--config-name={config_name}: " + ("its keys are below" if read else _unread(options))))
         values = {**read, **values}
+    values |= _ranks(command.words[: at - 1])
     lines += translate(values, name)
     unknown = sorted({part for line in lines for part in line.word.split(MARK)[1::2]})
     yield f"# line {command.line}: {module}"
@@ -90,14 +91,21 @@ def _ported(command: Command, at: int, added: list[str], path: str) -> Iterator[
         comment = "# " + " ".join(line.comment.replace(MARK, "").split()) if line.comment else ""
         yield "    " + "  ".join(part for part in (quoted(line.word) if line.word else "", comment) if part)
     yield ")"
-    launcher = [quoted(word) for word in command.words[: at - 1]] if "torchrun" in command.words[:at] else ["python"]
-    yield f'{" ".join(launcher)} -m alphaapollo.trainer.{name} "${{arguments[@]}}" "$@"'
+    yield f'python -m alphaapollo.trainer.{name} "${{arguments[@]}}" "$@"'
 
 
 def _ours(module: str) -> str:
     if "sft" in module:
         return "main_sft"
     return next((ours for ours in ("main_generation", "main_eval") if ours in module), "main_ppo")
+
+
+def _ranks(words: list[str]) -> dict[str, str]:
+    """How many processes torchrun is asked for, as keys: ours start them themselves."""
+    options = {name.replace("-", "_"): value for name, value in _read_words(words)[0].items()}
+    keys = {"nproc_per_node": "trainer.n_gpus_per_node", "nnodes": "trainer.nnodes"}
+    asked = {key: options[name] for name, key in keys.items() if name in options} if "torchrun" in words else {}
+    return {key: value for key, value in asked.items() if value.isdigit() or not is_known(value)}
 
 
 def _read_words(words: list[str]) -> tuple[dict[str, str], dict[str, str], list[str]]:

@@ -45,7 +45,8 @@ from alphaapollo.config.schema.reward import (
 )
 from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
 from alphaapollo.config.schema.sft import SftConfig, SftData, SftTrainer
-from alphaapollo.config.schema.trainer import RunFolder, Trainer
+from alphaapollo.config.schema.trainer import RunFolder, Trainer, Training
+from alphaapollo.config.schema.tuning import TuningConfig, TuningData, TuningTrainer
 
 __all__ = [
     "Actor",
@@ -106,6 +107,10 @@ __all__ = [
     "SftTrainer",
     "ToolLimits",
     "Trainer",
+    "Training",
+    "TuningConfig",
+    "TuningData",
+    "TuningTrainer",
     "ValSampling",
     "Verifiers",
 ]

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.check import check_sft
+from alphaapollo.config.check_tuning import check_tuning
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import SftConfig
 from tests.unit.config.test_check import needed, outcome, problems  # noqa: F401 - a fixture
@@ -64,6 +64,6 @@ def test_fine_tuning_has_the_same_rules(tmp_path: Path):
     (tmp_path / "train.jsonl").touch()
     data = {"train_files": str(tmp_path / "train.jsonl")}
     with pytest.raises(ConfigError, match=r"model\.lora_alpha=8: there are no adapters, for model\.lora_rank is 0"):
-        check_sft(SftConfig(data=data, model={"path": "some/model", "lora_alpha": 8}), num_gpus=0)
+        check_tuning(SftConfig(data=data, model={"path": "some/model", "lora_alpha": 8}), num_gpus=0)
     fine = SftConfig(data=data, model={"path": "some/model", "lora_rank": 8, "lora_alpha": 8})
-    assert check_sft(fine, num_gpus=0) == []
+    assert check_tuning(fine, num_gpus=0) == []

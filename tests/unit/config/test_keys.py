@@ -117,7 +117,7 @@ def test_the_page_is_current():
 def test_every_accepted_key_has_a_reader():
     readers = (
         "trainer/loop.py",
-        "trainer/main_sft.py",
+        "finetuning/loop.py",
         "workers/policy.py",
         "models/optimizer.py",
         "rollout/worker.py",

@@ -13,7 +13,18 @@ from alphaapollo.controller.worker_counts import Placement
 
 NODES: Any = "nodes"  # two, of four GPUs
 ENGINE_GPUS: Any = "GPUs of the engines"
-SHARED = Placement("cuda", 2, 4, 4, 2, colocate=True, threads=1, engine_threads=1, critic=True, reward_model=False)
+SHARED = Placement(
+    device="cuda",
+    num_nodes=2,
+    ranks_per_node=4,
+    num_engines=4,
+    tensor_parallel=2,
+    colocate=True,
+    threads=1,
+    engine_threads=1,
+    critic=True,
+    reward_model=False,
+)
 APART = replace(SHARED, num_engines=3, colocate=False)
 
 

@@ -54,7 +54,16 @@ def test_an_engine_on_a_shared_gpu_comes_last(device: Any, colocate: bool) -> No
     calls: list[str] = []
     crew: Any = object.__new__(RayCrew)
     crew.placement = Placement(
-        device, 1, 1, 1, 1, colocate, threads=1, engine_threads=1, critic=True, reward_model=True
+        device=device,
+        num_nodes=1,
+        ranks_per_node=1,
+        num_engines=1,
+        tensor_parallel=1,
+        colocate=colocate,
+        threads=1,
+        engine_threads=1,
+        critic=True,
+        reward_model=True,
     )
     crew.roles = Roles(
         policy=lambda place, client: None,  # type: ignore[arg-type, return-value]

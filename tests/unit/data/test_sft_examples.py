@@ -32,56 +32,65 @@ def trained(renderer, row):
 
 
 def load(tmp_path, renderer, rows, **data):
-    return load_examples(write(tmp_path, rows), renderer, SftData(**data))
+    return load_examples(write(tmp_path, rows), renderer, SftData(**data)).examples
 
 
 def test_a_chat_trains_the_answer_and_its_end_token(tmp_path, renderer):
-    (row,), lengths = load(tmp_path, renderer, [{"messages": [USER, FOUR]}])
+    (row,) = load(tmp_path, renderer, [{"messages": [USER, FOUR]}])
     prompt = renderer.prompt_ids([USER])
     assert row.token_ids == [*prompt, *renderer.encode(["4"])[0], IM_END]  # the newline after the turn is left out
     assert row.action_mask == [0] * len(prompt) + [1, 1]
     assert row.logprobs == [0.0] * len(row.token_ids)
-    assert (lengths.total, lengths.too_long, lengths.longest) == (1, 0, len(row.token_ids))
 
 
 def test_every_assistant_turn_is_trained_and_nothing_else(tmp_path, renderer):
     chat = [{"role": "system", "content": "s"}, USER, FOUR, USER, {"role": "assistant", "content": "four"}, USER]
-    (row,), _ = load(tmp_path, renderer, [{"messages": chat}])
+    (row,) = load(tmp_path, renderer, [{"messages": chat}])
     assert trained(renderer, row) == ["4<|im_end|>", "four<|im_end|>"]
     assert row.token_ids == renderer.encode([renderer.text(chat[:5], add_generation_prompt=False)])[0][:-1]
 
 
 def test_text_columns_train_the_response_and_eos(tmp_path, renderer):
-    (row,), _ = load(tmp_path, renderer, [{"prompt": "2+2=", "response": "4"}])
+    (row,) = load(tmp_path, renderer, [{"prompt": "2+2=", "response": "4"}])
     assert row.token_ids == renderer.encode(["2+2=4"])[0] + [IM_END]
     assert row.action_mask == [0, 0, 0, 0, 1, 1]
 
 
 def test_of_a_chat_prompt_only_the_response_is_trained(tmp_path, renderer):
     rows = [{"question": [USER, FOUR, USER], "answer": "four"}]
-    (row,), _ = load(tmp_path, renderer, rows, prompt_key="question", response_key="answer")
+    (row,) = load(tmp_path, renderer, rows, prompt_key="question", response_key="answer")
     assert trained(renderer, row) == ["four<|im_end|>"]
 
 
 def test_examples_pack_like_any_row(tmp_path, renderer):
-    rows, _ = load(tmp_path, renderer, [{"messages": [USER, FOUR]}, {"prompt": "2+2=", "response": "4"}])
+    rows = load(tmp_path, renderer, [{"messages": [USER, FOUR]}, {"prompt": "2+2=", "response": "4"}])
     assert Rows.from_rows(rows).response_lengths.tolist() == [2, 2]
 
 
 def test_so_many_examples_are_drawn_by_the_seed(tmp_path, renderer):
     rows = [{"prompt": f"{number}=", "response": "4"} for number in range(20)]
     path, data = write(tmp_path, rows), SftData(seed=3)
-    everything, lengths = load_examples(path, renderer, data)
-    some, counts = load_examples(path, renderer, data, max_samples=5)
-    assert (lengths.total, counts.total) == (20, 5)
+    everything = load_examples(path, renderer, data).examples
+    some = load_examples(path, renderer, data, max_samples=5).examples
+    assert (len(everything), len(some)) == (20, 5)
     assert some == [everything[index] for index in choose_rows(20, 5, 3, True)]
-    first, _ = load_examples(path, renderer, SftData(shuffle=False), max_samples=5)
+    first = load_examples(path, renderer, SftData(shuffle=False), max_samples=5).examples
     assert first == everything[:5]
+
+
+def test_of_several_files_it_is_known_how_many_each_has(tmp_path, renderer):
+    """4 and 6 examples, of which one each is too long."""
+    short, long = {"prompt": "a", "response": "b"}, {"prompt": "abcdef", "response": "xyz"}
+    files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
+    read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
+    assert read.sizes == [3, 5] and [len(own) for own in read.by_source()] == [3, 5]
+    assert read.notices == ["2 of 10 examples are over data.max_length: left out."]
+    assert sum(load_examples(files, renderer, SftData(), max_samples=4).sizes) == 4
 
 
 def test_a_template_that_forgets_is_refused_where_it_matters(tmp_path, forgetful_renderer):
     thought = {"role": "assistant", "content": "<think>hm</think>4"}
-    (row,), _ = load(tmp_path, forgetful_renderer, [{"messages": [USER, thought]}])
+    (row,) = load(tmp_path, forgetful_renderer, [{"messages": [USER, thought]}])
     assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
     with pytest.raises(ValueError, match=r"row 0: the chat template rewrites .* message 3.*one row per assistant turn"):
         load(tmp_path, forgetful_renderer, [{"messages": [USER, thought, USER, thought]}])
@@ -131,26 +140,26 @@ def test_a_long_example_is_an_error_by_default(tmp_path, renderer):
 
 
 def test_long_examples_are_dropped(tmp_path, renderer):
-    rows, lengths = load(tmp_path, renderer, LONG, max_length=5, truncation="drop")
-    assert [len(row.token_ids) for row in rows] == [3]
-    assert lengths.too_long == 1
+    read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="drop"))
+    assert [len(row.token_ids) for row in read.examples] == [3]
+    assert read.notices == ["1 of 2 examples are over data.max_length: left out."]
 
 
 def test_a_cut_start_keeps_the_response(tmp_path, renderer):
-    row, _ = load(tmp_path, renderer, LONG, max_length=5, truncation="left")[0]
+    row, _ = load(tmp_path, renderer, LONG, max_length=5, truncation="left")
     assert renderer.tokenizer.decode(row.token_ids, skip_special_tokens=False) == "fxyz<|im_end|>"
     assert row.action_mask == [0, 1, 1, 1, 1]
     assert row.turn_ends == [4]
 
 
 def test_a_first_token_is_never_trained(tmp_path, renderer):
-    row, _ = load(tmp_path, renderer, LONG, max_length=3, truncation="left")[0]
+    row, _ = load(tmp_path, renderer, LONG, max_length=3, truncation="left")
     assert row.action_mask == [0, 1, 1]
 
 
 def test_a_cut_end_that_leaves_nothing_to_train_drops_the_example(tmp_path, renderer):
-    rows, lengths = load(tmp_path, renderer, LONG, max_length=5, truncation="right")
-    assert len(rows) == 1 and lengths.too_long == 1
-    (row, _), _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")
+    read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="right"))
+    assert len(read.examples) == 1 and read.notices == ["1 of 2 examples are over data.max_length: cut (right)."]
+    row, _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")
     assert renderer.tokenizer.decode(row.token_ids) == "abcdefxy"
     assert row.turn_ends == []

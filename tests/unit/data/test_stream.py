@@ -1,4 +1,6 @@
-from alphaapollo.data.stream import PromptStream, choose_rows
+from collections import Counter
+
+from alphaapollo.data.stream import MixedStream, PromptStream, choose_rows
 
 
 def test_without_shuffle_the_file_order_repeats():
@@ -34,3 +36,28 @@ def test_the_first_rows_without_shuffling_and_all_where_there_are_no_more():
     assert choose_rows(5, 2, seed=1, shuffle=False) == [0, 1]
     for count in (-1, 0, 5, 6):
         assert choose_rows(5, count, seed=1, shuffle=True) == [0, 1, 2, 3, 4]
+
+
+def test_a_mixture_in_order_of_the_files():
+    """An epoch: the first file twice, half of the second; the next epoch has its other half."""
+    stream = MixedStream([2, 4], [2.0, 0.5], seed=0, shuffle=False)
+    assert stream.num_prompts == 6
+    assert stream.indices(0, 12) == [0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]
+
+
+def test_weights_are_passes_an_epoch():
+    stream = MixedStream([10, 40, 3], [3.0, 0.25, 1.0], seed=1, shuffle=True)
+    epochs = [Counter(stream.indices(epoch * 43, 43)) for epoch in range(4)]
+    for epoch in epochs:
+        assert all(epoch[index] == 3 for index in range(10)) and all(epoch[index] == 1 for index in range(50, 53))
+        assert sum(epoch[index] for index in range(10, 50)) == 10
+    assert all(sum(epoch[index] for epoch in epochs) == 1 for index in range(10, 50))
+
+
+def test_a_mixture_is_a_function_of_seed_and_place_alone():
+    def mixed(seed: int) -> MixedStream:
+        return MixedStream([5, 7], [1.0, 2.5], seed, shuffle=True)
+
+    whole = mixed(3).indices(0, 90)
+    assert [mixed(3).indices(place, 1)[0] for place in range(90)] == whole
+    assert mixed(3).indices(31, 20) == whole[31:51] and mixed(4).indices(0, 90) != whole

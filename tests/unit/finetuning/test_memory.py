@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from alphaapollo.config.resolve import resolve_model
-from alphaapollo.config.schema import Model, SftConfig
-from alphaapollo.finetuning.memory import fit_sft, micro_batch
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.finetuning.memory import fit, micro_batch
+from alphaapollo.finetuning.station import Demand
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30
+LONG = Demand(16_384)
+WITH_REFERENCE = Demand(16_384, reference=True)
 
 
-def fitted(name: str, ranks: int, gib: int, **model: object):
-    config = SftConfig(model=Model(path=str(PUBLISHED / name), **model))  # type: ignore[arg-type]
-    return fit_sft(config, resolve_model(config.model, "cuda"), "cuda", ranks, ranks, 16_384, gib * GIB)
+def on_ranks(ranks: int, **sections: Any) -> SftConfig:
+    return SftConfig.model_validate({"model": {"path": "m"}, "trainer": {"n_gpus_per_node": ranks}} | sections)
+
+
+def fitted(name: str, ranks: int, gib: int, demand: Demand = LONG, **model: object):
+    config = on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model)
+    return fit(config, resolve_model(config.model, "cuda"), "cuda", demand, gib * GIB)
 
 
 def test_checkpointing_is_chosen_where_it_is_needed():
@@ -32,7 +42,22 @@ def test_what_cannot_fit_is_refused_with_the_keys():
 
 
 def test_the_largest_micro_batch():
-    config = SftConfig(model=Model(path="m"))
-    assert micro_batch(config, 1, 2048) == (8, 2048)  # the budget of 16384
-    assert micro_batch(config, 1, 100) == (32, 100)  # a step's 32 examples
-    assert micro_batch(config, 32, 20_000) == (1, 20_000)  # one longer than the budget
+    assert micro_batch(on_ranks(1), Demand(2048)) == (8, 2048)  # the budget of 16384
+    assert micro_batch(on_ranks(1), Demand(100)) == (32, 100)  # a step's 32 examples
+    assert micro_batch(on_ranks(32), Demand(20_000)) == (1, 20_000)  # one longer than the budget
+    assert micro_batch(on_ranks(1), Demand(2048, rows=2)) == (8, 2048)  # four pairs
+    assert micro_batch(on_ranks(1), Demand(10_000, rows=2)) == (2, 10_000)  # a pair stays together
+
+
+def test_a_reference_and_the_copies_of_checkpoints_are_counted():
+    """A copy of a checkpoint is 12 bytes a parameter, shared by the ranks; in all as many on the one node."""
+    model, alone = fitted("qwen2.5-0.5b", 8, 80)
+    _, beside = fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE)
+    frozen = beside.peak[1].frozen
+    assert alone.peak[1].frozen == 0 < frozen and beside.peak[1].total == alone.peak[1].total + frozen
+    assert fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE, lora_rank=4)[1].peak[1].frozen == 0
+    trainer = {"n_gpus_per_node": 8, "save_freq": 5}
+    config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
+    plans = [fit(config, model, "cuda", Demand(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)]
+    assert plans[0].copies == pytest.approx(6 * frozen * 8, rel=1e-3)
+    assert [plan.saves_behind for plan in plans] == [True, False]

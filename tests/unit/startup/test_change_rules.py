@@ -19,7 +19,7 @@ from alphaapollo.trainer import resume_rule
 LISTING = Path(__file__).with_name("change_rules.txt")
 RULES: dict[str, tuple[type[BaseModel], ChangeRule]] = {
     "main_ppo": (Config, resume_rule.change_rule_of(Config())),
-    "main_sft": (SftConfig, sft.change_rule),
+    "main_sft": (SftConfig, sft.Sft().change_rule),
     "main_generation": (GenerationConfig, of_generation),
 }
 

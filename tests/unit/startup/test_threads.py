@@ -11,7 +11,7 @@ from alphaapollo.checkpoint_folder import write_progress
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.startup.resume import find_start
-from alphaapollo.startup.threads import settle_sft_threads, settle_threads
+from alphaapollo.startup.threads import settle_threads, settle_tuning_threads
 from alphaapollo.trainer.resume_rule import change_rule_of
 
 
@@ -98,5 +98,5 @@ def test_a_run_that_begins_anew_and_one_from_anothers_checkpoint(tmp_path: Path)
 
 
 def test_fine_tuning_shares_the_cores_among_its_ranks(tmp_path: Path) -> None:
-    config = SftConfig(trainer={"output_dir": str(tmp_path)})
-    assert settle_sft_threads(config, Machine(8, 0), 2)[0].trainer.cpu_threads == 4
+    config = SftConfig(trainer={"output_dir": str(tmp_path), "n_gpus_per_node": 2})
+    assert settle_tuning_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4

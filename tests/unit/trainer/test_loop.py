@@ -17,10 +17,10 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop
-from alphaapollo.trainer.background_save import Saving
 from alphaapollo.trainer.collect import Collected
 from alphaapollo.trainer.learn import Learned
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.saving import Saving
 from tests.unit.metric_names import undocumented
 from tests.unit.trainer.samples import group, trajectory
 

@@ -11,7 +11,7 @@ from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.worth import Worth, far_better, worth_of
 from alphaapollo.types import TrajectoryGroup
 from tests.unit.trainer.samples import group, trajectory
-from tests.unit.trainer.test_background_save import Case
+from tests.unit.trainer.test_saving import Case
 
 
 def groups(version: int, *rewards: list[float]) -> list[TrajectoryGroup]:

@@ -15,6 +15,7 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.packing import build_train_batch
+from alphaapollo.finetuning.sft import Sft
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.types import Row
@@ -56,12 +57,18 @@ def batches() -> list[list[Row]]:
     return [some_rows(EXAMPLES, seed) for seed in range(NUM_STEPS)]
 
 
+def made(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
+    """The figures of a step."""
+    stepped = worker.step(batch, skip_bad)
+    return Sft().figures(stepped.sums) | stepped.figures
+
+
 def train(
     rank: int, num_ranks: int, address: str, case: SftCase
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray], float]:
     worker = make_worker(case, rank, num_ranks, address)
-    figures = [worker.step(deal(case, rows, rank, num_ranks)) for rows in batches()]
-    loss = worker.evaluate(deal(case, some_rows(5, seed=9), rank, num_ranks))["val/loss"]
+    figures = [made(worker, deal(case, rows, rank, num_ranks)) for rows in batches()]
+    loss = Sft().figures(worker.evaluate(deal(case, some_rows(5, seed=9), rank, num_ranks)))["loss"]
     parameters = {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.model.named_parameters()}
     worker.close()
     return figures, parameters, loss
@@ -96,9 +103,9 @@ def test_three_steps_equal_a_plain_loop(model_folder, name: str):
             group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad()
-        assert figure["train/loss"] == pytest.approx(loss.item(), rel=1e-4)
-        assert figure["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
-        assert figure["train/lr"] == pytest.approx(lr)
+        assert figure["loss"] == pytest.approx(loss.item(), rel=1e-4)
+        assert figure["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+        assert figure["lr"] == pytest.approx(lr)
     for parameter_name, parameter in plain.named_parameters():
         ours = parameters[f"model.{parameter_name}"]
         np.testing.assert_allclose(ours, parameter.detach().numpy(), atol=2e-4, err_msg=parameter_name)
@@ -156,19 +163,24 @@ def test_a_bad_step_ends_or_is_left_out_and_ruined_weights_are_not_written(
 ):
     case = SftCase(str(model_folder("qwen3")))
     worker = make_worker(case, 0, 1, free_address())
-    batch, loss = deal(case, batches()[0], 0, 1), worker._loss
+    batch, loss = deal(case, batches()[0], 0, 1), worker.loss
     before = {name: full_tensor(p.detach()).clone() for name, p in worker.model.named_parameters()}
-    monkeypatch.setattr(worker, "_loss", lambda *arguments: loss(*arguments) * np.inf)
+
+    def infinite(*arguments: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        own, sums = loss(*arguments)
+        return own * np.inf, sums
+
+    monkeypatch.setattr(worker, "loss", infinite)
     with pytest.raises(FloatingPointError, match=r"gradient norm is .* damaged examples in data\.train_files") as error:
         worker.step(batch)
     ways = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
     assert ways == ["data.seed=1000", "trainer.on_bad_step=skip", "optim.lr=0.001"]
     assert load_config(SftConfig, "sft", ways).trainer.on_bad_step == "skip"
-    assert worker.step(batch, skip_bad=True)["train/steps_skipped"] == 1
+    assert made(worker, batch, skip_bad=True)["steps_skipped"] == 1
     for name, parameter in worker.model.named_parameters():
         assert torch.equal(full_tensor(parameter.detach()), before[name])
     monkeypatch.undo()
-    assert worker.step(batch)["train/steps_skipped"] == 0
+    assert made(worker, batch)["steps_skipped"] == 0
     next(worker.model.parameters()).data.fill_(np.nan)
     for write in (worker.save, worker.export):
         with pytest.raises(FloatingPointError, match=r"the model.s \d+ parameters are not finite"):

@@ -103,10 +103,11 @@ def test_multi_turn_reads_the_configuration_it_starts_from():
 
 
 def test_other_programs():
-    script = "torchrun --nproc_per_node=$1 -m verl.trainer.sft_trainer optim.clip_grad=1 engine=fsdp\n"
+    script = "torchrun --nproc_per_node=$1 --nnodes 2 -m verl.trainer.sft_trainer optim.clip_grad=1 engine=fsdp\n"
     script += "python3 -m verl.trainer.main_generation data.output_path=out rollout.n=1"
     text = port(script, "both.sh")
-    assert 'torchrun "--nproc_per_node=$1" -m alphaapollo.trainer.main_sft "${arguments[@]}"' in text
+    assert 'python -m alphaapollo.trainer.main_sft "${arguments[@]}"' in text and "torchrun" not in text
+    assert '    "trainer.n_gpus_per_node=$1"\n' in text and "    trainer.nnodes=2\n" in text
     assert "    grad_clip=1  # was optim.clip_grad\n" in text
     assert "    # engine=fsdp: FSDP2 is the only backend\n" in text
     assert "    trainer.output_dir=out  # was data.output_path" in text

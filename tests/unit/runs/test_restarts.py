@@ -15,11 +15,10 @@ import pytest
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.ranks import Stalled, WorkerDied, WorkerFailed
+from alphaapollo.runs.restarts import NotRestarted, Restarts, nothing_left, run_with_restarts
 from alphaapollo.startup.resume import find_start
-from alphaapollo.trainer import restarts
 from alphaapollo.trainer.lifecycle import Prepared
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.restarts import NotRestarted, Restarts, run_with_restarts
 from alphaapollo.trainer.resume_rule import change_rule_of
 from alphaapollo.watchdog import RUN, name_run, processes_of_run
 
@@ -42,6 +41,9 @@ class Story:
         plan: Any = SimpleNamespace(folder=config.trainer.folder)
         self.prepared = Prepared(config, plan, SimpleNamespace(), find_start(config, change_rule_of(config)))  # type: ignore[arg-type]
 
+    def go(self) -> None:
+        run_with_restarts(self.prepared, self.run)
+
     async def run(self, prepared: Prepared, progress: Progress) -> None:
         self.configs.append(prepared.config)
         start = prepared.start
@@ -63,11 +65,9 @@ class Story:
 
 
 @pytest.fixture
-def tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Story]:
+def tell(tmp_path: Path) -> Callable[..., Story]:
     def tell(*attempts: tuple[int, Exception] | None, **trainer: Any) -> Story:
-        story = Story(config_of(tmp_path, **trainer), *attempts)
-        monkeypatch.setattr(restarts, "run", story.run)
-        return story
+        return Story(config_of(tmp_path, **trainer), *attempts)
 
     return tell
 
@@ -76,7 +76,7 @@ def test_a_death_is_told_and_the_run_goes_on_from_its_newest_checkpoint(
     tell: Callable[..., Story], capsys: pytest.CaptureFixture[str]
 ) -> None:
     story = tell((4, DIED), (7, DIED), None)
-    run_with_restarts(story.prepared)
+    story.go()
     assert story.began == ["anew", "step_000002", "step_000006"]
     printed = " ".join(capsys.readouterr().out.split())
     assert f"{DIED}; restart 1 of at most 3 (trainer.max_restarts) goes on from " in printed
@@ -85,7 +85,7 @@ def test_a_death_is_told_and_the_run_goes_on_from_its_newest_checkpoint(
 
 def test_before_the_first_checkpoint_it_begins_anew_beside_what_was(tell: Callable[..., Story]) -> None:
     story = tell((2, DIED), None)
-    run_with_restarts(story.prepared)
+    story.go()
     assert story.began == ["anew", "anew"]
     assert (story.prepared.plan.folder.with_name("run.1") / "metrics.jsonl").read_text() == "{}\n"
 
@@ -94,9 +94,9 @@ def test_all_restarts_are_used_up(tell: Callable[..., Story]) -> None:
     story = tell((3, DIED), (4, DIED), max_restarts=1)
     with pytest.raises(NotRestarted, match=r"died: killed; trainer.max_restarts=1 allows no further restart: stopped;.*"
                        r"the same command goes on from .*step_000002"):  # fmt: skip
-        run_with_restarts(story.prepared)
+        story.go()
     with pytest.raises(NotRestarted, match="max_restarts=0 allows no further"):
-        run_with_restarts(tell((3, DIED), max_restarts=0).prepared)
+        tell((3, DIED), max_restarts=0).go()
 
 
 def test_what_dies_twice_at_one_place_is_not_tried_again() -> None:
@@ -111,14 +111,14 @@ def test_what_dies_twice_at_one_place_is_not_tried_again() -> None:
 def test_a_start_that_dies_again_and_again_ends(tell: Callable[..., Story]) -> None:
     story = tell((1, DIED), (1, DIED), max_restarts=9)
     with pytest.raises(NotRestarted, match="iteration 1 as the time before"):
-        run_with_restarts(story.prepared)
+        story.go()
 
 
 def test_what_is_no_death_ends_the_run(tell: Callable[..., Story]) -> None:
     for error in (ValueError("a key"), WorkerFailed("a bug"), OSError("no space is left"), FloatingPointError("nan")):
         story = tell((3, error), resume_mode="disable")
         with pytest.raises(type(error), match=str(error)):
-            run_with_restarts(story.prepared)
+            story.go()
 
 
 def test_who_stands_still_is_named_by_his_role(tell: Callable[..., Story]) -> None:
@@ -126,31 +126,31 @@ def test_who_stands_still_is_named_by_his_role(tell: Callable[..., Story]) -> No
     assert stalled.who == "policy" and str(stalled).endswith("is stopped; stopped; the same command goes on.")
     assert Stalled("", ["reward model 3"], "").who == "reward model"
     story = tell((4, stalled), None)
-    run_with_restarts(story.prepared)
+    story.go()
     assert story.began == ["anew", "step_000002"]
 
 
 def test_a_run_that_began_anew_goes_on_with_itself(tell: Callable[..., Story], tmp_path: Path) -> None:
-    run_with_restarts(tell(None).prepared)  # an earlier run of this name, to step 8
+    tell(None).go()  # an earlier run of this name, to step 8
     story = tell((4, DIED), (4, WorkerDied("", "rollout")), None, resume_mode="disable")
-    run_with_restarts(story.prepared)
+    story.go()
     assert story.began == ["anew", "step_000002", "step_000002"]
     assert (tmp_path / "p/run.1/checkpoints/step_000008").is_dir()
 
 
 def test_a_run_that_was_given_a_checkpoint_goes_on_with_its_own(tell: Callable[..., Story], tmp_path: Path) -> None:
     """Newer ones of an earlier time lie beside them."""
-    run_with_restarts(tell(None).prepared)
+    tell(None).go()
     given = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "p/run/checkpoints/step_000002")}
     story = tell((4, DIED), (6, DIED), None, **given)
-    run_with_restarts(story.prepared)
+    story.go()
     assert story.began == ["step_000002", "step_000002", "step_000004"]
 
 
 def test_damage_is_passed_over(tell: Callable[..., Story], monkeypatch: pytest.MonkeyPatch) -> None:
     story = tell((5, DIED), None)
     monkeypatch.setattr("alphaapollo.startup.resume.damage", lambda path: ["x"] if path.name == "step_000004" else [])
-    run_with_restarts(story.prepared)
+    story.go()
     assert story.began == ["anew", "step_000002"]
 
 
@@ -160,14 +160,14 @@ def test_where_nothing_can_be_gone_on_from_both_reasons_are_told(
     story = tell((5, DIED))
     monkeypatch.setattr("alphaapollo.startup.resume.damage", lambda _: ["progress.json has other bytes"])
     with pytest.raises(NotRestarted, match=r"died: killed; and it cannot be restarted: no checkpoint .* other bytes"):
-        run_with_restarts(story.prepared)
+        story.go()
 
 
 def test_nothing_is_left_of_the_one_that_died(tmp_path: Path) -> None:
     before, left = dict(os.environ), []
 
     def start() -> None:
-        with restarts.nothing_left(config_of(tmp_path, controller="ray")):
+        with nothing_left(config_of(tmp_path, controller="ray")):
             left.append(name_run())
             os.environ["A_LIBRARYS_OWN"] = "1"
             left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))

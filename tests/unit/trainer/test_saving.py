@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from alphaapollo.checkpoint_folder import CheckpointFolder
-from alphaapollo.trainer import background_save
-from alphaapollo.trainer.background_save import Saving
+from alphaapollo.runs import background_save
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.saving import Saving
 
 
 class Trainer:

@@ -8,21 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Coroutine, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder
-from alphaapollo.config.schema import Config
+from alphaapollo.config.diff import ChangeRule
+from alphaapollo.config.resolve import resolve_controller
+from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.observability.console import Console
+from alphaapollo.runs.background_save import Progress
 from alphaapollo.startup.input_checks import find_machine
-from alphaapollo.startup.resume import find_start, way_on
-from alphaapollo.trainer.lifecycle import Prepared, run
-from alphaapollo.trainer.resume_rule import change_rule_of
+from alphaapollo.startup.resume import Start, find_start, way_on
 from alphaapollo.watchdog import RUN, end_processes
+
+R = TypeVar("R", bound="Prepared")
+
+
+class Prepared(Protocol):
+    """A run that has passed every check and has started nothing."""
+
+    @property
+    def config(self) -> Config | TuningConfig: ...
+
+    @property
+    def change_rule(self) -> ChangeRule: ...
+
+    @property
+    def progress(self) -> Progress:
+        """Of the checkpoint, or of a new run."""
+        ...
+
+    def going_on(self, config: Any, start: Start) -> Self:
+        """The same run from elsewhere."""
+        ...
 
 
 class NotRestarted(RuntimeError):
@@ -55,9 +76,12 @@ class Restarts:
         return ""
 
 
-def run_with_restarts(prepared: Prepared) -> None:
-    """Run to the last iteration. Raises NotRestarted after a death that ends the run, and whatever else ends it."""
-    trainer, folder = prepared.config.trainer, prepared.plan.folder
+def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, None]]) -> None:
+    """Run to the last iteration. Raises NotRestarted after a death that ends the run, and whatever else ends it.
+
+    run: of a prepared run and its progress, which moves with it.
+    """
+    trainer, folder = prepared.config.trainer, prepared.config.trainer.folder
     restarts, found = Restarts(trainer.max_restarts), _checkpoints(folder)
     while True:
         progress = prepared.progress
@@ -76,7 +100,7 @@ def run_with_restarts(prepared: Prepared) -> None:
             raise NotRestarted(f"{what}; and it cannot be restarted: {error}") from death
 
 
-def prepare_again(prepared: Prepared, own: Set[Written]) -> Prepared:
+def prepare_again(prepared: R, own: Set[Written]) -> R:
     """The same run from where it can go on now: from a checkpoint of its own if it has written any (`own`), else as its
     command says. Waits for the nodes of a cluster, as a start does.
 
@@ -84,13 +108,13 @@ def prepare_again(prepared: Prepared, own: Set[Written]) -> Prepared:
     """
     config = own_start(prepared.config, own)
     find_machine(config.trainer)
-    start = find_start(config, change_rule_of(config))
+    start = find_start(config, prepared.change_rule)
     for line in start.lines() or ["begins anew."]:
         print(line, flush=True)
-    return replace(prepared, config=config, start=start)
+    return prepared.going_on(config, start)
 
 
-def own_start(config: Config, own: Set[Written]) -> Config:
+def own_start(config: Config | TuningConfig, own: Set[Written]) -> Config | TuningConfig:
     """How a run goes on with itself: where it began with a checkpoint that it was given, newer ones of another time may
     lie beside its own."""
     trainer = config.trainer
@@ -109,7 +133,7 @@ def _checkpoints(folder: Path) -> set[Written]:
 
 
 @contextmanager
-def nothing_left(config: Config) -> Iterator[None]:
+def nothing_left(config: Config | TuningConfig) -> Iterator[None]:
     """After the block no process of the run that it was is left, and the environment variables are as before: a run
     sets some, for itself and for whom it starts."""
     before = dict(os.environ)
@@ -119,5 +143,6 @@ def nothing_left(config: Config) -> Iterator[None]:
         run_id = os.environ.get(RUN)
         os.environ.clear()
         os.environ.update(before)
-        if run_id not in (None, before.get(RUN)) and config.trainer.controller == "ray":  # else they are our own
+        on_ray = resolve_controller(config.trainer) == "ray"  # else they are our own
+        if run_id not in (None, before.get(RUN)) and on_ray:
             end_processes(run_id)

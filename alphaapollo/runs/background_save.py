@@ -1,6 +1,6 @@
 """Checkpoints: the trainers copy what they hold while the loop waits, and write it while the next iteration goes on.
 
-    save      wait for the one before; each trainer copies, a phase of its own (loop.py)
+    save      wait for the one before; each trainer copies
     behind    they write; when all have, the driver's own state follows, and the folder gets its name
     figures   what became of it, at the end of each iteration
     settled   at the end of a run, however it ends: wait for the one on its way
@@ -14,45 +14,77 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from alphaapollo.checkpoint_folder import CheckpointFolder
-from alphaapollo.controller.crew import Crew
 from alphaapollo.observability.disk import writing
 from alphaapollo.startup.failures import FAILURES
-from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.worth import far_better
 
 PATIENCE = 30.0  # seconds that a run which has failed waits: its workers may hang
 
 
-class Saving:
+class Progress(Protocol):
+    """The driver's own state."""
+
+    step: int  # whole iterations
+
+    def write(self, folder: Path) -> None:
+        """Into a checkpoint."""
+        ...
+
+
+class Saved(Protocol):
+    """The workers of a role, as handles.py has them."""
+
+    async def save(self, folder: str) -> None: ...
+
+    async def rest(self) -> None: ...
+
+    async def written(self) -> float: ...
+
+
+P = TypeVar("P", bound=Progress)
+
+
+class BackgroundSave(Generic[P]):
     """The checkpoint on its way: one at most.
 
-    notice: tells people what became of one that nobody can wait for any more, and which one stays.
+    Args:
+        trainers: by their folder's name in a checkpoint.
+        notice: tells people what became of one that nobody can wait for any more, and which one stays.
     """
 
-    def __init__(self, checkpoints: CheckpointFolder, crew: Crew, notice: Callable[[str], None]):
-        self.checkpoints, self.crew, self.notice = checkpoints, crew, notice
+    def __init__(self, checkpoints: CheckpointFolder, trainers: Mapping[str, Saved], notice: Callable[[str], None]):
+        self.checkpoints, self.trainers, self.notice = checkpoints, trainers, notice
         self._behind: asyncio.Task[float] | None = None
         self._step = 0  # of that one
         self._seconds: float | None = None  # of one that became whole since `figures`
         self._moves, self._told = False, False
-        self._stands: Progress | None = None  # since the start or the load
-        self._spared: int | None = None  # the iteration whose checkpoint stays, as told
+        self._stands: P | None = None  # since the start or the load
 
-    async def save(self, progress: Progress) -> None:
+    def phase(self) -> AbstractAsyncContextManager[None]:
+        """In which the trainers have the GPUs and copy."""
+        return nullcontext()
+
+    def begins(self, progress: P) -> None:
+        """A checkpoint of `progress` begins, and the one before is whole."""
+
+    def spare(self, progress: P) -> int | None:
+        """The iteration whose checkpoint is not dropped, where there is such a one."""
+        return None
+
+    async def save(self, progress: P) -> None:
         """Begin a checkpoint of everything that the whole iterations so far made. Raises what the one before met."""
         await self._settle()
         self.moves()
         self._step = progress.step
-        progress.forget_rewards(self.checkpoints.steps())
+        self.begins(progress)
         folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
-        async with self.crew.engines.cache_released():
+        async with self.phase():
             await self._copy(folder)
         self._behind = asyncio.create_task(self._finish(folder, now))
         self.stands(progress)
@@ -68,7 +100,7 @@ class Saving:
         """From here the trainers' state is no whole iteration's, or is just being copied."""
         self._moves = True
 
-    def stands(self, progress: Progress) -> None:
+    def stands(self, progress: P) -> None:
         """The trainers hold what the whole iterations so far made. CancelledError: the run has been told to end."""
         self._moves, self._stands = False, deepcopy(progress)
         if self._told:
@@ -126,16 +158,13 @@ class Saving:
 
     async def _copy(self, folder: Path) -> None:
         """Every trainer begins to write."""
-        await self.crew.policy.save(str(folder / "policy"))
-        await self.crew.policy.rest()
-        if self.crew.critic:
-            await self.crew.critic.save(str(folder / "critic"))
-            await self.crew.critic.rest()
+        for name, trainer in self.trainers.items():
+            await trainer.save(str(folder / name))
+            await trainer.rest()
 
     async def _written(self) -> float:
         """Every trainer has written; the seconds of the slowest."""
-        trainers = [role for role in (self.crew.policy, self.crew.critic) if role]
-        return max(await asyncio.gather(*(role.written() for role in trainers)))
+        return max(await asyncio.gather(*(trainer.written() for trainer in self.trainers.values())))
 
     async def _settle(self) -> None:
         if self._behind:
@@ -154,26 +183,11 @@ class Saving:
         elif error := self._behind.exception():
             self.notice(f"the checkpoint of iteration {self._step} is not whole: {error}")
 
-    async def _finish(self, folder: Path, progress: Progress) -> float:
+    async def _finish(self, folder: Path, progress: P) -> float:
         """All that follows the copies. Its own seconds"""
         seconds = await self._written()
         started = time.perf_counter()
         with writing("the checkpoint", folder):
             progress.write(folder)
-            await asyncio.to_thread(self.checkpoints.finish, folder, self._spare(progress))
+            await asyncio.to_thread(self.checkpoints.finish, folder, self.spare(progress))
         return seconds + time.perf_counter() - started
-
-    def _spare(self, progress: Progress) -> int | None:
-        """The iteration whose checkpoint is not dropped, for the newest weights are far below it."""
-        worth = progress.worth
-        spared = far_better(worth, self.checkpoints.steps())
-        if spared is not None and spared != self._spared and self.checkpoints.keep is not None:
-            best, newest = worth[spared], worth[max(worth)]
-            self.notice(
-                f"the checkpoint of iteration {spared} stays beside the newest {self.checkpoints.keep}: its weights "
-                f"had a mean reward of {best.mean:.3g} +- {best.error:.2g}, those of iteration {max(worth)} have "
-                f"{newest.mean:.3g} +- {newest.error:.2g}. To go back to it: trainer.resume_mode=resume_path "
-                f"trainer.resume_from_path={self.checkpoints.path(spared)}"
-            )
-        self._spared = spared
-        return spared

@@ -1,0 +1,54 @@
+"""The command of every kind of fine-tuning: parse, check, print the plan, train."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import TuningConfig
+from alphaapollo.folder_lock import FolderInUseError, lone_driver
+from alphaapollo.watchdog import end_when_told
+
+C = TypeVar("C", bound=TuningConfig)
+
+
+def tune(schema: type[C], name: str, station: Callable[[], Any], argv: Sequence[str] | None) -> int:
+    """Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted.
+
+    station: imports and makes the kind of fine-tuning, once the configuration is read: a wrong key is told before.
+    """
+    with reported():
+        config = load_config(schema, name, sys.argv[1:] if argv is None else argv)
+        from alphaapollo.finetuning.prepare import prepare, print_plan
+        from alphaapollo.finetuning.run import run
+        from alphaapollo.runs.restarts import NotRestarted, run_with_restarts
+        from alphaapollo.startup.failures import FAILURES
+        from alphaapollo.startup.resume import already_complete, interrupted
+
+        try:
+            prepared = prepare(station(), config)
+        except ValueError as error:
+            return failed(error, 2)
+    print_plan(prepared)
+    folder = config.trainer.folder
+    if config.trainer.dry_run:
+        print("dry run: the configuration is sound, nothing was started.")
+        return 0
+    if prepared.complete:
+        print(already_complete(folder, prepared.total_steps))
+        return 0
+    end_when_told()
+    try:
+        with lone_driver(folder):
+            run_with_restarts(prepared, run)
+    except FolderInUseError as error:
+        return failed(error, 2)
+    except KeyboardInterrupt:
+        print(f"\n{interrupted(folder)}", file=sys.stderr)
+        return 130
+    except (*FAILURES, NotRestarted) as error:
+        return failed(error, 1)
+    return 0

@@ -1,0 +1,214 @@
+"""A fine-tuning before it starts: everything is read, checked, measured and told. Nothing is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from alphaapollo.config.diff import ChangeRule
+from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
+from alphaapollo.config.schema import Model, TuningConfig
+from alphaapollo.controller.worker_counts import Machine, RankCounts
+from alphaapollo.data.batch import TunedBatch
+from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
+from alphaapollo.data.sources import Read, source_names
+from alphaapollo.data.stream import MixedStream, PromptStream
+from alphaapollo.finetuning.layout import Layout
+from alphaapollo.finetuning.memory import fit
+from alphaapollo.finetuning.progress import Progress
+from alphaapollo.finetuning.station import Station
+from alphaapollo.models.weight_files import check_weights
+from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.startup.input_checks import (
+    check_adapters,
+    check_experts,
+    check_sequence_parallel,
+    find_machine,
+    missing_cluster,
+)
+from alphaapollo.startup.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.startup.resume import Start, find_start
+from alphaapollo.startup.threads import settle_tuning_threads
+
+C = TypeVar("C", bound=TuningConfig)
+E = TypeVar("E")
+B = TypeVar("B", bound=TunedBatch)
+Stream = PromptStream | MixedStream
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[C, E, B]):
+    """A run that has passed every check."""
+
+    station: Station[C, E, B]
+    config: C
+    model: Model  # dtype and attention chosen
+    counts: RankCounts
+    layout: Layout
+    train: Read[E]
+    val: dict[str, list[E]]  # by source
+    stream: Stream
+    total_steps: int
+    start: Start
+    notices: list[str]
+    memory: MemoryPlan | None  # of a rank's device; None: not known
+
+    @property
+    def progress(self) -> Progress:
+        """Of the checkpoint, or of a new run."""
+        return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
+
+    @property
+    def change_rule(self) -> ChangeRule:
+        return self.station.change_rule
+
+    def going_on(self, config: Any, start: Start) -> Prepared[C, E, B]:
+        """The same run from elsewhere."""
+        return replace(self, config=config, start=start)
+
+    @property
+    def saves_behind(self) -> bool:
+        """Checkpoints are written while the next steps are made."""
+        return self.memory is None or self.memory.saves_behind
+
+    @property
+    def complete(self) -> bool:
+        """No step remains, and the model is written."""
+        written = self.start.is_exported() or not self.config.trainer.export_hf
+        return self.start.step >= self.total_steps and written
+
+
+def prepare(station: Station[C, E, B], config: C) -> Prepared[C, E, B]:
+    """Check, read and measure everything. Raises ValueError for what cannot work."""
+    machine = find_machine(config.trainer)
+    notices = station.check(config, machine.num_gpus)
+    config, kept_threads = settle_tuning_threads(config, machine)
+    check_trackers(config.trainer.logger)
+    start = find_start(config, station.change_rule)
+    trainer, data = config.trainer, config.data
+    check_adapters(config.model, "model")
+    check_experts(config.model, "model")
+    check_weights(config.model, "model.path")
+    key = "ulysses_sequence_parallel_size"
+    size = config.ulysses_sequence_parallel_size
+    check_sequence_parallel(size, trainer.num_ranks, key, {"model.path": config.model})
+    tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
+    renderer = Renderer(tokenizer, data.apply_chat_template_kwargs)
+    train, val, more = _read(station, config, renderer)
+    counts = _counts(config, machine)
+    model, memory, unmeasured = _fit(station, config, train, counts, machine)
+    stream = make_stream(config, train.sizes)
+    more += unread_arguments(data.apply_chat_template_kwargs, tokenizer)
+    more += filter(None, [missing_cluster(trainer)])
+    return Prepared(
+        station=station,
+        config=config,
+        model=model,
+        counts=counts,
+        layout=Layout(counts.data_parallel, data.max_token_len_per_gpu * size, model.attention == "padded"),
+        train=train,
+        val=val,
+        stream=stream,
+        total_steps=trainer.total_training_steps
+        or max(1, stream.num_prompts * trainer.total_epochs // data.train_batch_size),
+        start=start,
+        notices=[*notices, *kept_threads, *more, *unmeasured, *start.lines()],
+        memory=memory,
+    )
+
+
+def make_stream(config: TuningConfig, sizes: list[int]) -> Stream:
+    """Which example comes when; `sizes`: examples of each source."""
+    data = config.data
+    if data.source_weights is None:
+        return PromptStream(sum(sizes), data.seed, data.shuffle)
+    return MixedStream(sizes, data.source_weights, data.seed, data.shuffle)
+
+
+def _read(station: Station[C, E, B], config: C, renderer: Renderer) -> tuple[Read[E], dict[str, list[E]], list[str]]:
+    """Training examples, validation examples by source, and what to tell. ValueError: a source without any."""
+    data = config.data
+    train = station.read(config, data.train_files, data.train_max_samples, renderer)
+    names = source_names(data.train_files)
+    if data.source_weights is not None and 0 in train.sizes:
+        raise ValueError(
+            f"data.source_weights: nothing is left of {names[train.sizes.index(0)]} to take a share of. Raise "
+            "data.train_max_samples or data.max_length, or leave the file out."
+        )
+    notices = [f"data.train_files: {notice}" for notice in train.notices]
+    val: dict[str, list[E]] = {}
+    if data.val_files:
+        read = station.read(config, data.val_files, data.val_max_samples, renderer)
+        notices += [f"data.val_files: {notice}" for notice in read.notices]
+        sources = zip(source_names(data.val_files), read.by_source(), strict=True)
+        val = {name: examples for name, examples in sources if examples}
+    return train, val, notices
+
+
+def _counts(config: TuningConfig, machine: Machine) -> RankCounts:
+    trainer = config.trainer
+    return RankCounts(
+        device=resolve_device(trainer.device, machine.num_gpus),
+        num_nodes=trainer.nnodes,
+        ranks_per_node=trainer.n_gpus_per_node,
+        threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
+        sequence_parallel=config.ulysses_sequence_parallel_size,
+    )
+
+
+def _fit(
+    station: Station[C, E, B], config: C, train: Read[E], counts: RankCounts, machine: Machine
+) -> tuple[Model, MemoryPlan | None, list[str]]:
+    """The model, resolved, its memory, and what to tell where that is not known. ValueError: it cannot fit."""
+    device = counts.device
+    model, demand = resolve_model(config.model, device), station.demand(config, train.examples)
+    try:
+        model, memory = fit(config, model, device, demand, machine.memory_for(device), machine.memory)
+    except UNMEASURED as error:
+        may_choose = config.model.enable_gradient_checkpointing == "auto"
+        return model, None, [unmeasured_notice(config.model.path, error, may_choose)]
+    if memory.problem:
+        raise ValueError(memory.problem)
+    return model, memory, []
+
+
+def print_plan(run: Prepared[C, E, B]) -> None:
+    """The numbers that people get wrong."""
+    config, size = run.config, run.config.data.train_batch_size
+    epochs = run.total_steps * size / run.stream.num_prompts
+    print(
+        f"{config.trainer.folder}: {run.total_steps} steps of {size} examples ({len(run.train.examples)} examples, "
+        f"{epochs:.2f} epochs), {sum(map(len, run.val.values()))} for validation{run.model.lora_words}"
+    )
+    how = "in this process" if resolve_controller(config.trainer) == "local" else "over Ray"
+    print(f"ranks: {run.counts.words}, {how}")
+    if len(run.train.sizes) > 1:
+        _print_sources(run, epochs)
+    if run.memory:
+        _print_memory(run.memory, run.model, config.trainer)
+    for notice in run.notices:
+        print(f"note: {notice}")
+
+
+def _print_sources(run: Prepared[C, E, B], epochs: float) -> None:
+    """Of each source: its examples, how often they are seen in the whole run, and its share of the batches."""
+    data, sizes = run.config.data, run.train.sizes
+    weights = data.source_weights or [1.0] * len(sizes)
+    for name, size, weight in zip(source_names(data.train_files), sizes, weights, strict=True):
+        share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))
+        print(f"  {name}: {size} examples x {weight:g} an epoch, {share:.0%} of a batch, {weight * epochs:.2f} passes")
+
+
+def _print_memory(memory: MemoryPlan, model: Model, trainer: Any) -> None:
+    moment, held = memory.peak
+    checkpointing = "on" if model.enable_gradient_checkpointing else "off"
+    print(
+        f"memory: {held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}), by arithmetic; gradient "
+        f"checkpointing {checkpointing}"
+    )
+    if trainer.save_freq > 0:
+        behind = "behind the steps" if memory.saves_behind else "between steps: their copies do not fit"
+        print(f"checkpoints: every {trainer.save_freq} steps, written {behind}")
+    for moment, held in memory.moments.items() if trainer.dry_run else ():
+        parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_role().items() if size)
+        print(f"  {moment}: {parts}")

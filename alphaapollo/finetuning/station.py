@@ -1,0 +1,78 @@
+"""What a kind of fine-tuning is: SFT (sft.py), and what comes beside it. The skeleton does everything else.
+
+files --read--> examples --deal--> a batch for each group of ranks --worker--> sums --figures--> metrics
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from alphaapollo.config.diff import Verdict
+from alphaapollo.config.schema import Model, TuningConfig
+from alphaapollo.data.batch import TunedBatch
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.sources import Read
+from alphaapollo.finetuning.layout import Layout
+
+if TYPE_CHECKING:
+    from alphaapollo.finetuning.loop import TuningRun
+    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.tuned import TunedWorker
+
+C = TypeVar("C", bound=TuningConfig)
+E = TypeVar("E")
+B = TypeVar("B", bound=TunedBatch)
+AnyStation = "Station[Any, Any, Any]"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What memory is planned by."""
+
+    longest: int  # tokens of the longest row
+    rows: int = 1  # of an example, which stay together
+    head: bool = True  # log-probs over the vocabulary are computed, not one number a row
+    reference: bool = False  # a frozen copy of the model lies beside it (with LoRA the base is one anyway)
+
+
+class Station(ABC, Generic[C, E, B]):
+    """One object a run. C: its configuration; E: an example; B: a batch."""
+
+    name: str  # of the command: sft is main_sft, of configs/sft.yaml
+
+    @abstractmethod
+    def check(self, config: C, num_gpus: int) -> list[str]:
+        """Notices about keys without effect. ConfigError names every impossible combination (check_tuning)."""
+
+    @abstractmethod
+    def change_rule(self, key: str) -> tuple[Verdict, str]:
+        """What becomes of a key that has changed since the run's earlier start."""
+
+    @abstractmethod
+    def read(self, config: C, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> Read[E]:
+        """The examples of the files, in order; ValueError names bad rows."""
+
+    @abstractmethod
+    def demand(self, config: C, examples: Sequence[E]) -> Demand:
+        """Of a run on these examples."""
+
+    @abstractmethod
+    def deal(self, config: C, examples: Sequence[E], layout: Layout) -> list[B]:
+        """A batch for each group of ranks, of one mini-batch."""
+
+    @abstractmethod
+    def builder(
+        self, config: C, model: Model, optimiser_steps: int, saves_behind: bool
+    ) -> Callable[[RankPlacement], TunedWorker[B]]:
+        """How a rank's worker is built: called in its own process, so workers are imported inside. model: resolved."""
+
+    @abstractmethod
+    def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """From a batch's sums over all ranks to figures, e.g. `loss`: train/loss, val/loss, val/loss/<source>."""
+
+    async def begin(self, run: TuningRun[C, E, B]) -> None:
+        """Before the first step: the workers stand, and hold what the checkpoint has."""
+        return

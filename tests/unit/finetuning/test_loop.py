@@ -1,0 +1,122 @@
+"""The loop on a kind of fine-tuning of paper: what comes when, what is logged, what a checkpoint has."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from alphaapollo.checkpoint_folder import CheckpointFolder
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.data.batch import Stepped
+from alphaapollo.data.sources import Read
+from alphaapollo.data.stream import PromptStream
+from alphaapollo.finetuning.loop import TuningRun, added, train
+from alphaapollo.finetuning.prepare import make_stream
+from alphaapollo.finetuning.progress import Progress
+from alphaapollo.runs.background_save import BackgroundSave
+from tests.unit.metric_names import undocumented
+
+
+class Station:
+    """An example is a number; the loss of a batch its mean."""
+
+    def deal(self, config: SftConfig, examples: list[int], layout: None) -> list[Any]:
+        return [SimpleNamespace(rows=SimpleNamespace(lengths=SimpleNamespace(sum=lambda: 10)), examples=examples)]
+
+    def figures(self, sums: dict[str, float]) -> dict[str, float]:
+        return {"loss": sums["loss"] / sums["tokens"]}
+
+
+class Trainer:
+    """Notes what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    async def step(self, batches: list[Any], skip_bad: bool) -> Stepped:
+        (batch,) = batches
+        self.calls.append(batch.examples)
+        sums = {"loss": float(sum(batch.examples)), "tokens": float(len(batch.examples))}
+        return Stepped(sums, {"lr": 0.5, "grad_norm": 1.0, "steps_skipped": 0.0})
+
+    async def evaluate(self, batches: list[Any]) -> dict[str, float]:
+        return (await self.step(batches, False)).sums
+
+    async def save(self, folder: str) -> None:
+        self.calls.append(f"save {Path(folder).parent.name[-1]}")
+
+    async def rest(self) -> None:
+        pass
+
+    async def written(self) -> float:
+        return 1.0
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: dict[int, dict[str, float]] = {}
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        assert undocumented(metrics) == []
+        self.lines[step] = metrics
+
+    step = log
+
+
+def run(folder: Path, progress: Progress, val: dict[str, list[int]], **trainer: Any) -> tuple[Trainer, Log]:
+    config = SftConfig.model_validate({"data": {"train_batch_size": 2}, "trainer": trainer})
+    prepared: Any = SimpleNamespace(
+        station=Station(),
+        config=config,
+        layout=None,
+        train=Read([10, 11, 12], [3], []),
+        val=val,
+        stream=PromptStream(3, 0, shuffle=False),
+        total_steps=4,
+    )
+    worker, log = Trainer(), Log()
+    saving = BackgroundSave[Progress](CheckpointFolder(folder, None), {"model": worker}, print)
+
+    async def main() -> None:
+        async with saving.settled():
+            await train(TuningRun(prepared, worker, progress, saving, log, log))  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    return worker, log
+
+
+def test_batches_come_from_the_stream_and_checkpoints_behind_them(tmp_path: Path) -> None:
+    worker, log = run(tmp_path, Progress(), {}, save_freq=3, log_freq=2)
+    assert worker.calls == [[10, 11], [12, 10], [11, 12], "save 3", [10, 11], "save 4"]
+    assert [*log.lines] == [2, 4] and log.lines[2]["train/loss"] == 11.0
+    assert log.lines[4]["train/epoch"] == 8 / 3
+    assert [Progress.read(tmp_path / f"step_00000{step}") for step in (3, 4)] == [Progress(3, 6), Progress(4, 8)]
+
+
+def test_it_goes_on_where_it_stood(tmp_path: Path) -> None:
+    worker, _ = run(tmp_path, Progress(3, 6), {})
+    assert worker.calls == [[10, 11]]
+
+
+def test_validation_is_over_all_examples_and_over_those_of_each_source(tmp_path: Path) -> None:
+    """(1 + 2 + 6) / 3 = 3, of the sources 1.5 and 6; logged where it was, whatever log_freq says."""
+    _, log = run(tmp_path, Progress(), {"maths": [1, 2], "code": [6]}, test_freq=3, log_freq=100)
+    assert [*log.lines] == [3, 4]
+    found = {name: value for name, value in log.lines[3].items() if name.startswith("val/")}
+    assert found == {"val/loss": 3.0, "val/loss/maths": 1.5, "val/loss/code": 6.0}
+    _, log = run(tmp_path, Progress(), {"maths": [1, 2]}, test_freq=4)
+    assert {name for name in log.lines[4] if name.startswith("val/")} == {"val/loss"}
+
+
+def test_sums_of_batches_are_added_and_the_largest_stays() -> None:
+    parts = [{"loss": 1.0, "length_max": 3.0}, {"loss": 2.0, "length_max": 2.0}]
+    assert added(parts) == {"loss": 3.0, "length_max": 3.0}
+
+
+def test_weights_make_an_epoch() -> None:
+    def of(**data: Any) -> int:
+        return make_stream(SftConfig.model_validate({"data": data}), [10, 4]).num_prompts
+
+    assert (of(), of(source_weights=[0.5, 2.0])) == (14, 13)
