@@ -83,7 +83,11 @@ class ThreadRanks(LocalRanks[W]):
 
     def __init__(self, build: Callable[[], W]):
         self._thread = ThreadPoolExecutor(1, ROLE)
-        super().__init__(self._thread.submit(build).result())
+        try:
+            super().__init__(self._thread.submit(build).result())
+        except BaseException:
+            self._thread.shutdown()
+            raise
         self.role = ROLE
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:

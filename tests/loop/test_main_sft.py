@@ -1,83 +1,149 @@
-"""Supervised fine-tuning end to end: one process, two ranks under torchrun, resume, export."""
+"""Supervised fine-tuning end to end: in one process, on two ranks over Ray, through deaths, with other ranks."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.loop.conftest import ROOT, Finished, Task
+from tests.loop.conftest import Finished, Runner, Task, processes_of, wait_until_nothing_is_left
 from tests.loop.warm import Program
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.max_ckpt_to_keep=null")
 
 
-def sft(task: Task, out: Path, *overrides: str, ranks: int = 1, name: str = "sft") -> Finished:
-    """A run to its end: several ranks start as a user's do."""
-    words = [
-        f"data.train_files={task.data / 'sft.parquet'}",
-        f"model.path={task.model}",
-        "data.train_batch_size=8",
-        "optim.lr=1e-3",
-        "trainer.log_freq=1",
-        "trainer.cpu_threads=1",
-        f"trainer.output_dir={out}",
-        "trainer.project_name=test",
-        f"trainer.experiment_name={name}",
-        *overrides,
-    ]
-    module, several = "alphaapollo.trainer.main_sft", ["--standalone", f"--nproc_per_node={ranks}", "-m"]
-    command = (module, words) if ranks == 1 else ("torch.distributed.run", [*several, module, *words])
-    program = Program(*command, out / "output.txt", dict(os.environ), ROOT, warm=ranks == 1)
-    code = program.wait(200)
-    if code is None:
-        program.signal(signal.SIGKILL)
-        pytest.fail(f"not done within 200 s:\n{program.printed[-4000:]}")
-    return Finished(code, program.printed, out / "test" / name)
+class SftRunner(Runner):
+    """Starts main_sft: one rank is forked."""
+
+    module = "alphaapollo.trainer.main_sft"
+
+    def sizes(self, name: str) -> dict[str, Any]:
+        return {
+            "data.train_files": self.task.data / "sft.parquet",
+            "model.path": self.task.model,
+            "data.train_batch_size": 8,
+            "optim.lr": 1e-3,
+            "trainer.log_freq": 1,
+            "trainer.cpu_threads": 1,
+            "trainer.output_dir": self.out,
+            "trainer.project_name": "test",
+            "trainer.experiment_name": name,
+        }
+
+    def start(self, *overrides: str, name: str = "run", warm: bool | None = None) -> Program:
+        return super().start(*overrides, name=name, warm="trainer.n_gpus_per_node=2" not in overrides)
+
+    def held(self, monkeypatch: pytest.MonkeyPatch, where: str, place: str, *overrides: str) -> Program:
+        """A run that waits at its fourth step, or before it writes its second checkpoint, until `release` is there. It
+        has its first checkpoint, and step 3 behind it."""
+        monkeypatch.setattr(self, "module", "tests.loop.held_sft")
+        monkeypatch.setenv("HELD_UNTIL", str(self.out / "release"))
+        monkeypatch.setenv(where, place)
+        program = self.start(*overrides)
+        monkeypatch.undo()
+        self.wait_for(program, '"step": 3')
+        return program
+
+    def wait_for(self, program: Program, line: str) -> None:
+        """Until the metrics have the line, and the first checkpoint is whole."""
+        metrics, end = self.out / "test/run/metrics.jsonl", time.monotonic() + 200
+        checkpoint = self.out / "test/run/checkpoints/step_000002"
+        while not (metrics.exists() and line in metrics.read_text() and checkpoint.exists()):
+            assert program.wait(0.02) is None, program.printed[-4000:]
+            assert time.monotonic() < end, program.printed[-4000:]
 
 
-def test_loss_falls_and_the_model_loads(task: Task, tmp_path: Path) -> None:
-    val = f"data.val_files={task.data / 'sft.parquet'}"
-    done = sft(task, tmp_path, val, "trainer.total_training_steps=8", "trainer.test_freq=4")
-    assert done.code == 0, done.output[-3000:]
+@pytest.fixture
+def sft(task: Task, tmp_path: Path) -> Iterator[SftRunner]:
+    runner = SftRunner(task, tmp_path)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def leaves_nothing(sft: SftRunner) -> Callable[[], None]:
+    return lambda: wait_until_nothing_is_left(sft)
+
+
+def weights(done: Finished) -> bytes:
+    return (done.folder / "model/model.safetensors").read_bytes()
+
+
+def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
+    both = f"[{sft.task.data / 'sft.parquet'},{sft.task.data / 'more.parquet'}]"
+    (sft.task.data / "more.parquet").write_bytes((sft.task.data / "sft.parquet").read_bytes())
+    files = (f"data.train_files={both}", "data.source_weights=[1,0.25]", f"data.val_files={both}")
+    done = sft.run(*files, "trainer.total_training_steps=8", "trainer.test_freq=4")
+    assert "  more: 256 examples x 0.25 an epoch, 20% of a batch, 0.05 passes" in done.output, done.output
     lines = done.metrics
     assert [line["step"] for line in lines] == list(range(1, 9))
-    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
-    assert lines[3]["val/loss"] > lines[7]["val/loss"]
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"] and lines[-1]["train/epoch"] == 64 / 320
+    assert lines[3]["val/loss"] > lines[7]["val/loss"] == lines[7]["val/loss/sft"] == lines[7]["val/loss/more"]
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    AutoModelForCausalLM.from_pretrained(tmp_path / "test/sft/model")
-    AutoTokenizer.from_pretrained(tmp_path / "test/sft/model")
+    AutoModelForCausalLM.from_pretrained(done.folder / "model")
+    AutoTokenizer.from_pretrained(done.folder / "model")
 
 
-def test_two_ranks_give_the_losses_of_one(task: Task, tmp_path: Path) -> None:
-    words = ["trainer.total_training_steps=4", "trainer.export_hf=False"]
-    alone = sft(task, tmp_path, *words, name="alone")
-    for name, more in (("own_rows", []), ("shared_rows", ["ulysses_sequence_parallel_size=2"])):
-        both = sft(task, tmp_path, *words, *more, ranks=2, name=name)
-        assert both.code == 0, both.output[-3000:]
-        for one, two in zip(alone.metrics, both.metrics, strict=True):
-            assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-4)
-            assert two["train/tokens"] == one["train/tokens"]
+def test_a_rank_of_two_dies_and_another_number_goes_on(
+    sft: SftRunner, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Callable[[], None]
+) -> None:
+    """Two ranks have the losses of one, whoever dies; then one goes on alone."""
+    program = sft.held(monkeypatch, "HELD_STEP", "4", *SIX, "trainer.n_gpus_per_node=2")
+    pids = [pid for pid, line in processes_of(sft).items() if "TrainerHost" in line]
+    assert len(pids) == 2
+    os.kill(pids[0], signal.SIGKILL)
+    (sft.out / "release").touch()
+    done = sft.finish(program)
+    assert done.code == 0, done.output[-4000:]
+    assert "the trainer worker of rank" in done.output and "restart 1 of at most 3" in done.output, done.output[-4000:]
+    assert "step_000002" in done.output and "Traceback" not in done.output, done.output[-4000:]
+    leaves_nothing()
+    more = sft.run(*SIX[1:], "trainer.total_training_steps=8")
+    assert "trainer.n_gpus_per_node: 2 -> 1: applied" in " ".join(more.output.split())
+    alone = sft.run(*SIX[1:], "trainer.total_training_steps=8", name="alone")
+    for one, two in zip(alone.metrics, more.metrics, strict=True):
+        assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-4)
+        assert (two["step"], two["train/tokens"]) == (one["step"], one["train/tokens"])
 
 
-def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None:
-    schedule = ["trainer.save_freq=3", "optim.lr_warmup_steps=2"]
-    sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="whole")
-    sft(task, tmp_path, *schedule, "trainer.total_training_steps=3", name="parts")
-    done = sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="parts")
-    assert done.code == 0, done.output[-3000:]
+def test_killed_while_a_checkpoint_is_written_it_goes_on_bit_for_bit(
+    sft: SftRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = (*SIX, "optim.lr_warmup_steps=2")
+    whole = sft.run(*schedule, name="whole")
+    program = sft.held(monkeypatch, "HELD_WRITE", "step_000004", *schedule)
+    sft.wait_for(program, '"step": 5')  # the writing holds no step up
+    checkpoints = sft.out / "test/run/checkpoints"
+    assert (checkpoints / ".writing_step_000004").is_dir()
+    program.signal(signal.SIGKILL)
+    program.wait()
+    done = sft.run(*schedule)
+    assert "goes on from" in done.output and "step_000002" in done.output
+    assert [path.name for path in sorted(checkpoints.iterdir())] == ["step_000002", "step_000004", "step_000006"]
     assert [line["step"] for line in done.metrics] == [1, 2, 3, 4, 5, 6]
-    whole, parts = ((tmp_path / "test" / name / "model/model.safetensors").read_bytes() for name in ("whole", "parts"))
-    assert whole == parts
-    model = tmp_path / "test/parts/model"
-    before = model.stat().st_mtime_ns
-    again = sft(task, tmp_path, *schedule, "trainer.total_training_steps=6", name="parts", ranks=2)
-    assert again.code == 0 and again.output.count("already complete: all 6 iterations are done") == 1
-    assert model.stat().st_mtime_ns == before
+    assert weights(done) == weights(whole)
+    before = (done.folder / "model").stat().st_mtime_ns
+    again = sft.run(*schedule)
+    assert "already complete: all 6 iterations are done" in again.output
+    assert (done.folder / "model").stat().st_mtime_ns == before
+
+
+def test_told_to_end_it_names_its_last_checkpoint(sft: SftRunner) -> None:
+    program = sft.start("trainer.total_training_steps=100000", "trainer.save_freq=2", "trainer.save_on_signal=true")
+    sft.wait_for(program, '"step": 3')
+    program.signal(signal.SIGTERM)
+    done = sft.finish(program)
+    assert done.code == 130, done.output[-3000:]
+    assert done.output.splitlines()[-1].endswith(f"step_{done.metrics[-1]['step']:06d}"), done.output[-3000:]
+    assert "Traceback" not in done.output
 
 
 @pytest.mark.parametrize(
@@ -89,7 +155,7 @@ def test_resumed_run_ends_like_the_whole_one(task: Task, tmp_path: Path) -> None
         ("model.path=/no/such/model", "no such folder"),
     ],
 )
-def test_refused(task: Task, tmp_path: Path, override: str, says: str) -> None:
-    done = sft(task, tmp_path, override)
+def test_refused(sft: SftRunner, override: str, says: str) -> None:
+    done = sft.finish(sft.start(override))
     assert done.code == 2
     assert says in done.output and "Traceback" not in done.output, done.output

@@ -32,6 +32,8 @@ for module in (
     "alphaapollo.evaluation.generation",
     "alphaapollo.trainer.main_sft",
     "alphaapollo.finetuning.sft",
+    "alphaapollo.finetuning.run",
+    "alphaapollo.workers.sft",
 ):
     importlib.import_module(module)
 gc.freeze()

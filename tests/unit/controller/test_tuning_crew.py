@@ -1,0 +1,77 @@
+"""One rank in a thread of this process: the event loop goes on beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alphaapollo.controller.ranks import WorkerDied
+from alphaapollo.controller.tuning_crew import ThreadRanks, TunedGroup
+from alphaapollo.rollout.engine import EngineDied
+
+
+class Worker:
+    """Computes until it is let."""
+
+    def __init__(self) -> None:
+        self.threads = {threading.get_ident()}
+        self.let = threading.Event()
+        self.saved: Future[float] = Future()
+        self.closed = False
+
+    def step(self, batch: int, skip_bad: bool) -> tuple[int, bool]:
+        self.threads.add(threading.get_ident())
+        assert self.let.wait(10)
+        return batch, skip_bad
+
+    def written(self) -> Future[float]:
+        return self.saved
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_all_of_a_worker_happens_in_one_thread_and_the_loop_goes_on() -> None:
+    async def main() -> None:
+        ranks = ThreadRanks(Worker)
+        group: TunedGroup[Any] = TunedGroup(ranks)  # type: ignore[arg-type]
+        worker = ranks.worker
+        step = asyncio.ensure_future(group.step([7], True))
+        written = asyncio.ensure_future(group.ranks.call(lambda one: asyncio.sleep(0, 5)))
+        await asyncio.sleep(0.01)
+        assert not step.done()
+        worker.let.set()
+        assert await step == (7, True) and await written == [5]
+        worker.saved.set_result(2.5)
+        assert await group.written() == 2.5
+        await group.close()
+        assert worker.closed and len(worker.threads) == 1 and threading.get_ident() not in worker.threads
+        assert ranks.role == "trainer"
+
+    asyncio.run(main())
+
+
+def test_what_the_worker_raises_arrives() -> None:
+    def fails(error: Exception) -> Any:
+        raise error
+
+    async def main() -> None:
+        ranks = ThreadRanks(lambda: SimpleNamespace(close=lambda: None))
+        with pytest.raises(FloatingPointError, match="nan"):
+            await ranks.call_one(0, lambda _: fails(FloatingPointError("nan")))
+        with pytest.raises(WorkerDied, match="core"):
+            await ranks.call_one(0, lambda _: fails(EngineDied("core")))
+        await ranks.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_cannot_be_built_leaves_no_thread() -> None:
+    with pytest.raises(ZeroDivisionError):
+        ThreadRanks(lambda: 1 / 0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("trainer")]
