@@ -34,8 +34,6 @@ EFFECTS = change_rule.EFFECTS
 class Sft(Station[SftConfig, Row, RankBatch]):
     """An example is a row whose action mask says which tokens are trained on."""
 
-    name = "sft"
-
     def check(self, config: SftConfig, num_gpus: int) -> list[str]:
         return check_tuning(config, num_gpus)
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=TuningConfig)
 E = TypeVar("E")
 B = TypeVar("B", bound=TunedBatch)
-AnyStation = "Station[Any, Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,6 @@ class Demand:
 
 class Station(ABC, Generic[C, E, B]):
     """One object a run. C: its configuration; E: an example; B: a batch."""
-
-    name: str  # of the command: sft is main_sft, of configs/sft.yaml
 
     @abstractmethod
     def check(self, config: C, num_gpus: int) -> list[str]:

@@ -31,7 +31,6 @@ from alphaapollo.network import interface_to, take_held
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737): the default route leads there
 PATIENCE = timedelta(hours=1)  # of a rank that waits for another which loads or writes a large model
 
 
@@ -46,8 +45,7 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
         return
-    host = urlsplit(init_method).hostname or os.environ.get("MASTER_ADDR", "")
-    if interface := gloo_interface(host, world_size):
+    if interface := interface_to(urlsplit(init_method).hostname or ""):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     where = _where_they_meet(rank, world_size, init_method)
     dist.init_process_group(BACKENDS[device], rank=rank, world_size=world_size, timeout=PATIENCE, **where)
@@ -64,14 +62,6 @@ def _where_they_meet(rank: int, world_size: int, init_method: str) -> dict[str, 
     first, listening = rank == 0, take_held(at.port) if rank == 0 else None
     store = dist.TCPStore(at.hostname, at.port, world_size, first, PATIENCE, master_listen_fd=listening)  # type: ignore[attr-defined]
     return {"store": store}
-
-
-def gloo_interface(host: str, world_size: int) -> str | None:
-    """The network by which rank 0's `host` is reached. On that host itself its name may stand for loopback: then, with
-    ranks on other nodes (torchrun says so), the network that leads out."""
-    interface = interface_to(host)
-    several_nodes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size
-    return interface_to(ELSEWHERE) if interface == "lo" and several_nodes else interface
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:

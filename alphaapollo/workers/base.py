@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +54,7 @@ def join(placement: RankPlacement, fsdp_size: int = -1) -> RankGroups:
     the model; -1 = all."""
     torch.set_num_threads(placement.threads)  # Ray starts its processes with one
     if placement.device == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", placement.rank))
-        torch.cuda.set_device(local % torch.cuda.device_count())  # a Ray actor sees its own GPU only
+        torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
     return RankGroups(
         make_mesh(placement.device, fsdp_size), *sequence_groups(placement.device, placement.sequence_parallel)

@@ -4,8 +4,6 @@ import socket
 
 import pytest
 
-from alphaapollo.models import sharding
-from alphaapollo.models.sharding import gloo_interface
 from alphaapollo.network import hold_port, interface_to, take_held
 
 
@@ -21,19 +19,3 @@ def test_a_held_port_is_given_to_nobody_else() -> None:
         other.bind(("", port))
     with socket.socket(fileno=take_held(port)) as listening, socket.create_connection(("127.0.0.1", port), timeout=5):
         listening.accept()[0].close()
-
-
-@pytest.mark.parametrize(
-    ("host", "local_ranks", "interface"),
-    [
-        ("10.0.0.1", "4", "eth0"),  # another node
-        ("node0", "4", "eth0"),  # this one, whose name stands for 127.0.1.1, while half of the ranks are elsewhere
-        ("node0", "8", "lo"),  # all are here
-    ],
-)
-def test_gloo_does_not_meet_other_nodes_on_loopback(
-    monkeypatch: pytest.MonkeyPatch, host: str, local_ranks: str, interface: str
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", local_ranks)
-    monkeypatch.setattr(sharding, "interface_to", lambda host: "lo" if host == "node0" else "eth0")
-    assert gloo_interface(host, world_size=8) == interface
