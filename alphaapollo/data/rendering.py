@@ -67,6 +67,12 @@ class Renderer:
         ids = self._after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
+    def ended(self, token_ids: list[int]) -> list[int]:
+        """An answer that was ended is followed by what the chat template writes after its end (a line break, say); one
+        that was cut off stays so."""
+        end = self.turn_end_ids
+        return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens; for people, graders and environments, never to be encoded again."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -54,7 +54,7 @@ def load_examples(files: str | Sequence[str], renderer: Renderer, data: SftData,
         raise_problems(path, problems, len(rows))
         source += [number] * (len(examples) - len(source))
     chosen = choose_rows(len(examples), max_samples, data.seed, data.shuffle)
-    rows_of_tokens = _tokenize([examples[index] for index in chosen], renderer)
+    rows_of_tokens = tokenize([examples[index] for index in chosen], renderer)
     lengths = [len(row.token_ids) for row in rows_of_tokens]
     counts = measure(lengths, range(len(lengths)), "examples", "data.max_length", data.max_length, data.truncation)
     fitted = [_fit(row, data.max_length, data.truncation) for row in rows_of_tokens]
@@ -99,6 +99,18 @@ def chat_pieces(messages: list[Message], renderer: Renderer) -> list[Piece]:
     return pieces
 
 
+def answer_pieces(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[Piece]:
+    """As chat_pieces, but only `answer` is trained on: messages of which the first and the last are the assistant's."""
+    pieces = chat_pieces([*prompt, *answer], renderer)
+    start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
+    return [Piece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
+
+
+def text_pieces(prompt: str, answer: str) -> list[Piece]:
+    """Of a text that the model continues."""
+    return [Piece(prompt, False, False), Piece(answer, True, False)]
+
+
 def _check_columns(path: str, columns: list[str], data: SftData) -> None:
     if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= set(columns):
         raise ValueError(
@@ -114,16 +126,16 @@ def _pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[Piece]:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a chat.")
         return chat_pieces(read_chat(messages, repr(data.messages_key)), renderer)
-    response = _text(row, data.response_key)
+    response = read_text(row, data.response_key)
     prompt = row.get(data.prompt_key)
     if not isinstance(prompt, list):
-        return [Piece(_text(row, data.prompt_key), False, False), Piece(response, True, False)]
+        return text_pieces(read_text(row, data.prompt_key), response)
     chat = read_chat(prompt, repr(data.prompt_key))
-    *context, answer = chat_pieces([*chat, Message(role="assistant", content=response)], renderer)
-    return [Piece("".join(piece.text for piece in context), False), answer]
+    return answer_pieces(chat, [Message(role="assistant", content=response)], renderer)
 
 
-def _text(row: DataRow, key: str) -> str:
+def read_text(row: DataRow, key: str) -> str:
+    """A column's text. ValueError: there is none, or something else."""
     value = row.get(key)
     if value is None or value == "" or (isinstance(value, str) and value.isspace()):
         raise ValueError(f"{key!r} is empty.")
@@ -132,7 +144,7 @@ def _text(row: DataRow, key: str) -> str:
     return value
 
 
-def _tokenize(examples: list[list[Piece]], renderer: Renderer) -> list[Row]:
+def tokenize(examples: list[list[Piece]], renderer: Renderer) -> list[Row]:
     """All pieces of all examples at once, because tokenizers then use all cores."""
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}

@@ -16,6 +16,8 @@ import numpy as np
 
 from alphaapollo.types import Row
 
+SHARE_FROM = 1.2  # tokens of the rows over those computed, from which a shared layout is worth its bookkeeping
+
 
 @dataclass(frozen=True)
 class Prefixes:

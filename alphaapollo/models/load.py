@@ -5,8 +5,9 @@ Errors say what to do.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -16,6 +17,7 @@ from alphaapollo.hub import looks_local
 from alphaapollo.models.attention import register
 from alphaapollo.models.cpu_linear import accelerate
 from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -63,6 +65,62 @@ def load_scorer(model: Model, attention: Attention, dtype: torch.dtype, material
     return loaded
 
 
+def load_new_scorer(
+    model: Model, attention: Attention, dtype: torch.dtype, materialise: bool, seed: int
+) -> PreTrainedModel:
+    """A reward model to be trained: one to go on with, or a causal language model with a fresh `score`, drawn by `seed`
+    from N(0, 1 / (H + 1)^2) so that first scores are near zero.
+
+    Arguments as of load_causal_lm. Raises ValueError as there, and for a model of any other kind.
+    """
+    config = load_config(model)
+    if not (fresh := is_causal_lm(config)):
+        loaded = load_scorer(model, attention, dtype, materialise)
+    else:
+        check_can_score(config, model.path)
+        config.num_labels = 1
+        config.pad_token_id = _pad_token(config, model)
+        auto = "AutoModelForSequenceClassification"
+        loaded = _load(auto, model, config, attention, dtype, materialise, {"score.weight"})
+    if fresh and materialise:
+        size = config.get_text_config().hidden_size
+        generator = torch.Generator().manual_seed(derive_seed(seed, "score_head"))
+        weight = torch.randn(1, size, generator=generator) / (size + 1)
+        cast("torch.nn.Linear", loaded.score).weight.data.copy_(weight)
+    if model.enable_gradient_checkpointing:
+        _checkpoint_activations(loaded, model.path)
+    return loaded
+
+
+def is_causal_lm(config: PretrainedConfig) -> bool:
+    """By what config.json says alone: it was not saved as a classifier."""
+    return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
+
+
+def check_can_score(config: PretrainedConfig, path: str) -> None:
+    """Can a reward model be made of this language model? Raises ValueError."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ValueError(
+            f"model.path={path} is a {config.model_type!r} model, of which transformers makes no reward model (no "
+            "...ForSequenceClassification on a causal language model). Give a model of another family, e.g. Qwen3 or "
+            "Llama."
+        )
+
+
+def _pad_token(config: PretrainedConfig, model: Model) -> int | None:
+    """Transformers' own forward pass finds a row's last token by it."""
+    from transformers import AutoTokenizer
+
+    known = config.get_text_config().pad_token_id
+    if known is not None:
+        return known
+    path = model.tokenizer_path or model.path
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
 def scorer_class(config: PretrainedConfig, path: str) -> str:
     """The auto class of a reward model, by what config.json says alone. Raises ValueError for any other model."""
     classes = {"ForSequenceClassification": "AutoModelForSequenceClassification"}
@@ -105,9 +163,15 @@ def load_config(model: Model) -> PretrainedConfig:
 
 
 def _load(
-    auto: str, model: Model, config: PretrainedConfig, attention: Attention, dtype: torch.dtype, materialise: bool
+    auto: str,
+    model: Model,
+    config: PretrainedConfig,
+    attention: Attention,
+    dtype: torch.dtype,
+    materialise: bool,
+    fresh: Collection[str] = (),
 ) -> PreTrainedModel:
-    """The model that transformers' class `auto` makes of the folder."""
+    """The model that transformers' class `auto` makes of the folder. fresh: weights that it need not have."""
     import transformers
     from transformers.utils.logging import disable_progress_bar
 
@@ -122,7 +186,7 @@ def _load(
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # the grouped products have no float64
     if materialise:
-        loaded = _load_weights(auto_class, model, config, settings)
+        loaded = _load_weights(auto_class, model, config, settings, fresh)
     else:
         loaded = _without_weights(auto_class, model, config, settings)
     loaded.eval()
@@ -138,9 +202,15 @@ def _compile_layers(loaded: PreTrainedModel) -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
 
 
-def _load_weights(auto_class: Any, model: Model, config: PretrainedConfig, settings: dict[str, Any]) -> PreTrainedModel:
+def _load_weights(
+    auto_class: Any, model: Model, config: PretrainedConfig, settings: dict[str, Any], fresh: Collection[str]
+) -> PreTrainedModel:
     from safetensors import SafetensorError
+    from transformers.utils import logging
 
+    told = logging.get_verbosity()
+    if fresh:  # transformers would advise to train what is about to be trained
+        logging.set_verbosity_error()
     try:
         loaded, info = auto_class.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -148,7 +218,9 @@ def _load_weights(auto_class: Any, model: Model, config: PretrainedConfig, setti
             f"model.path={model.path}: its weights cannot be loaded: {_first_line(error)} "
             "Look for missing or cut-off weight files."
         ) from error
-    missing = sorted(info["missing_keys"])
+    finally:
+        logging.set_verbosity(told)
+    missing = sorted({*info["missing_keys"]} - {*fresh})
     if missing:
         raise ValueError(
             f"model.path={model.path} lacks {len(missing)} of the model's weights, e.g. {', '.join(missing[:3])}; they "

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.cpu_linear import accelerate
-from alphaapollo.models.load import load_causal_lm, skeleton
+from alphaapollo.models.load import load_causal_lm, load_new_scorer, skeleton
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.seeds import derive_seed
 
@@ -43,6 +43,20 @@ def load_trained(
     return loaded
 
 
+def load_trained_scorer(
+    model: Model, attention: Attention, dtype: torch.dtype, materialise: bool, seed: int
+) -> PreTrainedModel:
+    """As load_trained, a reward model. Its head is trained whole, and a fresh one is drawn by `seed`, too."""
+    if not model.lora_rank:
+        return load_new_scorer(model, attention, torch.promote_types(dtype, torch.float32), materialise, seed)
+    loaded = load_new_scorer(model, attention, dtype, materialise, seed)
+    add_adapters(loaded, model, seed)
+    for parameter in loaded.score.parameters():
+        parameter.requires_grad_(True)
+        parameter.data = parameter.data.float()
+    return loaded
+
+
 def check_targets(model: Model, key: str) -> None:
     """Raises ValueError for target_modules that the model does not have or that cannot carry an adapter; it is built
     without weights. `key`: of the section, e.g. actor_rollout_ref.model."""
@@ -55,7 +69,7 @@ def check_targets(model: Model, key: str) -> None:
 def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
     """Last parts of the names of the layers that get an adapter: as asked for, or every linear layer but the output
     head. Raises ValueError for a name that fits none of them, or something else."""
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() or getattr(model, "score", None)
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
     known = sorted({name.rpartition(".")[2] for name in linear})
     if not known:

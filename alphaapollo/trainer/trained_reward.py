@@ -50,7 +50,7 @@ class Reader:
 
     def read(self, trajectory: Trajectory) -> list[int]:
         if self.shares_tokens:
-            return self._ended(list(trajectory.rows[-1].token_ids))
+            return self.renderer.ended(list(trajectory.rows[-1].token_ids))
         asked, answer = trajectory.asked, trajectory.turns[-1].text
         assert asked is not None and len(trajectory.turns) == 1, "make_reader refuses several turns"
         if isinstance(asked, str):
@@ -68,12 +68,6 @@ class Reader:
         if max(token_ids) >= self.vocabulary:
             return f"the reward model has {self.vocabulary} tokens, and token {max(token_ids)} is none of them"
         return None
-
-    def _ended(self, token_ids: list[int]) -> list[int]:
-        """An answer that was ended is followed by what the chat template writes after its end (a line break, say);
-        one that was cut off stays so."""
-        end = self.renderer.turn_end_ids
-        return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
 
 
 @dataclass

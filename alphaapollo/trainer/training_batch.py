@@ -24,14 +24,13 @@ from alphaapollo.algorithms.reward_shaping import overlong_filter, place_outcome
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.shared_prompts import find_prefixes
+from alphaapollo.data.shared_prompts import SHARE_FROM, find_prefixes
 from alphaapollo.seeds import derive_seed
 from alphaapollo.trainer.token_choice import draw_keys
 from alphaapollo.trainer.trajectory_rewards import invalid_cost, outcome_rewards, turn_reward
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
 
 Member = tuple[Prompt, Trajectory]
-SHARE_FROM = 1.2  # tokens of the rows over those computed, from which a shared layout is worth its bookkeeping
 
 
 @dataclass(frozen=True)

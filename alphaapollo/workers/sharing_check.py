@@ -31,6 +31,7 @@ class SharingCheck:
         root: the FSDP root around transformers' `model`, which gives its name and configuration.
         compute: a micro-batch -> a number for each of its response tokens, [n].
         dtype: of the arithmetic.
+        key: that asks for shared prompts.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class SharingCheck:
         padded: bool,
         device: torch.device,
         sequence: SequenceGroup | None,
+        key: str = KEY,
     ):
-        self.root, self.name, self.compute = root, type(model).__name__, compute
+        self.root, self.name, self.compute, self.key = root, type(model).__name__, compute, key
         self.padded, self.device, self.sequence = padded, device, sequence
         self.limit = LIMIT[dtype]
         self.gap: float | None = None  # of the first batch
@@ -61,7 +63,7 @@ class SharingCheck:
         if self.gap is None and batch.rows.prefixes is not None:
             self.gap = self._gap(batch.rows, batch.mini_batches[0].micro_batches[0][:ROWS])
             if not self.gap <= self.limit:
-                raise ValueError(f"{KEY}: with {self.name} {self._off(self.gap)}. Set it to false.")
+                raise ValueError(f"{self.key}: with {self.name} {self._off(self.gap)}. Set it to false.")
 
     def figures(self) -> dict[str, float]:
         """The gap of the first batch, once."""

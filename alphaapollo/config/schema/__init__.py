@@ -19,6 +19,7 @@ from alphaapollo.config.schema.algorithm import (
 from alphaapollo.config.schema.base import Frequency, Ratio, Scalar, Section
 from alphaapollo.config.schema.critic import Critic, CriticModel
 from alphaapollo.config.schema.data import Data
+from alphaapollo.config.schema.dpo import DpoConfig, DpoTrainer, PairData, Preference, PreferenceData
 from alphaapollo.config.schema.env import (
     Env,
     EnvRollout,
@@ -43,6 +44,7 @@ from alphaapollo.config.schema.reward import (
     RewardModel,
     RewardModelPath,
 )
+from alphaapollo.config.schema.rm import BradleyTerry, RewardData, RmConfig, RmTrainer
 from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
 from alphaapollo.config.schema.sft import SftConfig, SftData, SftTrainer
 from alphaapollo.config.schema.trainer import RunFolder, Trainer, Training
@@ -53,11 +55,14 @@ __all__ = [
     "ActorRolloutRef",
     "AggregationMode",
     "Algorithm",
+    "BradleyTerry",
     "Config",
     "Critic",
     "CriticModel",
     "CustomRewardFunction",
     "Data",
+    "DpoConfig",
+    "DpoTrainer",
     "EngineKwargs",
     "Env",
     "EnvRollout",
@@ -88,14 +93,20 @@ __all__ = [
     "OpenEnv",
     "Optimizer",
     "OverlongPenalty",
+    "PairData",
     "PolicyLoss",
+    "Preference",
+    "PreferenceData",
     "Ratio",
     "ReasoningGym",
     "Reference",
     "ReferenceReset",
     "Reward",
+    "RewardData",
     "RewardModel",
     "RewardModelPath",
+    "RmConfig",
+    "RmTrainer",
     "RoleFsdp",
     "Rollout",
     "RolloutCorrection",

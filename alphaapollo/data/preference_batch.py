@@ -1,0 +1,114 @@
+"""Preference examples dealt to ranks: both answers of a pair side by side, their prompt computed once.
+
+examples -> rows, one after the other -> build_train_batch (a pair is never cut) -> a PreferenceBatch a rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alphaapollo.data.batch import RankBatch, TrainBatch
+from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.preference_examples import PreferenceExample
+from alphaapollo.data.shared_prompts import SHARE_FROM, find_prefixes
+from alphaapollo.types import Row
+
+
+@dataclass(frozen=True)
+class PreferenceBatch(RankBatch):
+    """One optimiser step of one rank. Of pairs, rows stand two and two in every micro-batch, the chosen one first."""
+
+    good: np.ndarray  # bool [R]
+    margins: np.ndarray  # float64 [R], both rows of a pair the same
+    sources: np.ndarray  # int64 [R], into source_names
+    source_names: list[str]  # of all ranks
+    ref_logps: np.ndarray | None = None  # float64 [R], where they are kept
+    unrelated: RankBatch | None = None  # a row each of single answers: what KTO estimates the KL on
+    unrelated_ref_logps: np.ndarray | None = None  # float64 [R of these]
+
+
+def deal_examples(
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+) -> list[PreferenceBatch]:
+    """One mini-batch of all examples, a part for each rank.
+
+    Args:
+        max_tokens: of one micro-batch on one rank.
+        share_prompts: compute what rows have in common before their answers once, where that saves enough.
+    """
+    rows = [row for example in examples for row in example.rows]
+    owners = [index for index, example in enumerate(examples) for _ in example.rows]
+    layout = _deal(rows, owners, num_ranks, max_tokens, padded, share_prompts)
+    good = np.array([good for example in examples for good in example.good])
+    margins = np.array([examples[owner].margin for owner in owners])
+    names = sorted({example.data_source for example in examples})
+    sources = np.array([names.index(examples[owner].data_source) for owner in owners])
+    kept = all(example.ref_logps is not None for example in examples)
+    ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
+    unrelated = list(_unrelated(examples, num_ranks, max_tokens, padded, kept))
+    return [
+        PreferenceBatch(
+            rows=rank.rows,
+            mini_batches=rank.mini_batches,
+            good=good[order],
+            margins=margins[order],
+            sources=sources[order],
+            source_names=names,
+            ref_logps=ref[order] if kept else None,
+            unrelated=other,
+            unrelated_ref_logps=other_ref,
+        )
+        for rank, order, (other, other_ref) in zip(layout.rank_batches, layout.row_order, unrelated, strict=True)
+    ]
+
+
+def deal_scored(
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+) -> TrainBatch:
+    """All that the reference has to score, in the order of the examples."""
+    rows = [row for example in examples for row in example.scored]
+    owners = [index for index, example in enumerate(examples) for _ in example.scored]
+    return _deal(rows, owners, num_ranks, max_tokens, padded, share_prompts)
+
+
+def scores_of(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
+    """A number a row as the ranks have computed it, columns [R] each, in the order of the rows. float64 [rows]"""
+    values = np.empty(layout.num_rows)
+    for order, column in zip(layout.row_order, columns, strict=True):
+        values[order] = column
+    return values
+
+
+def _deal(
+    rows: Sequence[Row], owners: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+) -> TrainBatch:
+    return build_train_batch(
+        rows,
+        owners,
+        num_ranks,
+        mini_batch_size=len(rows),
+        max_tokens=max_tokens,
+        padded=padded,
+        seed=0,
+        shuffle=False,
+        whole_trajectories=True,
+        prefixes=find_prefixes(rows, owners) if share_prompts else None,
+        share_from=SHARE_FROM,
+    )
+
+
+def _unrelated(
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, kept: bool
+) -> Iterator[tuple[RankBatch | None, np.ndarray | None]]:
+    rows = [example.unrelated for example in examples if example.unrelated is not None]
+    if not rows:
+        yield from [(None, None)] * num_ranks
+        return
+    assert len(rows) == len(examples), "all examples are single answers, or none is"
+    ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
+    layout = _deal(rows, range(len(rows)), num_ranks, max_tokens, padded, False)
+    for rank, order in zip(layout.rank_batches, layout.row_order, strict=True):
+        yield rank, ref[order] if kept else None

@@ -1,0 +1,277 @@
+"""Preference data to token rows: pairs of answers to one prompt, or single answers with a label.
+
+A row has one of
+
+    prompt (chat or text), chosen, rejected      what prepare_preference writes; answers are texts or messages
+    chosen, rejected                             whole chats: what both begin with is the prompt
+    prompt, response, label                      single answers; label true: desirable
+
+Masks are exact, as those of supervised examples (data/sft_examples.py), and both answers of a pair follow the very same
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from alphaapollo.config.schema import PairData, PreferenceData, RewardData
+from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
+from alphaapollo.data.prompts import raise_problems, read_chat
+from alphaapollo.data.rendering import Renderer, measure
+from alphaapollo.data.sft_examples import Piece, answer_pieces, read_text, text_pieces, tokenize
+from alphaapollo.data.sources import Read
+from alphaapollo.data.stream import choose_rows
+from alphaapollo.seeds import derive_seed
+from alphaapollo.types import Message, Row
+
+_GOOD = (True, False)  # the sides of a pair
+
+
+@dataclass
+class PreferenceExample:
+    """A pair, or a single answer."""
+
+    rows: list[Row]  # of a pair the chosen answer, then the rejected one
+    good: list[bool]  # of each: chosen, or labelled as desirable
+    data_source: str = ""
+    margin: float = 0.0  # by how much the chosen one is better, where the data say
+    unrelated: Row | None = None  # the prompt with an answer to another one: what KTO estimates the KL on
+    ref_logps: list[float] | None = None  # the reference's summed log-probs of `rows` and `unrelated`, once computed
+
+    @property
+    def scored(self) -> list[Row]:
+        """What the reference has to score."""
+        return self.rows if self.unrelated is None else [*self.rows, self.unrelated]
+
+    @property
+    def longest(self) -> int:
+        return max(len(row.token_ids) for row in self.scored)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A data row in pieces: of a pair both sides, of a single answer one."""
+
+    sides: list[list[Piece]]
+    data_source: str
+    file: int = 0  # the number of its file
+    margin: float = 0.0
+    good: bool = True
+
+
+def load_pairs(
+    files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
+) -> Read[PreferenceExample]:
+    """The pairs of parquet or jsonl files, in order; `max_samples` of them where it is above 0 (stream.choose_rows).
+
+    Raises:
+        ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
+            (names them: empty or equal answers, different prompts); a side is too long and truncation is error.
+    """
+    read = _read_all(files, data, lambda path, columns: _pair_reader(path, columns, renderer, data))
+    read = _choose(read, max_samples, data)
+    rows = iter(tokenize([side for one in read for side in one.sides], renderer))
+    pairs = [PreferenceExample([next(rows), next(rows)], [True, False], one.data_source, one.margin) for one in read]
+    return _fit(pairs, [one.file for one in read], len(file_list(files)), "pairs", data)
+
+
+def load_labelled(
+    files: str | Sequence[str], renderer: Renderer, data: PreferenceData, max_samples: int = -1
+) -> Read[PreferenceExample]:
+    """Single answers, each with an unrelated one, as load_pairs reads pairs; a row with a pair gives two of them.
+
+    Raises:
+        ValueError: as load_pairs; also labels that are none, and where all are of one kind.
+    """
+    read = _read_all(files, data, lambda path, columns: _labelled_reader(path, columns, renderer, data))
+    read = _choose(read, max_samples, data)
+    singles = [(one, one.good if len(one.sides) == 1 else good) for one in read for good in _GOOD[: len(one.sides)]]
+    rows = tokenize([side for one in read for side in one.sides], renderer)
+    answers = [
+        PreferenceExample([row], [good], one.data_source) for row, (one, good) in zip(rows, singles, strict=True)
+    ]
+    fitted = _fit(answers, [one.file for one, _ in singles], len(file_list(files)), "answers", data)
+    kept = fitted.examples
+    if len({answer.good[0] for answer in kept}) == 1:
+        kind = "desirable" if kept[0].good[0] else "undesirable"
+        raise ValueError(
+            f"{', '.join(file_list(files))}: all {len(kept)} answers are {kind}, so nothing tells good from bad. Give "
+            f"rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
+            f"{data.rejected_key!r}."
+        )
+    others = unrelated_rows([answer.rows[0] for answer in kept], data.seed, data.max_length)
+    for answer, other in zip(kept, others, strict=True):
+        answer.unrelated = other
+    return fitted
+
+
+def unrelated_rows(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
+    """For each answer its prompt with the answer to another one, drawn by `seed`, cut to max_length.
+
+    Raises:
+        ValueError: all prompts are the same.
+    """
+    prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
+    if len({*prompts}) < 2:
+        raise ValueError(
+            "KTO estimates the KL to the reference on answers to other prompts (arXiv 2402.01306), but all prompts of "
+            "the data are the same. Give data with several prompts, or another preference.loss."
+        )
+    order = np.random.default_rng(derive_seed(seed, "unrelated")).permutation(len(answers)).tolist()
+    other = dict(zip(order, [*order[1:], order[0]], strict=True))
+    rows = []
+    for index, prompt in enumerate(prompts):
+        partner = other[index]
+        while prompts[partner] == prompt:
+            partner = other[partner]
+        rows.append(_joined(prompt, answers[partner], max_length))
+    return rows
+
+
+def _joined(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
+    start, end = answer.response_start, answer.response_start + max(1, max_length - len(prompt))
+    ids = [*prompt, *answer.token_ids[start:end]]
+    mask = [*[0] * len(prompt), *answer.action_mask[start:end]]
+    return Row(ids, mask, [0.0] * len(ids), [len(ids) - 1])
+
+
+def _read_all(
+    files: str | Sequence[str],
+    data: PairData,
+    reader_of: Callable[[str, set[str]], Callable[[DataRow], _Read]],
+) -> list[_Read]:
+    read: list[_Read] = []
+    for number, path in enumerate(file_list(files)):
+        rows = read_rows(path)
+        reader, problems = reader_of(path, {*columns_of(rows)}), []
+        for index, row in enumerate(rows):
+            try:
+                read.append(replace(reader(row), file=number))
+            except ValueError as error:
+                problems.append(f"row {index}: {error}")
+        raise_problems(path, problems, len(rows))
+    return read
+
+
+def _choose(read: list[_Read], max_samples: int, data: PairData) -> list[_Read]:
+    return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
+
+
+def _fit(
+    examples: list[PreferenceExample], files: list[int], num_files: int, what: str, data: PairData
+) -> Read[PreferenceExample]:
+    """Those within data.max_length. files: the number of each example's file."""
+    lengths = [example.longest for example in examples]
+    counts = measure(lengths, range(len(lengths)), what, "data.max_length", data.max_length, data.truncation)
+    kept = [index for index, length in enumerate(lengths) if length <= data.max_length]
+    sizes = Counter(files[index] for index in kept)
+    dropped = [f"{counts.too_long} of {counts.total} {what} are over data.max_length: left out."]
+    return Read(
+        [examples[index] for index in kept],
+        [sizes[number] for number in range(num_files)],
+        dropped if counts.too_long else [],
+    )
+
+
+def _pair_reader(path: str, columns: set[str], renderer: Renderer, data: PairData) -> Callable[[DataRow], _Read]:
+    if not {data.chosen_key, data.rejected_key} <= columns:
+        more = ""
+        if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= columns:
+            more = " Single answers with labels want preference.loss=kto."
+        raise ValueError(
+            f"{path}: needs columns {data.chosen_key!r} and {data.rejected_key!r}; it has {', '.join(sorted(columns))}."
+            f"{more} Set data.chosen_key and data.rejected_key, or make pairs of it with python -m "
+            f"examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
+        )
+    return lambda row: _read_pair(row, renderer, data)
+
+
+def _labelled_reader(
+    path: str, columns: set[str], renderer: Renderer, data: PreferenceData
+) -> Callable[[DataRow], _Read]:
+    if {data.response_key, data.label_key} <= columns:
+        return lambda row: _read_labelled(row, renderer, data)
+    if {data.chosen_key, data.rejected_key} <= columns:
+        return lambda row: _read_pair(row, renderer, data)
+    raise ValueError(
+        f"{path}: needs columns {data.prompt_key!r}, {data.response_key!r} and {data.label_key!r}, or "
+        f"{data.chosen_key!r} and {data.rejected_key!r}; it has {', '.join(sorted(columns))}. Set "
+        "data.response_key and data.label_key."
+    )
+
+
+def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> _Read:
+    chosen, rejected = (_answer(row, key) for key in (data.chosen_key, data.rejected_key))
+    if isinstance(chosen, list) != isinstance(rejected, list):
+        raise ValueError(f"one of {data.chosen_key!r} and {data.rejected_key!r} is a text, and the other messages.")
+    if chosen == rejected:
+        raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are the same.")
+    prompt = row.get(data.prompt_key)
+    if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
+        prompt, chosen, rejected = _split_chats(chosen, rejected, data)
+    sides = [_in_pieces(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
+    return _Read(sides, _source(row), margin=_margin(row, data))
+
+
+def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> _Read:
+    label = row.get(data.label_key)
+    if label not in (True, False):  # 1 and 0, too
+        raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
+    answer = _answer(row, data.response_key)
+    return _Read([_in_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _source(row), good=bool(label))
+
+
+def _answer(row: DataRow, key: str) -> str | list[Message]:
+    value = row.get(key)
+    return read_chat(value, repr(key)) if isinstance(value, list) and value else read_text(row, key)
+
+
+def _split_chats(
+    chosen: list[Message], rejected: list[Message], data: PairData
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Prompt, chosen, rejected of whole chats."""
+    both = zip(chosen, rejected, strict=False)
+    same = next((place for place, pair in enumerate(both) if pair[0] != pair[1]), min(len(chosen), len(rejected)))
+    ends = [chat[same]["role"] if same < len(chat) else "nobody" for chat in (chosen, rejected)]
+    if ends != ["assistant", "assistant"]:
+        raise ValueError(
+            f"{data.chosen_key!r} and {data.rejected_key!r} answer different prompts: at message {same}, the first in "
+            f"which they differ, {ends[0]} and {ends[1]} speak."
+        )
+    return chosen[:same], chosen[same:], rejected[same:]
+
+
+def _in_pieces(
+    row: DataRow, prompt: object, answer: str | list[Message], renderer: Renderer, data: PairData
+) -> list[Piece]:
+    if not isinstance(prompt, list):
+        text = read_text(row, data.prompt_key)
+        if isinstance(answer, str):
+            return text_pieces(text, answer)
+        raise ValueError(f"{data.prompt_key!r} is a text, and its answers are messages: make it a chat.")
+    chat = read_chat(prompt, repr(data.prompt_key))
+    if chat[-1]["role"] == "assistant":
+        raise ValueError(f"{data.prompt_key!r} ends with an assistant message: leave it out, the answers come there.")
+    answer = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
+    if answer[0]["role"] != "assistant" or answer[-1]["role"] != "assistant":
+        raise ValueError("an answer has to begin and to end with a message of the assistant.")
+    return answer_pieces(chat, answer, renderer)
+
+
+def _source(row: DataRow) -> str:
+    source = row.get("data_source")
+    return source if isinstance(source, str) else ""
+
+
+def _margin(row: DataRow, data: PairData) -> float:
+    if not isinstance(data, RewardData):
+        return 0.0
+    value = row.get(data.margin_key)
+    value = 0.0 if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{data.margin_key!r} is {value!r}; it must be a number of at least 0.")
+    return float(value)

@@ -1,0 +1,148 @@
+"""Training on preferences: DPO and its family on pairs of answers, KTO on single ones with a label.
+
+files -> pairs with exact masks -> [the reference's log-probs, once] -> the mean loss over the pairs of a batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alphaapollo.algorithms.preference_losses import figures_of, get_preference_loss
+from alphaapollo.config.check_tuning import check_tuning
+from alphaapollo.config.diff import OTHER_DATA, Verdict
+from alphaapollo.config.notices import void_lines
+from alphaapollo.config.schema import DpoConfig, Model, Preference
+from alphaapollo.data.preference_batch import PreferenceBatch, deal_scored, scores_of
+from alphaapollo.data.preference_examples import PreferenceExample, load_labelled, load_pairs
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.sources import Read
+from alphaapollo.finetuning import change_rule, pairs, reference
+from alphaapollo.finetuning.layout import Layout
+from alphaapollo.finetuning.station import Demand, Station
+
+if TYPE_CHECKING:
+    from alphaapollo.finetuning.loop import TuningRun
+    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.preference import PreferenceWorker
+
+COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "response", "label"))
+IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA)
+EFFECTS = change_rule.EFFECTS | {
+    "data.use_prefix_grouper": change_rule.ROUNDING,
+    "preference.reference": change_rule.ROUNDING,
+    **dict.fromkeys(
+        [f"preference.{name}" for name in Preference.model_fields if name != "reference"],
+        "losses before and after do not compare",
+    ),
+}
+AT_ONCE = 1024  # examples whose log-probs the reference computes in one call
+FILE = "reference.npz"
+
+
+class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
+    """An example is a pair, or a single answer with an unrelated one. What the start finds out about the model:
+    share_prompts."""
+
+    name = "dpo"
+    share_prompts = False
+
+    def check(self, config: DpoConfig, num_gpus: int) -> list[str]:
+        return [*check_tuning(config, num_gpus, problems(config)), *void_lines(config, void_keys(config))]
+
+    def change_rule(self, key: str) -> tuple[Verdict, str]:
+        return ("refused", IDENTITY[key]) if key in IDENTITY else ("applied", EFFECTS.get(key, ""))
+
+    def read(
+        self, config: DpoConfig, files: str | Sequence[str], max_samples: int, renderer: Renderer
+    ) -> Read[PreferenceExample]:
+        load = load_pairs if get_preference_loss(config.preference.loss).of_pairs else load_labelled
+        return load(files, renderer, config.data, max_samples)
+
+    def demand(self, config: DpoConfig, examples: Sequence[PreferenceExample]) -> Demand:
+        preference = config.preference
+        live = get_preference_loss(preference.loss).needs_reference and preference.reference == "live"
+        longest = max(example.longest for example in examples)
+        return Demand(longest, rows=len(examples[0].rows), reference=live)
+
+    def deal(self, config: DpoConfig, examples: Sequence[PreferenceExample], layout: Layout) -> list[PreferenceBatch]:
+        return pairs.deal(examples, layout, self.share_prompts)
+
+    def builder(
+        self, config: DpoConfig, model: Model, optimiser_steps: int, saves_behind: bool
+    ) -> Callable[[RankPlacement], PreferenceWorker]:
+        return partial(build_worker, config, model, optimiser_steps, saves_behind)
+
+    def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return figures_of(sums) | pairs.accuracies(sums) | {"tokens": sums["tokens"]}
+
+    async def begin(self, run: TuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
+        self.share_prompts = await pairs.may_share(run)
+        preference = run.prepared.config.preference
+        if get_preference_loss(preference.loss).needs_reference and preference.reference == "kept":
+            await self._give_reference(run)
+
+    async def _give_reference(self, run: TuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
+        """Read the reference's log-probs, or compute and keep them: the model is still what it began as."""
+        prepared = run.prepared
+        examples = [*prepared.train.examples, *(example for own in prepared.val.values() for example in own)]
+        parts = await run.trainer.ranks.call(lambda worker: worker.weights_digest())
+        digest = reference.digest_of(examples, f"{sum(parts) % 2**64:016x}", prepared.model.dtype)
+        path = prepared.config.trainer.folder / FILE
+        logps = reference.read_kept(path, digest, run.console.notice)
+        if logps is None:
+            logps = await self._compute(run, examples)
+            reference.keep(path, digest, logps)
+        reference.give(examples, logps)
+
+    async def _compute(self, run: TuningRun[Any, Any, Any], examples: Sequence[PreferenceExample]) -> np.ndarray:
+        layout, shared = run.prepared.layout, run.trainer.sequence_parallel
+        parts = []
+        for start in range(0, len(examples), AT_ONCE):
+            run.console.phase("reference", start, len(examples))
+            some = examples[start : start + AT_ONCE]
+            dealt = deal_scored(some, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
+            batches = [batch for batch in dealt.rank_batches for _ in range(shared)]
+            columns = await run.trainer.ranks.call_each(lambda worker, batch: worker.compute_ref(batch), batches)
+            parts.append(scores_of(dealt, columns[::shared]))
+        return np.concatenate(parts)
+
+
+def problems(config: DpoConfig) -> Iterator[str]:
+    """What cannot work."""
+    preference, data = config.preference, config.data
+    try:
+        loss = get_preference_loss(preference.loss)
+    except ValueError as error:
+        yield f"preference.loss: {error}"
+        return
+    smoothing = preference.label_smoothing
+    if loss.name == "robust" and smoothing is not None and smoothing >= 0.5:
+        yield f"preference.label_smoothing={smoothing:g}: robust needs less than 0.5 (arXiv 2403.00409)."
+    if loss.name == "exo_pair" and smoothing in (0.0, 1.0):
+        yield f"preference.label_smoothing={smoothing:g}: exo_pair needs one between 0 and 1; the paper's is 0.001."
+    if data.truncation in ("left", "right"):
+        yield "data.truncation: an answer that was cut is no better or worse. Set error or drop."
+
+
+def void_keys(config: DpoConfig) -> list[tuple[str, str]]:
+    """Keys that the loss does not read, and why."""
+    loss = get_preference_loss(config.preference.loss)
+    others = {*Preference.model_fields} - {*loss.reads, "loss", "reference"}
+    void = [(f"preference.{name}", f"preference.loss={loss.name} does not read it") for name in sorted(others)]
+    if not loss.needs_reference:
+        void.append(("preference.reference", f"preference.loss={loss.name} has no reference"))
+    if loss.of_pairs:
+        void += [(f"data.{name}_key", f"preference.loss={loss.name} is of pairs") for name in ("response", "label")]
+    return void
+
+
+def build_worker(
+    config: DpoConfig, model: Model, optimiser_steps: int, saves_behind: bool, placement: RankPlacement
+) -> PreferenceWorker:
+    from alphaapollo.workers.preference import PreferenceWorker
+
+    return PreferenceWorker(config, model, placement, optimiser_steps, saves_behind)

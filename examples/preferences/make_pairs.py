@@ -1,0 +1,65 @@
+"""Pairs of worked sums, the right one and one with a carry that is forgotten or invented, for preferences and reward
+models.
+
+python -m examples.preferences.make_pairs --out outputs/preferences --seed 0
+
+Writes data/pairs.parquet and, of sums that are held out everywhere, data/val_pairs.parquet. The data source of a pair
+is the number of carries that its sum needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from examples.quickstart.task import lesson, pairs, question, scratchpad
+
+COIN = 0.5  # how often the wrong answers carry, wherever they could
+
+
+def right(a: int, b: int) -> str:
+    return scratchpad(a, b, lambda total: total >= 10)
+
+
+def wrong(a: int, b: int, rng: random.Random) -> str:
+    """What one writes who tosses a coin whether to carry, and loses."""
+    texts = (lesson(a, b, rng, remembers=COIN, invents=COIN) for _ in itertools.count())
+    return next(text for text in texts if text != right(a, b))
+
+
+def rows(rng: random.Random, sums: Iterator[tuple[int, int]], count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "data_source": f"carries_{right(a, b).count('+1=')}",
+            "prompt": [{"role": "user", "content": question(a, b)}],
+            "chosen": [{"role": "assistant", "content": right(a, b)}],
+            "rejected": [{"role": "assistant", "content": wrong(a, b, rng)}],
+        }
+        for a, b in itertools.islice(sums, count)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/preferences"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num_train", type=int, default=2048)
+    parser.add_argument("--num_val", type=int, default=256)
+    args = parser.parse_args()
+    folder, rng = args.out / "data", random.Random(args.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    train = rows(rng, pairs(rng, want_held_out=False), args.num_train)
+    pd.DataFrame(train).to_parquet(folder / "pairs.parquet")
+    fixed = random.Random("held out")  # the same for every seed
+    pd.DataFrame(rows(fixed, pairs(fixed, want_held_out=True), args.num_val)).to_parquet(folder / "val_pairs.parquet")
+    print(f"{args.num_train} pairs and {args.num_val} held-out ones in {folder}")
+
+
+if __name__ == "__main__":
+    main()

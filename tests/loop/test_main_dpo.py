@@ -1,0 +1,148 @@
+"""Training on preferences and reward models, whole: learning, resume, ranks, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from examples.preferences.make_pairs import main as make_pairs
+from tests.loop.conftest import ROOT, Finished, Task
+from tests.loop.warm import Program
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Right and wrong sums, of the examples."""
+    folder = tmp_path_factory.mktemp("pairs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["make_pairs", "--out", str(folder), "--num_train", "48", "--num_val", "24"])
+        make_pairs()
+    return folder / "data"
+
+
+def tune(command: str, task: Task, pairs: Path, out: Path, *overrides: str, name: str = "run") -> Finished:
+    """main_dpo or main_rm to its end."""
+    words = [
+        f"data.train_files={pairs / 'pairs.parquet'}",
+        f"data.val_files={pairs / 'val_pairs.parquet'}",
+        f"model.path={task.model}",
+        "data.train_batch_size=16",
+        "data.max_token_len_per_gpu=1000",
+        "optim.lr=1e-3",
+        "trainer.log_freq=1",
+        "trainer.test_freq=3",
+        "trainer.total_training_steps=6",
+        "trainer.cpu_threads=1",
+        f"trainer.output_dir={out}",
+        "trainer.project_name=test",
+        f"trainer.experiment_name={name}",
+        *overrides,
+    ]
+    warm = "trainer.n_gpus_per_node=2" not in overrides
+    module, output = f"alphaapollo.trainer.{command}", out / "output.txt"
+    program = Program(module, words, output, dict(os.environ), ROOT, warm)
+    code = program.wait(240)
+    if code is None:
+        program.signal(signal.SIGKILL)
+        pytest.fail(f"not done within 240 s:\n{program.printed[-4000:]}")
+    return Finished(code, program.printed, out / "test" / name)
+
+
+def weights(run: Finished) -> bytes:
+    return (run.folder / "model/model.safetensors").read_bytes()
+
+
+def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task, pairs: Path, tmp_path: Path) -> None:
+    keys = ["trainer.save_freq=3", "preference.beta=0.5"]
+    whole = tune("main_dpo", task, pairs, tmp_path, *keys, name="whole")
+    assert whole.code == 0, whole.output[-4000:]
+    lines = whole.metrics
+    assert lines[0]["train/margin"] == pytest.approx(0.0, abs=1e-4), "policy and reference begin as one"
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
+    assert lines[-1]["val/reward_chosen"] > lines[-1]["val/reward_rejected"]
+    sources = [name for name in lines[-1] if name.startswith("val/accuracy/carries_")]
+    assert len(sources) == 3 and lines[-1]["val/accuracy"] > 0.5
+
+    assert tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=3", name="parts").code == 0
+    kept = tmp_path / "test/parts/reference.npz"
+    before = kept.stat().st_mtime_ns
+    parts = tune("main_dpo", task, pairs, tmp_path, *keys, name="parts")
+    assert parts.code == 0, parts.output[-4000:]
+    assert kept.stat().st_mtime_ns == before, "the reference's log-probs are computed once"
+    assert weights(whole) == weights(parts)
+    assert [line["train/loss"] for line in parts.metrics] == [line["train/loss"] for line in whole.metrics]
+
+
+def test_a_lost_or_damaged_reference_is_computed_anew(task: Task, pairs: Path, tmp_path: Path) -> None:
+    """By the model that the run began with, though the checkpoint has another."""
+    keys = ["trainer.save_freq=2", "trainer.test_freq=-1", "data.val_files="]
+    whole = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=4", name="whole")
+    assert tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=2", name="parts").code == 0
+    (tmp_path / "test/parts/reference.npz").write_bytes(b"PK damaged")
+    parts = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=4", name="parts")
+    assert parts.code == 0 and "cannot be read" in parts.output, parts.output[-4000:]
+    assert weights(whole) == weights(parts)
+
+
+def test_two_ranks_give_the_losses_of_one(task: Task, pairs: Path, tmp_path: Path) -> None:
+    """KTO, whose KL is over the batch of both."""
+    keys = ["preference.loss=kto", "trainer.total_training_steps=3", "trainer.export_hf=False"]
+    alone = tune("main_dpo", task, pairs, tmp_path, *keys, name="alone")
+    both = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.n_gpus_per_node=2", name="both")
+    assert both.code == 0, both.output[-4000:]
+    for one, two in zip(alone.metrics, both.metrics, strict=True):
+        for name in ("train/loss", "train/reward_chosen", "train/kl", "train/grad_norm"):
+            assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    assert alone.metrics[-1]["val/accuracy"] == both.metrics[-1]["val/accuracy"]
+
+
+def test_a_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    done = tune("main_rm", task, pairs, tmp_path, "trainer.total_training_steps=12", "trainer.save_freq=6")
+    assert done.code == 0, done.output[-4000:]
+    lines = done.metrics
+    assert lines[0]["train/loss"] == pytest.approx(0.693, abs=0.02) and lines[-1]["train/loss"] < 0.69
+    assert sum(name.startswith("val/accuracy/carries_") for name in lines[-1]) == 3
+    model = AutoModelForSequenceClassification.from_pretrained(done.folder / "model", dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(done.folder / "model")
+    import pandas as pd
+
+    chosen = []
+    for row in pd.read_parquet(pairs / "val_pairs.parquet").itertuples():
+        ids = tokenizer.apply_chat_template([*row.prompt, *row.chosen], return_tensors="pt", return_dict=False)
+        with torch.no_grad():
+            chosen.append(model(ids).logits.item())
+    assert sum(chosen) / len(chosen) == pytest.approx(lines[-1]["val/score_chosen"], abs=1e-4)
+    resumed = tune("main_rm", task, pairs, tmp_path, "trainer.total_training_steps=12", "trainer.save_freq=6")
+    assert resumed.code == 0 and "already complete" in resumed.output
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "says"),
+    [
+        ("main_dpo", "preference.loss=ipoo", "unknown preference loss 'ipoo'"),
+        ("main_dpo", "data.truncation=left", "an answer that was cut is no better or worse"),
+        ("main_dpo", "data.chosen_key=best", "needs columns 'best' and 'rejected'"),
+        ("main_rm", "trainer.export_lora=adapter", "trainer.export_lora"),
+        ("main_rm", "bradley_terry.centring_coef=-1", "centring_coef"),
+    ],
+)
+def test_refused(task: Task, pairs: Path, tmp_path: Path, command: str, override: str, says: str) -> None:
+    done = tune(command, task, pairs, tmp_path, override)
+    assert done.code == 2 and says in done.output and "Traceback" not in done.output, done.output
+
+
+def test_equal_answers_are_named(task: Task, tmp_path: Path) -> None:
+    row = {"prompt": [{"role": "user", "content": "1+1=?"}], "chosen": "2", "rejected": "2"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"rejected": "3"}))
+    files = f"data.train_files={tmp_path / 'pairs.jsonl'}"
+    done = tune("main_dpo", task, tmp_path, tmp_path, files, "data.val_files=")
+    assert done.code == 2 and "row 0: 'chosen' and 'rejected' are the same" in done.output, done.output

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.bradley_terry import bradley_terry
+from alphaapollo.algorithms.preference_losses import (
+    Answers,
+    figures_of,
+    get_preference_loss,
+    preference_loss_names,
+)
+from alphaapollo.config.schema import Preference
+
+# One pair: log-probs -4 and -6 of 2 and 4 tokens, the reference's -5 and -5. So u = 1, v = -1, h = 2.
+PAIR = Answers(
+    logp=torch.tensor([-4.0, -6.0], dtype=torch.float64),
+    lengths=torch.tensor([2.0, 4.0], dtype=torch.float64),
+    good=torch.tensor([True, False]),
+    ref_logp=torch.tensor([-5.0, -5.0], dtype=torch.float64),
+    kl=torch.tensor(0.5, dtype=torch.float64),
+)
+
+
+def s(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x))
+
+
+def odds(mean: float) -> float:
+    return math.exp(mean) / (1.0 - math.exp(mean))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"loss": "sigmoid"}, [-math.log(s(0.2))]),
+        ({"loss": "sigmoid", "beta": 0.5, "label_smoothing": 0.1}, [-0.9 * math.log(s(1)) - 0.1 * math.log(s(-1))]),
+        ({"loss": "robust", "label_smoothing": 0.1}, [(-0.9 * math.log(s(0.2)) + 0.1 * math.log(s(-0.2))) / 0.8]),
+        ({"loss": "ipo"}, [(2.0 - 5.0) ** 2]),
+        ({"loss": "ipo_mean"}, [(1 / 2 + 1 / 4 - 5.0) ** 2]),
+        ({"loss": "hinge"}, [0.8]),
+        ({"loss": "slic"}, [0.0]),
+        ({"loss": "slic", "slic_delta": 3.0, "sft_coef": 0.5}, [1.0 + 0.5 * 4.0]),
+        ({"loss": "sigmoid", "sft_coef": 0.5}, [-math.log(s(0.2)) + 0.5 * 2.0]),
+        (
+            {"loss": "exo_pair"},
+            [s(0.2) * math.log(s(0.2) / 0.999) + s(-0.2) * math.log(s(-0.2) / 0.001)],
+        ),
+        ({"loss": "nca_pair"}, [-math.log(s(0.1)) - 0.5 * math.log(s(-0.1)) - 0.5 * math.log(s(0.1))]),
+        ({"loss": "sppo_hard"}, [(1 - 500.0) ** 2 + (-1 + 500.0) ** 2]),
+        ({"loss": "apo_zero"}, [1 - s(0.1) + s(-0.1)]),
+        ({"loss": "apo_down"}, [s(0.1) + 1 - s(0.2)]),
+        ({"loss": "kto", "kto_undesirable_weight": 3.0}, [1 - s(0.1 * 0.5), 3 * (1 - s(0.1 * 1.5))]),
+        ({"loss": "orpo"}, [2.0 - 0.1 * math.log(s(math.log(odds(-2.0) / odds(-1.5))))]),
+        ({"loss": "simpo"}, [-math.log(s(2.0 * (-2.0 + 1.5) - 1.0))]),
+    ],
+)
+def test_by_hand(keys: dict, expected: list[float]):
+    config = Preference(**keys)
+    assert get_preference_loss(config.loss)(PAIR, config).losses.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", preference_loss_names())
+def test_a_better_chosen_answer_lowers_every_loss(name: str):
+    """IPO and SPPO want a margin of 5 and 500 first."""
+    logp = PAIR.logp.clone().requires_grad_()
+    answers = Answers(logp, PAIR.lengths, PAIR.good, PAIR.ref_logp, PAIR.kl)
+    keys = {"slic_delta": 3.0} if name == "slic" else {}
+    losses, _, figures = get_preference_loss(name)(answers, Preference(loss=name, **keys))
+    assert len(losses) == (1 if get_preference_loss(name).of_pairs else 2)
+    losses.sum().backward()
+    chosen, rejected = logp.grad.tolist()
+    assert rejected > 0, "the rejected answer becomes less likely"
+    assert chosen > 0 if name == "apo_down" else chosen < 0
+    assert not any(figure.requires_grad for figure in figures.values())
+
+
+@pytest.mark.parametrize("name", preference_loss_names())
+def test_losses_read_what_they_declare(name: str):
+    """A key that a loss does not name changes nothing of it, and each that it names does."""
+    loss = get_preference_loss(name)
+    others = {
+        "beta": 0.7,
+        "label_smoothing": 0.3,
+        "simpo_gamma": 0.2,
+        "slic_delta": 7.0,
+        "kto_desirable_weight": 2.0,
+        "kto_undesirable_weight": 2.0,
+        "sft_coef": 0.3,
+    }
+    usual = loss(PAIR, Preference(loss=name))[0].tolist()
+    for key, value in others.items():
+        changed = loss(PAIR, Preference(loss=name, **{key: value}))[0].tolist() != usual
+        assert changed == (key in loss.reads), key
+    bare = Answers(PAIR.logp, PAIR.lengths, PAIR.good, None, PAIR.kl)
+    if loss.needs_reference:
+        with pytest.raises(AssertionError):
+            loss(bare, Preference(loss=name))
+    else:
+        assert loss(bare, Preference(loss=name))[0].tolist() == usual
+
+
+def test_figures_of_pairs():
+    losses, right, sums = get_preference_loss("sigmoid")(PAIR, Preference())
+    assert right.tolist() == [True]
+    figures = figures_of({name: float(value) for name, value in sums.items()} | {"compared": 1.0})
+    assert figures == pytest.approx(
+        {
+            "loss": losses.item(),
+            "reward_chosen": 0.1,
+            "reward_rejected": -0.1,
+            "logp_chosen": -4.0,
+            "logp_rejected": -6.0,
+            "margin": 0.2,
+        }
+    )
+
+
+def test_figures_of_single_answers():
+    """Rewards 0.1 and -0.1 against 0.1 * 0.5: the first is above, as it should; two bad answers have no other side."""
+    assert get_preference_loss("kto")(PAIR, Preference(loss="kto")).right.tolist() == [True, True]
+    bad = Answers(PAIR.logp, PAIR.lengths, torch.tensor([False, False]), PAIR.ref_logp, PAIR.kl)
+    _, right, sums = get_preference_loss("kto")(bad, Preference(loss="kto"))
+    assert right.tolist() == [False, True]
+    figures = figures_of({name: float(value) for name, value in sums.items()} | {"compared": 2.0, "kl": -1.0})
+    assert figures["reward_rejected"] == 0.0 and figures["kl"] == 0.0
+    assert not {"margin", "reward_chosen", "logp_chosen"} & figures.keys()
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="'ipo'"):
+        get_preference_loss("ipoo")
+
+
+def test_bradley_terry_by_hand():
+    chosen, rejected, margin = (torch.tensor([x, y]) for x, y in ((2.0, 0.5), (1.0, 1.5), (0.0, 0.5)))
+    expected = [-math.log(s(1.0)) + 0.1 * 9.0, -math.log(s(-1.5)) + 0.1 * 4.0]
+    assert bradley_terry(chosen, rejected, margin, 0.1).tolist() == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,158 @@
+import json
+
+import pytest
+
+from alphaapollo.config.schema import PreferenceData, RewardData
+from alphaapollo.data.preference_examples import load_labelled, load_pairs, unrelated_rows
+
+SYSTEM = {"role": "system", "content": "be kind"}
+USER = {"role": "user", "content": "2+2=?"}
+FOUR = {"role": "assistant", "content": "4"}
+FIVE = {"role": "assistant", "content": "it is 5"}
+IM_END = 1
+
+
+def write(tmp_path, rows):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def pairs(tmp_path, renderer, rows, **data):
+    return load_pairs(write(tmp_path, rows), renderer, RewardData(**data))
+
+
+def labelled(tmp_path, renderer, rows, **data):
+    return load_labelled(write(tmp_path, rows), renderer, PreferenceData(**data))
+
+
+def answer_of(renderer, row):
+    kept = [token for token, mask in zip(row.token_ids, row.action_mask, strict=True) if mask]
+    return renderer.tokenizer.decode(kept, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE]},
+        {"prompt": [USER], "chosen": "4", "rejected": "it is 5"},
+        {"chosen": [USER, FOUR], "rejected": [USER, FIVE]},
+        {"prompt": "2+2=?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]},
+    ],
+)
+def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
+    read = pairs(tmp_path, renderer, [row | {"data_source": "sums"}])
+    (pair,) = read.examples
+    prompt = renderer.prompt_ids([USER])
+    chosen, rejected = pair.rows
+    assert chosen.token_ids == [*prompt, *renderer.encode(["4"])[0], IM_END]
+    assert rejected.token_ids == [*prompt, *renderer.encode(["it is 5"])[0], IM_END]
+    for one in pair.rows:
+        assert one.response_start == len(prompt) and sum(one.action_mask) == len(one.token_ids) - len(prompt)
+    assert (pair.good, pair.data_source, pair.margin, pair.unrelated) == ([True, False], "sums", 0.0, None)
+    assert pair.longest == len(rejected.token_ids) and (read.sizes, read.notices) == ([1], [])
+
+
+def test_what_chats_begin_with_is_not_trained_on(tmp_path, renderer):
+    chat = [SYSTEM, USER, FOUR, USER]
+    (pair,) = pairs(tmp_path, renderer, [{"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}]).examples
+    chosen, rejected = pair.rows
+    assert chosen.token_ids[: chosen.response_start] == renderer.prompt_ids(chat)
+    assert answer_of(renderer, rejected) == "it is 5<|im_end|>"
+    assert answer_of(renderer, chosen) == "4<|im_end|>4<|im_end|>"  # the user between them is left out
+
+
+def test_texts_get_the_tokenizers_end(tmp_path, renderer):
+    (pair,) = pairs(tmp_path, renderer, [{"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 1.5}]).examples
+    assert [answer_of(renderer, row)[0] for row in pair.rows] == ["4", "5"]
+    assert pair.margin == 1.5
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": [USER], "chosen": "4", "rejected": "4"}, "'chosen' and 'rejected' are the same"),
+        ({"prompt": [USER], "chosen": "4", "rejected": " "}, "'rejected' is empty"),
+        ({"prompt": [USER], "chosen": [], "rejected": "5"}, "'chosen'"),
+        ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "one of 'chosen' and 'rejected' is a text"),
+        ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is a text, and its answers are messages"),
+        ({"prompt": [], "chosen": "4", "rejected": "5"}, "'prompt' is empty"),
+        ({"chosen": "4", "rejected": "5"}, "'prompt' is empty"),
+        ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant message"),
+        ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
+        ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
+        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "has to begin and to end with a message of the ass"),
+        ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": -1}, "'margin' is -1"),
+        ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": "much"}, "'margin' is 'much'"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, renderer, row, says):
+    good = {"prompt": [USER], "chosen": "4", "rejected": "5"}
+    with pytest.raises(ValueError, match="1 of 2 rows are bad") as error:
+        pairs(tmp_path, renderer, [good, row])
+    assert "row 1: " in str(error.value) and says in str(error.value)
+
+
+def test_other_columns_are_told(tmp_path, renderer):
+    with pytest.raises(ValueError, match="needs columns 'chosen' and 'rejected'; it has answer, prompt"):
+        pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
+    with pytest.raises(ValueError, match=r"want preference\.loss=kto"):
+        path = write(tmp_path, [{"prompt": [USER], "response": "4", "label": True}])
+        load_pairs(path, renderer, PreferenceData())
+    with pytest.raises(ValueError, match="needs columns 'prompt', 'response' and 'label', or"):
+        labelled(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
+
+
+def test_long_pairs_are_an_error_or_left_out_whole(tmp_path, renderer):
+    rows = [{"prompt": [USER], "chosen": "4", "rejected": "5"}, {"prompt": [USER], "chosen": "4", "rejected": "5" * 60}]
+    with pytest.raises(ValueError, match=r"1 of 2 pairs are longer than data\.max_length=60"):
+        pairs(tmp_path, renderer, rows, max_length=60)
+    read = pairs(tmp_path, renderer, rows, max_length=60, truncation="drop")
+    assert len(read.examples) == 1 and read.sizes == [1]
+    assert read.notices == ["1 of 2 pairs are over data.max_length: left out."]
+
+
+def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
+    other = {"role": "user", "content": "3+3=?"}
+    single = [
+        {"prompt": [USER], "response": "4", "label": True, "data_source": "a"},
+        {"prompt": [other], "response": [FIVE], "label": 0},
+    ]
+    good, bad = labelled(tmp_path, renderer, single).examples
+    assert (good.good, bad.good, good.data_source) == ([True], [False], "a")
+    pair = {"prompt": [USER], "chosen": "4", "rejected": "it is 5"}
+    answers = labelled(tmp_path, renderer, [pair, pair | {"prompt": [other]}]).examples
+    assert [answer.good for answer in answers] == [[True], [False], [True], [False]]
+    assert answers[0].rows[0].token_ids == good.rows[0].token_ids
+    # The answers to the other prompt are "4" and "it is 5": either may be the unrelated one.
+    assert {answer_of(renderer, answer.unrelated) for answer in answers} <= {"4<|im_end|>", "it is 5<|im_end|>"}
+    for answer in answers:
+        start = answer.rows[0].response_start
+        assert answer.unrelated.token_ids[:start] == answer.rows[0].token_ids[:start]
+
+
+def test_labels_of_one_kind_and_no_labels(tmp_path, renderer):
+    row = {"prompt": [USER], "response": "4", "label": True}
+    with pytest.raises(ValueError, match="all 2 answers are desirable, so nothing tells good from bad"):
+        labelled(tmp_path, renderer, [row, row])
+    with pytest.raises(ValueError, match="row 1: 'label' is 'good'"):
+        labelled(tmp_path, renderer, [row, row | {"label": "good"}])
+    with pytest.raises(ValueError, match="all prompts of the data are the same"):
+        labelled(tmp_path, renderer, [row, row | {"label": False}])
+
+
+def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(tmp_path, renderer):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{n // 3}?"}], "response": f"{n}", "label": bool(n % 2)}
+        for n in range(12)
+    ]
+    answers = labelled(tmp_path, renderer, rows).examples
+    own = [answer.rows[0] for answer in answers]
+    for place, row in enumerate(unrelated_rows(own, 0, 2048)):
+        number = int(answer_of(renderer, row).removesuffix("<|im_end|>"))
+        assert number // 3 != place // 3
+        assert row.token_ids[: row.response_start] == own[place].token_ids[: own[place].response_start]
+    drawn = [[row.token_ids for row in unrelated_rows(own, seed, 2048)] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    start = own[0].response_start
+    assert {len(row.token_ids) for row in unrelated_rows(own, 0, start + 1)} == {start + 1}

@@ -1,0 +1,236 @@
+"""Preference training on one rank against plain transformers, and on any layout against itself."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.algorithms.preference_losses import Answers, get_preference_loss
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import DpoConfig
+from alphaapollo.data.preference_batch import PreferenceBatch, deal_examples, deal_scored, scores_of
+from alphaapollo.data.preference_examples import PreferenceExample, unrelated_rows
+from alphaapollo.finetuning.reference import give
+from alphaapollo.models import sharding
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.types import Row
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.preference import PreferenceWorker
+from tests.unit.tiny import VOCABULARY, free_address, run_ranks
+from tests.unit.workers.training import record_gradients, scale_weights
+
+PAIRS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to cut and compute the same batch."""
+
+    folder: str
+    preference: dict[str, Any] = field(default_factory=dict)
+    attention: str = "padded"
+    max_tokens: int = 10_000
+    share: bool = False
+    lora_rank: int = 0
+    sequence_parallel: int = 1
+
+
+def some_pairs(seed: int = 0) -> list[PreferenceExample]:
+    """Two answers of 2 to 8 tokens each to prompts of 2 to 6, some with tokens that are not trained on."""
+    generator = np.random.default_rng(seed)
+    pairs = []
+    for index in range(PAIRS):
+        prompt = generator.integers(2, VOCABULARY, generator.integers(2, 7)).tolist()
+        answers = [generator.integers(2, VOCABULARY, generator.integers(2, 9)).tolist() for _ in range(2)]
+        rows = [one_row(prompt, answer) for answer in answers]
+        pairs.append(PreferenceExample(rows, [True, False], "ab"[index % 2]))
+    return pairs
+
+
+def one_row(prompt: list[int], answer: list[int]) -> Row:
+    mask = [0] * len(prompt) + [1] * len(answer)
+    if len(answer) > 4:
+        mask[len(prompt) + 2] = 0
+    return Row([*prompt, *answer], mask, [0.0] * len(mask), [len(mask) - 1])
+
+
+def examples_of(case: Case) -> list[PreferenceExample]:
+    """Pairs; for KTO each as two single answers."""
+    pairs = some_pairs()
+    if get_preference_loss(case.preference.get("loss", "sigmoid")).of_pairs:
+        return pairs
+    rows = [row for pair in pairs for row in pair.rows]
+    others = unrelated_rows(rows, 0, 100)
+    return [
+        PreferenceExample([row], [index % 2 == 0], "", unrelated=other)
+        for index, (row, other) in enumerate(zip(rows, others, strict=True))
+    ]
+
+
+def make_worker(case: Case, rank: int, num_ranks: int, address: str) -> PreferenceWorker:
+    sharding.MIN_UNIT = 0
+    config = DpoConfig(
+        model={"path": case.folder, "attention": case.attention, "lora_rank": case.lora_rank},
+        preference=case.preference,
+        grad_clip=0.5,
+        optim={"lr": 0.01},
+    )
+    placement = RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel)
+    return PreferenceWorker(config, resolve_model(config.model, "cpu"), placement, 3)
+
+
+def deal(case: Case, examples: list[PreferenceExample], num_ranks: int) -> list[PreferenceBatch]:
+    groups = num_ranks // case.sequence_parallel
+    return deal_examples(examples, groups, case.max_tokens, case.attention == "padded", case.share)
+
+
+def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Of one step by a policy that has moved away from its reference."""
+    worker, examples = make_worker(case, rank, num_ranks, address), examples_of(case)
+    if case.preference.get("reference") != "live" and worker.preference_loss.needs_reference:
+        layout = deal_scored(examples, 1, case.max_tokens, worker.padded, case.share)  # each rank computes all
+        give(examples, scores_of(layout, [worker.compute_ref(layout.rank_batches[0])]))
+    if case.lora_rank:
+        for name, parameter in worker.model.named_parameters():
+            if ".lora_B." in name:
+                parameter.data.fill_(0.05)
+    else:
+        scale_weights(worker.model, 1.1)
+    noted = record_gradients(worker)
+    own = deal(case, examples, num_ranks)[rank // case.sequence_parallel]
+    done = worker.step(own)
+    evaluated = worker.evaluate(own)
+    assert evaluated == pytest.approx(done.sums, rel=1e-6)
+    worker.close()
+    return noted[0], done.sums
+
+
+def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
+    """The gradient and the loss of the mean over all pairs."""
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32).eval()
+    policy = copy.deepcopy(reference)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.1)
+
+    def logp(model: torch.nn.Module, row: Row) -> torch.Tensor:
+        ids, mask = torch.tensor(row.token_ids), torch.tensor(row.action_mask)
+        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        return (logprobs * mask[1:]).sum().double()
+
+    config = DpoConfig(preference=case.preference).preference
+    losses, kl = [], torch.zeros((), dtype=torch.float64)
+    examples = examples_of(case)
+    with torch.no_grad():
+        unrelated = [one.unrelated for one in examples if one.unrelated is not None]
+        if unrelated:
+            kl = torch.stack([logp(policy, row) - logp(reference, row) for row in unrelated]).mean()
+    for one in examples:
+        with torch.no_grad():
+            ref = torch.stack([logp(reference, row) for row in one.rows])
+        own = torch.stack([logp(policy, row) for row in one.rows])
+        lengths = torch.tensor([sum(row.action_mask) for row in one.rows])
+        answers = Answers(own, lengths, torch.tensor(one.good), ref, kl)
+        losses.append(get_preference_loss(config.loss)(answers, config).losses)
+    mean = torch.cat(losses).mean()
+    mean.backward()
+    found = {f"model.{name}": p.grad.numpy() for name, p in policy.named_parameters() if p.grad is not None}
+    return found, mean.item()
+
+
+def assert_alike(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        scale = np.abs(gradient).max()
+        np.testing.assert_allclose(found[name], gradient, atol=2e-4 * scale + 1e-7, err_msg=name)
+
+
+# Chosen for what they read: margins, one side each, means, a target besides, no reference, single answers.
+LOSSES = [
+    {"loss": "sigmoid", "beta": 0.3, "label_smoothing": 0.1, "sft_coef": 0.2},
+    {"loss": "ipo_mean"},
+    {"loss": "apo_zero", "reference": "live"},
+    {"loss": "orpo"},
+    {"loss": "slic", "sft_coef": 0.1, "slic_delta": 30.0},
+    {"loss": "kto", "kto_desirable_weight": 1.5},
+    {"loss": "kto", "reference": "live"},
+]
+
+
+@pytest.mark.parametrize("preference", LOSSES, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_gradients_are_those_of_transformers(model_folder, preference: dict[str, Any]):
+    case = Case(str(model_folder("qwen3")), preference)
+    expected, loss = by_transformers(case)
+    for one in (
+        case,
+        Case(case.folder, preference, "sdpa", 40),
+        Case(case.folder, preference, "padded", 60, share=True),
+    ):
+        found, sums = gradients(0, 1, free_address(), one)
+        assert sums["loss"] / sums["compared"] == pytest.approx(loss, rel=1e-4)
+        assert_alike(found, expected)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+def test_layout_and_ranks_change_nothing(model_folder, loss: str):
+    case = Case(str(model_folder("qwen3")), {"loss": loss})
+    expected, sums = gradients(0, 1, free_address(), case)
+    others = run_ranks(gradients, 2, Case(case.folder, case.preference, max_tokens=40))
+    others += run_ranks(gradients, 2, Case(case.folder, case.preference, "sdpa", 50, share=True))
+    others += run_ranks(gradients, 2, Case(case.folder, case.preference, "sdpa", 50, sequence_parallel=2))
+    for found, own_sums in others:
+        assert own_sums == pytest.approx(sums, rel=1e-4)
+        assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("reference", ["kept", "live"])
+def test_with_lora_the_reference_is_the_model_without_its_adapters(model_folder, reference: str):
+    case = Case(str(model_folder("qwen3")), {"reference": reference}, lora_rank=2)
+    found, sums = gradients(0, 1, free_address(), case)
+    assert found and all(".lora_" in name for name in found)
+    assert sums["reward_chosen"] != 0.0
+    other = Case(case.folder, {"reference": "live" if reference == "kept" else "kept"}, lora_rank=2)
+    assert_alike(gradients(0, 1, free_address(), other)[0], found)
+
+
+def test_without_a_step_policy_and_reference_are_one(model_folder):
+    worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
+    examples = some_pairs()
+    layout = deal_scored(examples, 1, 50, True, True)
+    give(examples, scores_of(layout, [worker.compute_ref(layout.rank_batches[0])]))
+    sums = worker.evaluate(deal(Case(""), examples, 1)[0])
+    assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
+    assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
+    assert (sums["a/compared"], sums["b/compared"], sums["compared"]) == (3, 2, 5)
+    worker.step(deal(Case(""), examples, 1)[0])
+    after = worker.evaluate(deal(Case(""), examples, 1)[0])
+    assert after["loss"] < sums["loss"] and after["reward_chosen"] > after["reward_rejected"]
+    with pytest.raises(AssertionError, match="no longer its own reference"):
+        worker.compute_ref(layout.rank_batches[0])
+    worker.close()
+
+
+def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
+    case, examples = Case(str(model_folder("qwen3"))), some_pairs()
+    worker = make_worker(case, 0, 1, free_address())
+    layout = deal_scored(examples, 1, 50, True, True)
+    give(examples, scores_of(layout, [worker.compute_ref(layout.rank_batches[0])]))
+    batch = deal(case, examples, 1)[0]
+    worker.step(batch)
+    worker.save(str(tmp_path / "saved"))
+    worker.written().result()
+    expected = worker.step(batch)
+    worker.close()
+    resumed = make_worker(case, 0, 1, free_address())
+    resumed.load(str(tmp_path / "saved"))
+    assert resumed.step(batch) == expected
+    assert full_tensor(next(resumed.model.parameters())).isfinite().all()
+    resumed.close()

@@ -1,0 +1,154 @@
+"""A reward model in training on one rank against plain transformers, and on any layout against itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
+from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.preference_batch import deal_examples
+from alphaapollo.data.preference_examples import PreferenceExample
+from alphaapollo.models import sharding
+from alphaapollo.models.load import load_new_scorer
+from alphaapollo.types import Row
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.reward_model import RewardModelWorker
+from alphaapollo.workers.reward_training import RewardTrainingWorker
+from tests.unit.tiny import free_address, run_ranks
+from tests.unit.workers.test_preference_worker import some_pairs
+from tests.unit.workers.training import record_gradients, scale_weights
+
+CENTRING = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    folder: str
+    attention: str = "padded"
+    max_tokens: int = 10_000
+    share: bool = False
+    lora_rank: int = 0
+
+
+def pairs() -> list[PreferenceExample]:
+    """The last token of each answer is its response; the third pair has a margin."""
+    found = some_pairs()
+    for pair in found:
+        pair.rows = [scored(row) for row in pair.rows]
+    found[2].margin = 0.7
+    return found
+
+
+def scored(row: Row) -> Row:
+    return Row(row.token_ids, [0] * (len(row.token_ids) - 1) + [1], row.logprobs, row.turn_ends)
+
+
+def make_worker(case: Case, rank: int, num_ranks: int, address: str) -> RewardTrainingWorker:
+    sharding.MIN_UNIT = 0
+    config = RmConfig(
+        model={"path": case.folder, "attention": case.attention, "lora_rank": case.lora_rank},
+        bradley_terry={"centring_coef": CENTRING},
+        optim={"lr": 0.01},
+    )
+    placement = RankPlacement(rank, num_ranks, address, "cpu", 1)
+    return RewardTrainingWorker(config, resolve_model(config.model, "cpu"), placement, 3)
+
+
+def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    worker = make_worker(case, rank, num_ranks, address)
+    scale_weights(worker.model, 3.0)  # scores away from zero
+    noted = record_gradients(worker)
+    batch = deal_examples(pairs(), num_ranks, case.max_tokens, worker.padded, case.share)[rank]
+    sums = worker.step(batch).sums
+    assert worker.evaluate(batch) == pytest.approx(sums, rel=1e-6)
+    worker.close()
+    return noted[0], sums
+
+
+def by_transformers(folder: str) -> tuple[dict[str, np.ndarray], float]:
+    model = load_new_scorer(
+        Model(path=folder, enable_gradient_checkpointing=False), "padded", torch.float32, True, seed=0
+    )
+    model.set_attn_implementation("eager")
+    scale_weights(model, 3.0)
+    losses = []
+    for pair in pairs():
+        chosen, rejected = (model(torch.tensor([row.token_ids])).logits[0, -1].double() for row in pair.rows)
+        losses.append(-logsigmoid(chosen - rejected - pair.margin) + CENTRING * (chosen + rejected) ** 2)
+    mean = torch.stack(losses).mean()
+    mean.backward()
+    return {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}, mean.item()
+
+
+def assert_alike(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, atol=3e-4 * np.abs(gradient).max() + 1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_gradients_are_those_of_transformers(model_folder, name: str):
+    folder = str(model_folder(name))
+    expected, loss = by_transformers(folder)
+    for case in (Case(folder), Case(folder, "sdpa", 40), Case(folder, "padded", 40, share=True)):
+        found, sums = gradients(0, 1, free_address(), case)
+        assert sums["loss"] / sums["compared"] == pytest.approx(loss, rel=1e-4)
+        assert_alike(found, expected)
+
+
+@pytest.mark.timeout(200)
+def test_two_ranks_change_nothing(model_folder):
+    case = Case(str(model_folder("qwen3")))
+    expected, sums = gradients(0, 1, free_address(), case)
+    for found, own_sums in run_ranks(gradients, 2, Case(case.folder, "sdpa", 40, share=True)):
+        assert own_sums == pytest.approx(sums, rel=1e-4)
+        assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_what_is_exported_scores_as_it_did_in_training(model_folder, tmp_path: Path, lora_rank: int):
+    """As a frozen reward model, as transformers loads it, and trained on from there."""
+    case = Case(str(model_folder("qwen3")), lora_rank=lora_rank)
+    worker = make_worker(case, 0, 1, free_address())
+    batch = deal_examples(pairs(), 1, 10_000, True, False)[0]
+    before = worker.evaluate(batch)
+    for _ in range(3):
+        worker.step(batch)
+    after = worker.evaluate(batch)
+    assert after["loss"] < before["loss"]
+    folder = tmp_path / "model"
+    worker.export(str(folder))
+    worker.close()
+
+    from transformers import AutoModelForSequenceClassification
+
+    plain = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = [row for pair in pairs() for row in pair.rows]
+    with torch.no_grad():
+        expected = [plain(torch.tensor([row.token_ids])).logits.item() for row in rows]
+    chosen, rejected = sum(expected[0::2]), sum(expected[1::2])
+    assert after["score_chosen"] == pytest.approx(chosen, abs=1e-4)
+    assert after["score_rejected"] == pytest.approx(rejected, abs=1e-4)
+    model = resolve_model(Model(path=str(folder)), "cpu")
+    frozen = RewardModelWorker(model, FrozenFsdp(), RankPlacement(0, 1, free_address(), "cpu", 1))
+    layout = build_train_batch(rows, range(len(rows)), 1, len(rows), 10_000, True, 0, False)
+    scores = layout.to_matrix([frozen.compute_scores(layout.rank_batches[0])])[:, 0]
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    frozen.close()
+    again = make_worker(Case(str(folder)), 0, 1, free_address())
+    assert again.evaluate(batch)["loss"] == pytest.approx(after["loss"], abs=1e-4)
+    again.close()
+
+
+def test_a_family_without_a_classifier_is_refused(model_folder):
+    from alphaapollo.finetuning.rm import check_model
+
+    with pytest.raises(ValueError, match="is a 'granite' model, of which transformers makes no reward model"):
+        check_model(Model(path=str(model_folder("granite"))))
