@@ -161,6 +161,15 @@ def get_preference_loss(name: str) -> PreferenceLoss:
     return _losses.get(name)
 
 
+def check_preference(config: Preference) -> PreferenceLoss:
+    """The loss that is asked for, tried on a made-up pair. Raises ValueError for an unknown one, and for values of its
+    keys that it cannot take."""
+    loss = get_preference_loss(config.loss)
+    ones = torch.ones(2, dtype=torch.float64)
+    loss(Answers(-ones, ones, torch.tensor([True, False]), -ones, torch.zeros(())), config)
+    return loss
+
+
 def preference_loss_names() -> list[str]:
     return _losses.names()
 

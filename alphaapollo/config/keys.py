@@ -11,13 +11,23 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig, SftConfig
+from alphaapollo.config.schema import (
+    Config,
+    DpoConfig,
+    EvalConfig,
+    ExportConfig,
+    GenerationConfig,
+    RmConfig,
+    SftConfig,
+)
 
 C = TypeVar("C", bound=BaseModel)
 
 COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
     "main_sft": SftConfig,
+    "main_dpo": DpoConfig,
+    "main_rm": RmConfig,
     "main_generation": GenerationConfig,
     "main_eval": EvalConfig,
     "main_export": ExportConfig,

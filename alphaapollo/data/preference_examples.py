@@ -256,10 +256,10 @@ def _in_pieces(
     chat = read_chat(prompt, repr(data.prompt_key))
     if chat[-1]["role"] == "assistant":
         raise ValueError(f"{data.prompt_key!r} ends with an assistant message: leave it out, the answers come there.")
-    answer = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
-    if answer[0]["role"] != "assistant" or answer[-1]["role"] != "assistant":
+    said = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
+    if said[0]["role"] != "assistant" or said[-1]["role"] != "assistant":
         raise ValueError("an answer has to begin and to end with a message of the assistant.")
-    return answer_pieces(chat, answer, renderer)
+    return answer_pieces(chat, said, renderer)
 
 
 def _source(row: DataRow) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from alphaapollo.algorithms.preference_losses import figures_of, get_preference_loss
+from alphaapollo.algorithms.preference_losses import check_preference, figures_of, get_preference_loss
 from alphaapollo.config.check_tuning import check_tuning
 from alphaapollo.config.diff import OTHER_DATA, Verdict
 from alphaapollo.config.notices import void_lines
@@ -25,17 +25,18 @@ from alphaapollo.finetuning.layout import Layout
 from alphaapollo.finetuning.station import Demand, Station
 
 if TYPE_CHECKING:
+    from alphaapollo.controller.ranks import Ranks
     from alphaapollo.finetuning.loop import TuningRun
     from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.preference import PreferenceWorker
 
 COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "response", "label"))
-IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA)
+IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA) | {"preference.loss": "another algorithm"}
 EFFECTS = change_rule.EFFECTS | {
     "data.use_prefix_grouper": change_rule.ROUNDING,
     "preference.reference": change_rule.ROUNDING,
     **dict.fromkeys(
-        [f"preference.{name}" for name in Preference.model_fields if name != "reference"],
+        [f"preference.{name}" for name in Preference.model_fields if name not in ("loss", "reference")],
         "losses before and after do not compare",
     ),
 }
@@ -87,9 +88,9 @@ class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
 
     async def _give_reference(self, run: TuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
         """Read the reference's log-probs, or compute and keep them: the model is still what it began as."""
-        prepared = run.prepared
+        prepared, ranks = run.prepared, workers_of(run)
         examples = [*prepared.train.examples, *(example for own in prepared.val.values() for example in own)]
-        parts = await run.trainer.ranks.call(lambda worker: worker.weights_digest())
+        parts = await ranks.call(lambda worker: worker.weights_digest())
         digest = reference.digest_of(examples, f"{sum(parts) % 2**64:016x}", prepared.model.dtype)
         path = prepared.config.trainer.folder / FILE
         logps = reference.read_kept(path, digest, run.console.notice)
@@ -106,30 +107,28 @@ class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
             some = examples[start : start + AT_ONCE]
             dealt = deal_scored(some, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
             batches = [batch for batch in dealt.rank_batches for _ in range(shared)]
-            columns = await run.trainer.ranks.call_each(lambda worker, batch: worker.compute_ref(batch), batches)
+            columns = await workers_of(run).call_each(lambda worker, batch: worker.compute_ref(batch), batches)
             parts.append(scores_of(dealt, columns[::shared]))
         return np.concatenate(parts)
 
 
+def workers_of(run: TuningRun[Any, Any, Any]) -> Ranks[PreferenceWorker]:
+    """The ranks as what this kind has built them."""
+    return cast("Ranks[PreferenceWorker]", run.trainer.ranks)
+
+
 def problems(config: DpoConfig) -> Iterator[str]:
     """What cannot work."""
-    preference, data = config.preference, config.data
     try:
-        loss = get_preference_loss(preference.loss)
+        check_preference(config.preference)
     except ValueError as error:
         yield f"preference.loss: {error}"
-        return
-    smoothing = preference.label_smoothing
-    if loss.name == "robust" and smoothing is not None and smoothing >= 0.5:
-        yield f"preference.label_smoothing={smoothing:g}: robust needs less than 0.5 (arXiv 2403.00409)."
-    if loss.name == "exo_pair" and smoothing in (0.0, 1.0):
-        yield f"preference.label_smoothing={smoothing:g}: exo_pair needs one between 0 and 1; the paper's is 0.001."
-    if data.truncation in ("left", "right"):
+    if config.data.truncation in ("left", "right"):
         yield "data.truncation: an answer that was cut is no better or worse. Set error or drop."
 
 
 def void_keys(config: DpoConfig) -> list[tuple[str, str]]:
-    """Keys that the loss does not read, and why."""
+    """Keys that the loss, a known one, does not read, and why."""
     loss = get_preference_loss(config.preference.loss)
     others = {*Preference.model_fields} - {*loss.reads, "loss", "reference"}
     void = [(f"preference.{name}", f"preference.loss={loss.name} does not read it") for name in sorted(others)]

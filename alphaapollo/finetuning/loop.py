@@ -84,5 +84,8 @@ def named(prefix: str, figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums of several batches as those of one; of names that end in _max the largest."""
-    return {name: (max if name.endswith("_max") else sum)(part[name] for part in parts) for name in parts[0]}
+    """Sums of several batches as those of one; of names that end in _max the largest. Not all have to be in each."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {
+        name: (max if name.endswith("_max") else sum)(part[name] for part in parts if name in part) for name in names
+    }

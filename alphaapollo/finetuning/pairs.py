@@ -23,7 +23,8 @@ async def may_share(run: TuningRun[Any, Any, Any]) -> bool:
     """Whether what a pair has in common is computed once. ValueError: it is asked for, and the model cannot."""
     config = run.prepared.config
     data: PairData = config.data
-    problem: str | None = (await run.trainer.ranks.call(lambda worker: worker.sharing.problem))[0]
+    ranks: Any = run.trainer.ranks  # of workers that have such a check
+    problem: str | None = (await ranks.call(lambda worker: worker.sharing.problem))[0]
     if problem is None and config.model.router_aux_loss_coef:
         problem = "model.router_aux_loss_coef looks at each answer's own copy of the prompt"
     if problem and data.use_prefix_grouper is True:

@@ -82,10 +82,10 @@ async def begin(run: TuningRun[Any, Any, Any]) -> None:
     """Bring the ranks to the state of the checkpoint."""
     for doubt in await run.trainer.doubts():
         run.console.notice(doubt)
+    await run.prepared.station.begin(run)
     if checkpoint := run.prepared.start.checkpoint:
         await run.trainer.load(str(checkpoint / "model"))
         run.console.notice(f"resumed from {checkpoint}")
-    await run.prepared.station.begin(run)
 
 
 async def end(run: TuningRun[Any, Any, Any]) -> None:

@@ -71,5 +71,5 @@ class Station(ABC, Generic[C, E, B]):
         """From a batch's sums over all ranks to figures, e.g. `loss`: train/loss, val/loss, val/loss/<source>."""
 
     async def begin(self, run: TuningRun[C, E, B]) -> None:
-        """Before the first step: the workers stand, and hold what the checkpoint has."""
+        """Before the first step and before a checkpoint is read: the workers hold the model that the run began with."""
         return

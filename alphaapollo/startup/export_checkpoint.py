@@ -25,6 +25,7 @@ class Export:
     dtype: Literal["float32", "bfloat16"]
     output: Path
     form: LoraForm
+    scores: bool = False  # a reward model's
 
 
 def prepare(config: ExportConfig) -> Export:
@@ -34,14 +35,15 @@ def prepare(config: ExportConfig) -> Export:
     check_export(config)
     checkpoint = _checkpoint(Path(config.checkpoint).expanduser().resolve())
     run = checkpoint.parents[1]
-    model = _model_of(read_saved(run), run)
+    saved = read_saved(run)
+    model, scores = _model_of(saved, run), "bradley_terry" in saved
     if config.model_path:
         model = model.model_copy(update={"path": config.model_path})
     weights = next(
         (checkpoint / name for name in ("policy", "model") if (checkpoint / name / "state.json").is_file()), None
     )
     if weights is None:
-        raise ValueError(f"{checkpoint} holds no policy and no model. Give a checkpoint of main_ppo or main_sft.")
+        raise ValueError(f"{checkpoint} holds no policy and no model. Give a checkpoint of main_ppo or of a fine-tuning.")
     own = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
     asked = next(name for name in (config.dtype, model.dtype, own, "float32") if name in ("float32", "bfloat16"))
     output = Path(config.output).expanduser() if config.output else run / "exported" / checkpoint.name
@@ -49,7 +51,9 @@ def prepare(config: ExportConfig) -> Export:
         raise ValueError(f"output={output} exists already. Give another folder, or remove it.")
     if config.export_lora == "adapter" and not model.lora_rank:
         raise ValueError(f"export_lora=adapter: {run} was trained without LoRA. Leave it out.")
-    return Export(weights, model, "bfloat16" if asked == "bfloat16" else "float32", output, config.export_lora)
+    if config.export_lora == "adapter" and scores:
+        raise ValueError(f"export_lora=adapter: {run} is a reward model, whose head was trained, too. Leave it out.")
+    return Export(weights, model, "bfloat16" if asked == "bfloat16" else "float32", output, config.export_lora, scores)
 
 
 def write(export: Export) -> None:
@@ -64,7 +68,8 @@ def write(export: Export) -> None:
     from alphaapollo.workers.export import export_checkpoint
 
     export.output.parent.mkdir(parents=True, exist_ok=True)
-    export_checkpoint(str(export.weights), export.model, getattr(torch, export.dtype), str(export.output), export.form)
+    dtype: torch.dtype = getattr(torch, export.dtype)
+    export_checkpoint(str(export.weights), export.model, dtype, str(export.output), export.form, export.scores)
 
 
 def _checkpoint(path: Path) -> Path:

@@ -2,11 +2,12 @@
 
     .venv/bin/python scripts/bench/preference_gradients.py
 
-A random Qwen3, a reference, and eight pairs of texts; both sides in float32, ours packed with shared prompts in small
-micro-batches. TRL runs in an environment of its own under outputs/bench, which the first run makes (see step.py).
-Prints a line a loss: the two losses, and the largest difference of a gradient over the largest gradient. The last line is a
-JSON object; exit code 1 where a loss that should agree does not. What is known to differ (docs/algorithms/preference.md):
-TRL leaves out label smoothing of `sigmoid` (D14), and its `ipo` is of means (ours: ipo_mean, D13).
+A random Qwen3, a reference, and eight pairs of texts; both sides in float32, ours packed with shared prompts in
+small micro-batches. TRL runs in an environment of its own under outputs/bench, which the first run makes (see step.py).
+Prints a line a loss: the two losses, and the largest difference of a gradient over the largest gradient. The last line
+is a JSON object; exit code 1 where a loss that should agree does not. What is known to differ
+(docs/algorithms/preference.md): TRL leaves out label smoothing of `sigmoid` (D14), and its `ipo` is of means (ours:
+ipo_mean, D13).
 """
 
 from __future__ import annotations

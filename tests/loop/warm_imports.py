@@ -34,6 +34,12 @@ for module in (
     "alphaapollo.finetuning.sft",
     "alphaapollo.finetuning.run",
     "alphaapollo.workers.sft",
+    "alphaapollo.trainer.main_dpo",
+    "alphaapollo.finetuning.dpo",
+    "alphaapollo.workers.preference",
+    "alphaapollo.trainer.main_rm",
+    "alphaapollo.finetuning.rm",
+    "alphaapollo.workers.reward_training",
 ):
     importlib.import_module(module)
 gc.freeze()

@@ -53,7 +53,7 @@ class Preference(Section):
     arXiv 2404.19733); with slic their sum (SLiC-HF's lambda)."""
     reference: Literal["kept", "live"] = "kept"
     """Where the reference's log-probs come from: kept = computed once, before training, by the model that is trained,
-    and kept in <run>/reference; live = by a frozen second model in every step (with LoRA: by the model without its
+    and kept in <run>/reference.npz; live = by a frozen second model in every step (with LoRA: by the model without its
     adapters)."""
 
 

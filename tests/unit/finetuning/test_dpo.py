@@ -15,8 +15,14 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "preferences.md"
     ("keys", "says"),
     [
         ({"loss": "dpo"}, "preference.loss: unknown preference loss 'dpo'"),
-        ({"loss": "robust", "label_smoothing": 0.5}, "preference.label_smoothing=0.5: robust needs less than 0.5"),
-        ({"loss": "exo_pair", "label_smoothing": 0}, "preference.label_smoothing=0: exo_pair needs one between 0 and 1"),
+        (
+            {"loss": "robust", "label_smoothing": 0.5},
+            "preference.loss: robust DPO needs label_smoothing in [0, 0.5), got 0.5",
+        ),
+        (
+            {"loss": "exo_pair", "label_smoothing": 0},
+            "preference.loss: EXO needs label_smoothing in (0, 1), got 0",
+        ),
     ],
 )
 def test_what_cannot_work_is_told(keys, says):

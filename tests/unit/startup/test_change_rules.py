@@ -11,15 +11,17 @@ from pydantic import BaseModel
 
 from alphaapollo.config.diff import OF_THE_START, ChangeRule, Verdict
 from alphaapollo.config.keys import accepted_keys
-from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.evaluation.generation import change_rule as of_generation
-from alphaapollo.finetuning import sft
+from alphaapollo.finetuning import dpo, rm, sft
 from alphaapollo.trainer import resume_rule
 
 LISTING = Path(__file__).with_name("change_rules.txt")
 RULES: dict[str, tuple[type[BaseModel], ChangeRule]] = {
     "main_ppo": (Config, resume_rule.change_rule_of(Config())),
     "main_sft": (SftConfig, sft.Sft().change_rule),
+    "main_dpo": (DpoConfig, dpo.Dpo().change_rule),
+    "main_rm": (RmConfig, rm.Rm().change_rule),
     "main_generation": (GenerationConfig, of_generation),
 }
 
@@ -40,7 +42,12 @@ def test_every_key_has_the_verdict_that_was_written_down_for_it() -> None:
 
 @pytest.mark.parametrize(
     ("schema", "tables"),
-    [(Config, (resume_rule.IDENTITY, resume_rule.EFFECTS)), (SftConfig, (sft.IDENTITY, sft.EFFECTS))],
+    [
+        (Config, (resume_rule.IDENTITY, resume_rule.EFFECTS)),
+        (SftConfig, (sft.IDENTITY, sft.EFFECTS)),
+        (DpoConfig, (dpo.IDENTITY, dpo.EFFECTS)),
+        (RmConfig, (rm.IDENTITY, rm.EFFECTS)),
+    ],
 )
 def test_the_rules_name_keys_that_exist(schema: type[BaseModel], tables: tuple[dict[str, str], ...]) -> None:
     named = [key for table in tables for key in table]
