@@ -97,7 +97,7 @@ def _write_rest(folder: Path, model: PreTrainedModel, source: Model, dtype: torc
     config.dtype = dtype
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
-    if model.generation_config is not None:
+    if model.can_generate() and model.generation_config is not None:
         # Not save_pretrained, which refuses what many published models have, at the end of a long run.
         model.generation_config.to_json_file(folder / "generation_config.json")
     for code in Path(source.path).glob("*.py"):  # of a model that brings its own

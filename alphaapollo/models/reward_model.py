@@ -24,4 +24,4 @@ class RewardModel(nn.Module):
     def forward(self, micro: MicroBatch) -> Tensor:
         """The score at each row's last token, float32 [b]."""
         scores: Tensor = self.score(states_at(self.model, micro, micro.ends).float())
-        return micro.gather(scores.t(), micro.ends)[0]
+        return micro.gather(scores.t(), micro.ends)[0].clone()  # no view: FSDP hooks the output

@@ -43,7 +43,9 @@ def prepare(config: ExportConfig) -> Export:
         (checkpoint / name for name in ("policy", "model") if (checkpoint / name / "state.json").is_file()), None
     )
     if weights is None:
-        raise ValueError(f"{checkpoint} holds no policy and no model. Give a checkpoint of main_ppo or of a fine-tuning.")
+        raise ValueError(
+            f"{checkpoint} holds no policy and no model. Give a checkpoint of main_ppo or of a fine-tuning."
+        )
     own = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
     asked = next(name for name in (config.dtype, model.dtype, own, "float32") if name in ("float32", "bfloat16"))
     output = Path(config.output).expanduser() if config.output else run / "exported" / checkpoint.name
