@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.check import check, check_generation
-from alphaapollo.config.check_tuning import check_tuning
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
@@ -333,37 +332,6 @@ def test_every_problem_is_named_at_once(needed: list[str]):
     assert (
         len(problems([*needed, "actor_rollout_ref.rollout.top_p=0", "actor_rollout_ref.actor.clip_ratio_c=0.5"])) == 2
     )
-
-
-def test_checks_of_fine_tuning(needed: list[str]):
-    with pytest.raises(ConfigError) as caught:
-        check_tuning(load_config(SftConfig, "sft", []), num_gpus=0)
-    assert len(caught.value.problems) == 2
-    asked = ["model.path=a/b", needed[1], "fsdp_config.optimizer_offload=True"]
-    fine = load_config(SftConfig, "sft", asked)
-    assert check_tuning(fine, num_gpus=0) == ["fsdp_config.optimizer_offload=true has no effect: it needs a GPU."]
-    both = load_config(SftConfig, "sft", [*asked, "fsdp_config.offload_policy=True"])
-    assert check_tuning(both, num_gpus=1) == [
-        "fsdp_config.optimizer_offload=true has no effect: fsdp_config.offload_policy is true."
-    ]
-    with pytest.raises(ConfigError, match=r"the ranks share their GPUs with nobody.*instead: fsdp_config.offload_pol"):
-        load_config(SftConfig, "sft", ["fsdp_config.param_offload=True"])
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["trainer.controller=local", "trainer.n_gpus_per_node=2"], "trainer.controller=local: it has one process"),
-        (["trainer.device=cuda"], "trainer.device: got cuda, but this machine has no GPU"),
-        (["ulysses_sequence_parallel_size=2"], "does not divide the trainer.n_gpus_per_node x trainer.nnodes = 1"),
-        (["trainer.n_gpus_per_node=4", "fsdp_config.fsdp_size=3"], "fsdp_config.fsdp_size=3: does not divide"),
-        (["data.source_weights=[1,2]"], "data.source_weights: 2 weights for the 1 files of data.train_files"),
-        (["trainer.stall_timeout=5"], "trainer.stall_timeout=5: the run would end before"),
-    ],
-)
-def test_ranks_and_sources_of_fine_tuning(needed: list[str], words: list[str], says: str):
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        check_tuning(load_config(SftConfig, "sft", ["model.path=a/b", needed[1], *words]), num_gpus=0)
 
 
 def test_a_map_on_the_command_line():
