@@ -1,4 +1,3 @@
-import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +6,7 @@ import pytest
 from alphaapollo.config.check import check, check_generation
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, GenerationConfig
 
 
 @pytest.fixture
