@@ -13,7 +13,7 @@ import numpy as np
 
 from alphaapollo.algorithms.preference_losses import check_preference, figures_of, get_preference_loss
 from alphaapollo.config.check_tuning import check_tuning
-from alphaapollo.config.diff import OTHER_DATA, Verdict
+from alphaapollo.config.diff import OTHER_DATA, ROUNDING, Verdict
 from alphaapollo.config.notices import void_lines
 from alphaapollo.config.schema import DpoConfig, Model, Preference
 from alphaapollo.data.preference_batch import PreferenceBatch, deal_scored, scores_of
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "response", "label"))
 IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA) | {"preference.loss": "another algorithm"}
 EFFECTS = change_rule.EFFECTS | {
-    "data.use_prefix_grouper": change_rule.ROUNDING,
-    "preference.reference": change_rule.ROUNDING,
+    "data.use_prefix_grouper": ROUNDING,
+    "preference.reference": ROUNDING,
     **dict.fromkeys(
         [f"preference.{name}" for name in Preference.model_fields if name not in ("loss", "reference")],
         "losses before and after do not compare",

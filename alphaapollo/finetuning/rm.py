@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.check_tuning import check_tuning
-from alphaapollo.config.diff import OTHER_DATA, Verdict
+from alphaapollo.config.diff import OTHER_DATA, ROUNDING, Verdict
 from alphaapollo.config.schema import Model, RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.data.preference_examples import PreferenceExample, load_pairs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "margin"))
 IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA)
 EFFECTS = change_rule.EFFECTS | {
-    "data.use_prefix_grouper": change_rule.ROUNDING,
+    "data.use_prefix_grouper": ROUNDING,
     "bradley_terry.centring_coef": "losses before and after do not compare",
 }
 
