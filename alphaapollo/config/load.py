@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,14 @@ from alphaapollo.redact import secret_keys
 from alphaapollo.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
+OWN = "_own"  # the name under which Hydra has the user's own file
 
 USAGE = """usage: python -m alphaapollo.trainer.main_{name} [options] [KEY=VALUE ...]
 
   KEY=VALUE            set a key, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet]
   GROUP=PRESET         take a preset: {presets}
-  --config-name NAME   the YAML to start from (default: {name})
+  --config FILE        your own YAML file, on top of the defaults
+  --config-name NAME   the YAML to start from, by name (default: {name})
   --config-dir DIR     your own folder of YAML files, searched before the shipped one ({shipped})
   --cfg                print the composed configuration and exit
   --help               print this and exit
@@ -72,10 +75,11 @@ def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) ->
 def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> tuple[SchemaT, Origin]:
     """Compose and convert. Raises ConfigError for anything the user wrote wrong; `--help` and `--cfg` print and exit 0.
 
-    config_name: the YAML to start from, unless argv names another with --config-name.
+    config_name: the YAML to start from, unless argv names another with --config or --config-name.
     """
     options = _parse_options(argv)
     name = (options.config_name or config_name).removesuffix(".yaml")
+    own = read_own(options.config) if options.config else None
     shipped = shipped_configs()
     folders = [shipped]
     if options.config_dir is not None:
@@ -86,13 +90,26 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
         raise SystemExit(0)
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)
-    values = _compose(schema, name, folders, overrides)
+    values = _compose(schema, name if own is None else OWN, folders, overrides, own)
     _check_secrets(values)
     config = convert(schema, values)
     if options.cfg:
         print(to_yaml(config), end="")
         raise SystemExit(0)
-    return config, _origin(overrides, folders, name)
+    return config, _origin(overrides, folders, name, own)
+
+
+def read_own(file: str) -> dict[str, Any]:
+    """The values of a user's YAML file, of any name, as they stand in it. ConfigError: it cannot be read."""
+    try:
+        values = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {file}: it cannot be read ({' '.join(str(error).split())}).") from None
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"--config {file}: it holds no keys but {plain(values)[:60]}. Write KEY: VALUE lines.")
+    if not isinstance((values or {}).get("defaults", []), list):
+        raise ConfigError(f"--config {file}: its defaults are no list. Write e.g. defaults: [algorithm: dapo, _self_].")
+    return {str(key): value for key, value in (values or {}).items()}
 
 
 def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
@@ -151,6 +168,7 @@ def save_config(config: BaseModel, path: Path) -> None:
 
 def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config")
     parser.add_argument("--config-name")
     parser.add_argument("--config-dir")
     parser.add_argument("--help", "-h", action="store_true")
@@ -161,7 +179,11 @@ def _parse_options(argv: Sequence[str]) -> argparse.Namespace:
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}. See --help.") from None
     if unknown:
-        raise ConfigError(f"unknown option {unknown[0]}. Options are --config-name, --config-dir, --cfg and --help.")
+        raise ConfigError(
+            f"unknown option {unknown[0]}. Options are --config, --config-name, --config-dir, --cfg and --help."
+        )
+    if options.config and options.config_name:
+        raise ConfigError(f"--config {options.config} and --config-name {options.config_name}: give one of them.")
     return options
 
 
@@ -182,7 +204,10 @@ def _presets(folders: Sequence[Path], schema: type[BaseModel] | None = None) -> 
 
 def _keys_of(file: Path) -> list[str]:
     """The dotted keys that a YAML file sets itself."""
-    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return _set_by(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+
+
+def _set_by(values: Mapping[str, Any]) -> list[str]:
     return [key for key in flat(values) if key.split(".")[0] not in ("defaults", "hydra")]
 
 
@@ -194,11 +219,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _origin(overrides: Sequence[Override], folders: Sequence[Path], name: str) -> Origin:
+def _origin(
+    overrides: Sequence[Override], folders: Sequence[Path], name: str, own_values: Mapping[str, Any] | None
+) -> Origin:
     named = {override.key_or_group: override.value() for override in overrides}
     presets = tuple(f"{key}={plain(value)}" for key, value in named.items() if _is_group(key, folders))
     files = [folder / f"{name}.yaml" for folder in folders[:-1]]  # the last folder is the shipped one
-    own = [key for file in files if file.is_file() for key in _keys_of(file)]
+    own = (
+        [key for file in files if file.is_file() for key in _keys_of(file)]
+        if own_values is None
+        else _set_by(own_values)
+    )
     whole = [f"{key}.{inner}" for key, value in named.items() if isinstance(value, dict) for inner in flat(value)]
     return Origin(presets, frozenset([*(key for key in named if "." in key), *whole, *own]))
 
@@ -244,10 +275,14 @@ def _is_group(name: str, folders: Sequence[Path]) -> bool:
 
 
 def _compose(
-    schema: type[BaseModel], name: str, folders: Sequence[Path], overrides: Sequence[Override]
+    schema: type[BaseModel],
+    name: str,
+    folders: Sequence[Path],
+    overrides: Sequence[Override],
+    own: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The composed values, as plain containers. The schema's defaults lie below the YAML, so no key needs a `+`."""
-    if not any((folder / f"{name}.yaml").is_file() for folder in folders):
+    if own is None and not any((folder / f"{name}.yaml").is_file() for folder in folders):
         names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
         near = nearest(name, names)
         hint = f" Did you mean {' or '.join(near)}?" if near else " For a folder of your own give --config-dir DIR."
@@ -258,6 +293,8 @@ def _compose(
     store.store(name="_composed", node={"defaults": ["_schema", name, "_self_"]})
     search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in folders[1:]) + "]"
     try:
+        if own is not None:
+            store.store(name=OWN, node=own)
         with initialize_config_dir(str(folders[0]), version_base="1.3"):
             chosen = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
             words = [_as_hydra_wants(override, schema, set(chosen), folders) for override in overrides]
@@ -286,7 +323,8 @@ def _as_hydra_wants(override: Override, schema: type[BaseModel], chosen: set[str
 
 def _in_one_line(error: Exception, name: str) -> str:
     text = str(error).split("Config search path:")[0]
-    return f"{name}.yaml: " + " ".join(text.replace("In '_composed': ", "").split()).rstrip(".") + "."
+    where = "the file of --config" if name == OWN else f"{name}.yaml"
+    return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{OWN})': ", "", text).split()).rstrip(".") + "."
 
 
 def _problem(schema: type[BaseModel], kind: str, loc: tuple[int | str, ...], values: dict[str, Any]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import platform
 from typing import Any
 
+from alphaapollo.startup.versions import installed_version
 from scripts.gpu_check.kit import Kit, relative
 
 REQUIRED = ("torch", "transformers", "numpy", "pydantic", "safetensors")
@@ -18,7 +17,7 @@ def run(kit: Kit) -> dict[str, Any]:
 
     figures: dict[str, Any] = {"device": kit.device, "python": platform.python_version()}
     for name in (*REQUIRED, *OPTIONAL):
-        figures[name] = version(name)
+        figures[name] = installed_version(name) or "none"
     absent = [name for name in REQUIRED if figures[name] == "none"]
     assert not absent, f"not installed: {', '.join(absent)}"
     import alphaapollo.workers.policy  # noqa: F401
@@ -31,14 +30,3 @@ def run(kit: Kit) -> dict[str, Any]:
     product = x.to(kit.device, torch.float32) @ x.to(kit.device, torch.float32)
     assert relative(product.cpu(), x @ x) < 1e-3
     return figures
-
-
-def version(name: str) -> str:
-    if importlib.util.find_spec(name) is None:
-        return "none"
-    for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "without a version"

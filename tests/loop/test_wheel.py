@@ -44,6 +44,21 @@ def test_the_wheel_has_the_package_and_its_presets(installed: Path, tmp_path: Pa
     assert names == {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.yaml")}
 
 
+def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
+    command = str(installed / "bin" / "alphaapollo")
+    assert "alphaapollo VERB" in run_elsewhere(installed, tmp_path, [command, "--help"])
+    refused = subprocess.run(
+        [command, "quickstart"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert refused.returncode == 2
+    assert "quickstart needs the source tree" in refused.stderr  # a wheel has no examples
+
+
 def test_the_wheel_explains_keys(installed: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "alphaapollo.config", "explain", "data.train_files"]
     assert run_elsewhere(installed, tmp_path, command).startswith("data.train_files: accepted")

@@ -39,6 +39,8 @@ LEVELS = [
     ["startup"],
     ["evaluation", "runs"],
     ["trainer", "finetuning"],
+    ["cli"],
+    ["__main__"],
 ]
 DOORS = ["trainer.main_*"]  # commands keep their names, whatever room does the work
 SAME_LEVEL_ALLOWED = {("rewards", "tools")}

@@ -191,6 +191,40 @@ def test_a_yaml_that_cannot_be_read_is_one_line(own: Path, name: str):
     assert len(text.splitlines()) == 1
 
 
+def test_a_file_of_any_name_goes_on_top_of_the_defaults(tmp_path: Path):
+    (tmp_path / "data").mkdir()  # a folder beside it is no group of presets
+    (tmp_path / "data" / "notes.yaml").write_text("a: [\n")
+    file = tmp_path / "my first run.yml"
+    file.write_text("defaults:\n  - algorithm: dapo\n  - _self_\ntrainer: {seed: 5, nnodes: 2}\n")
+    config, origin = load_with_origin(Config, "ppo", ["--config", str(file), "trainer.nnodes=3", "algorithm.lam=0.5"])
+    assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 3, True)
+    assert origin.keys == {"trainer.seed", "trainer.nnodes", "algorithm.lam"}
+    assert load("--config", str(file), "algorithm=rloo").algorithm.adv_estimator == "rloo"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("data: [a\n", "it cannot be read (while parsing"),
+        ("- a\n", "it holds no keys but [a]"),
+        ("7\n", "it holds no keys but 7"),
+        ("defaults: [{algorithm: dapoo}]\n", "the file of --config: Could not find 'algorithm/dapoo'"),
+        ("defaults: 3\n", "its defaults are no list"),
+        ("trainer: {sed: 3}\n", "trainer.sed (got 3): unknown key. Did you mean trainer.seed"),
+        ("trainer: {experiment_name: 2026-11-21}\n", "the file of --config: "),
+        ("trainer: {experiment_name: '${nothing}'}\n", "'nothing' not found"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, says: str):
+    (tmp_path / "own.yaml").write_text(text)
+    assert says in problem("--config", str(tmp_path / "own.yaml"))
+
+
+def test_a_file_that_is_not_there_and_two_files(tmp_path: Path):
+    assert "it cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
+    assert "give one of them" in problem("--config", "a.yaml", "--config-name", "ppo")
+
+
 def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
         load("--help")

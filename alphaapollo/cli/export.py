@@ -1,0 +1,37 @@
+"""`alphaapollo export RUN [OUT]`: the door to main_export, with paths as plain words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from alphaapollo.config.words import word
+from alphaapollo.trainer.main_export import main as export_main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns main_export's exit code."""
+    options = _parse(argv)
+    words = [word("checkpoint", options.run)]
+    if options.out:
+        words.append(word("output", options.out))
+    return export_main([*words, *options.keys])
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="alphaapollo export",
+        usage="alphaapollo export RUN [OUT] [KEY=VALUE ...]",
+        description="Writes a checkpoint as a folder that transformers and vLLM load. Needs no GPU.",
+        epilog="keys: dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, where the model that the "
+        "run began with lies now (docs/checkpoints.md)",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, for its newest checkpoint, or a checkpoint")
+    parser.add_argument(
+        "out", metavar="OUT", nargs="?", help="the folder to write (default <RUN>/exported/<checkpoint>)"
+    )
+    parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_intermixed_args(argv)
+    if options.out and "=" in options.out:  # no OUT was given
+        options.out, options.keys = None, [options.out, *options.keys]
+    return options

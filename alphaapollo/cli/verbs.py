@@ -1,0 +1,81 @@
+"""The verbs of the command `alphaapollo`, in the order in which a user meets them. No heavy import here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One door. A verb with a `command` takes that command's keys; the others read their own words.
+
+    Example: `Verb("sft", "supervised fine-tuning", "alphaapollo.trainer.main_sft", "main_sft", ("model.path", ...))`.
+    """
+
+    name: str
+    what: str
+    module: str  # whose main(argv) does it
+    command: str = ""  # whose schema has the keys (config/keys.py)
+    keys: tuple[str, ...] = ()  # the five that matter, for --help
+    example: str = ""
+
+
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "quickstart",
+            "train a small model with RL until it visibly learns: minutes, no GPU",
+            "alphaapollo.cli.quickstart",
+        ),
+        Verb("doctor", "can this machine train? what is missing, and what to do", "alphaapollo.cli.doctor"),
+        Verb(
+            "rl",
+            "train with reinforcement learning",
+            "alphaapollo.trainer.main_ppo",
+            "main_ppo",
+            (
+                "actor_rollout_ref.model.path",
+                "data.train_files",
+                "custom_reward_function.path",
+                "env.rollout.n",
+                "trainer.experiment_name",
+            ),
+            "algorithm=grpo actor_rollout_ref.model.path=Qwen/Qwen3-0.6B data.train_files=train.parquet",
+        ),
+        Verb(
+            "sft",
+            "supervised fine-tuning",
+            "alphaapollo.trainer.main_sft",
+            "main_sft",
+            ("model.path", "data.train_files", "optim.lr", "trainer.total_epochs", "trainer.experiment_name"),
+            "model.path=Qwen/Qwen3-0.6B data.train_files=chats.parquet",
+        ),
+        Verb(
+            "generate",
+            "sample answers to prompts, and score them: avg@n, pass@k, intervals",
+            "alphaapollo.trainer.main_generation",
+            "main_generation",
+            ("model.path", "data.path", "data.n_samples", "rollout.temperature", "trainer.experiment_name"),
+            "model.path=Qwen/Qwen3-0.6B data.path=test.parquet data.n_samples=8",
+        ),
+        Verb(
+            "eval",
+            "score answers that exist",
+            "alphaapollo.trainer.main_eval",
+            "main_eval",
+            (
+                "data.path",
+                "data.response_key",
+                "custom_reward_function.path",
+                "reward.num_workers",
+                "trainer.experiment_name",
+            ),
+            "data.path=outputs.jsonl",
+        ),
+        Verb("export", "a checkpoint as a Hugging Face folder", "alphaapollo.cli.export"),
+        Verb("replay", "compute a recorded iteration again, and compare", "alphaapollo.trainer.replay"),
+        Verb("explain", "what a key does, or what became of one of verl's", "alphaapollo.cli.explain"),
+        Verb("completion", "print the completion of words for bash, zsh or fish", "alphaapollo.cli.completion"),
+    )
+}

