@@ -52,6 +52,22 @@ VERBS = {
             "model.path=Qwen/Qwen3-0.6B data.train_files=chats.parquet",
         ),
         Verb(
+            "dpo",
+            "train on preferences: DPO and its family",
+            "alphaapollo.trainer.main_dpo",
+            "main_dpo",
+            ("model.path", "data.train_files", "preference.loss", "preference.beta", "optim.lr"),
+            "model.path=Qwen/Qwen3-0.6B data.train_files=pairs.parquet preference.loss=sigmoid",
+        ),
+        Verb(
+            "rm",
+            "train a reward model on preferences",
+            "alphaapollo.trainer.main_rm",
+            "main_rm",
+            ("model.path", "data.train_files", "data.margin_key", "bradley_terry.centring_coef", "optim.lr"),
+            "model.path=Qwen/Qwen3-0.6B data.train_files=pairs.parquet",
+        ),
+        Verb(
             "generate",
             "sample answers to prompts, and score them: avg@n, pass@k, intervals",
             "alphaapollo.trainer.main_generation",
