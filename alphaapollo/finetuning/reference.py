@@ -31,8 +31,8 @@ def read_kept(path: Path, digest: str, notice: Callable[[str], None]) -> np.ndar
     try:
         with np.load(path) as file:
             kept, logps = str(file["digest"]), file["logps"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        notice(f"{path} cannot be read ({error}): the reference's log-probs are computed anew.")
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        notice(f"{path} is damaged: the reference's log-probs are computed anew.")
         return None
     if kept != digest:
         notice(f"{path} is of other data or another model: the reference's log-probs are computed anew.")
