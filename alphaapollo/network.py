@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
+
+
+def stay_on_loopback() -> None:
+    """For a run that has one machine: vLLM, gloo and NCCL, in whatever it starts from now on, listen where nobody
+    outside reaches them. What the user has set stays."""
+    for name, value in {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}.items():
+        os.environ.setdefault(name, value)
 
 
 def free_port() -> int:
@@ -17,10 +25,11 @@ def free_port() -> int:
 _held: dict[int, socket.socket] = {}
 
 
-def hold_port() -> int:
-    """A TCP port on which this process listens from now on, so that nobody else is given it before `take_held`."""
+def hold_port(host: str) -> int:
+    """A TCP port of `host`, an address of this machine, on which this process listens from now on, so that nobody else
+    is given it before `take_held`."""
     listening = socket.socket()
-    listening.bind(("", 0))
+    listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)
     port = int(listening.getsockname()[1])
     _held[port] = listening

@@ -12,6 +12,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.crew import started
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks
+from alphaapollo.network import stay_on_loopback
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -54,5 +55,6 @@ class LocalEngine:
 async def launch_local_engine(plan: EnginePlan) -> LocalEngine:
     """Start the one engine; the checks have seen to it that one is wanted."""
     assert plan.num_engines == 1
+    stay_on_loopback()
     worker = await started(plan.build(0))
     return LocalEngine(EngineGroup(LocalRanks(worker), plan.samples_in_flight), plan.cleanup)

@@ -10,6 +10,7 @@ from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
 from alphaapollo.controller.worker_counts import Placement
+from alphaapollo.network import stay_on_loopback
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -65,7 +66,7 @@ class LocalCrew:
 async def launch_local(placement: Placement, roles: Roles) -> LocalCrew:
     """Build the workers one after the other. Needs one rank and one engine: the checks see to it."""
     assert placement.num_ranks == 1 and placement.num_engines == 1
-
+    stay_on_loopback()
     place = _only_rank(placement)
     policy, critic = launch_trainers(placement, roles)
     reward_model = RewardModelGroup(LocalRanks(roles.reward_model(place))) if roles.reward_model else None

@@ -80,7 +80,8 @@ class Host(Generic[W]):
         return Place(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
     def meeting_point(self) -> str:
-        return f"tcp://{ray.util.get_node_ip_address()}:{hold_port()}"
+        host = ray.util.get_node_ip_address()
+        return f"tcp://{host}:{hold_port(host)}"
 
     async def start(
         self,

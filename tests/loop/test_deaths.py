@@ -8,8 +8,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.loop.conftest import Runner, processes_of
@@ -24,7 +27,7 @@ def started(ppo: Runner, *overrides: str) -> Program:
     """A run in the middle of its iterations."""
     program = ppo.start(*ENDLESS, *overrides)
     metrics = ppo.out / "test/run/metrics.jsonl"
-    end = time.monotonic() + 150
+    end = time.monotonic() + 300
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, "the run does not get going"
@@ -35,6 +38,11 @@ def child(ppo: Runner, words: str) -> int:
     """The pid of the one process of the run whose command line has the words."""
     (pid,) = [pid for pid, line in processes_of(ppo).items() if words in line]
     return pid
+
+
+def listeners(pid: int) -> list[Any]:
+    """The sockets of a process to which others may connect or send."""
+    return [one for one in psutil.Process(pid).net_connections("inet") if not one.raddr]
 
 
 def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
@@ -51,9 +59,14 @@ def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
 
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    """And while it runs, nobody on another machine reaches any of its processes."""
     program = started(ppo)
-    lines = " ".join(processes_of(ppo).values())
+    processes = processes_of(ppo)
+    lines = " ".join(processes.values())
     assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some: they must still be told as the run's
+    listening = [(processes[pid], one.laddr) for pid in processes for one in listeners(pid)]
+    assert all(any(name in line for line, _ in listening) for name in ("PolicyHost", "raylet", "gcs_server"))
+    assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
     program.signal(signal.SIGKILL)
     program.wait()
     leaves_nothing()

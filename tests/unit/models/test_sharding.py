@@ -42,7 +42,7 @@ def kept_for_others(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
 def meet_on_a_held_port(rank: int, num_ranks: int, address: str) -> int:
     port = Path(f"{address.removeprefix('file://')}-port")
     if rank == 0:
-        port.with_suffix(".new").write_text(str(hold_port()))
+        port.with_suffix(".new").write_text(str(hold_port("127.0.0.1")))
         port.with_suffix(".new").rename(port)
     while not port.exists():
         time.sleep(0.01)
