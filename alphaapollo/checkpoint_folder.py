@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ PROGRESS = "progress.json"
 """Where the driver's own state stands in a checkpoint; its presence says that the checkpoint is whole."""
 MANIFEST = "manifest.json"
 """Size and digest of every other file of a checkpoint."""
+NAME = re.compile(r"step_(\d{6,})")  # a copy that a person has made has another one
 READERS = 4  # files at once
 
 
@@ -79,22 +81,25 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """The iterations after which there is a whole checkpoint."""
-        names = (path.name.removeprefix("step_") for path in self.whole())
-        return [int(name) for name in names if name.isdigit()]  # a person may have put a copy beside them
+        return [step_of(path) for path in self.whole()]
 
     def set_aside(self, after: int) -> None:
         """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`."""
         for path in self.whole():
-            if path > self.path(after):
+            if step_of(path) > after:
                 aside = path.with_name(f"aside_{path.name}")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
 
     def whole(self) -> list[Path]:
         """The checkpoints that were written whole, oldest first; `damage` says what has become of one since."""
-        return sorted(
-            path for path in self.folder.glob("step_*") if (path / PROGRESS).exists() or (path / MANIFEST).exists()
-        )
+        named = (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name))
+        return sorted((path for path in named if (path / PROGRESS).exists() or (path / MANIFEST).exists()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The iteration after which it was written, by its name."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def seal(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, move_aside, read_progress
+from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, move_aside, read_progress, step_of
 from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
@@ -51,8 +51,8 @@ class Start:
         damaged = [f"is passed over, for it is damaged: {problem}." for problem in self.damaged]
         if self.checkpoint is None:
             return since
-        later = [path.name for path in CheckpointFolder(self.folder / "checkpoints", None).whole()]
-        later = [name for name in later if name > f"step_{self.step:06d}"]
+        whole = CheckpointFolder(self.folder / "checkpoints", None).whole()
+        later = [path.name for path in whole if step_of(path) > self.step]
         aside = [f"sets the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
         return [*damaged, f"goes on from {self.checkpoint}.", *aside, *since]
 

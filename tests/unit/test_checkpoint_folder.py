@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,16 @@ def test_older_ones_are_removed(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         write(checkpoints, step)
     assert [folder.name for folder in checkpoints.whole()] == ["step_000002", "step_000003"]
+
+
+def test_a_copy_that_a_person_has_made_beside_them_is_left_alone(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=1)
+    copies = [shutil.copytree(write(checkpoints, 4), tmp_path / name) for name in ("step_000004_copy", "step_4")]
+    write(checkpoints, 999_999)
+    newest = write(checkpoints, 1_000_000)
+    assert checkpoints.whole() == [newest] and checkpoints.steps() == [1_000_000]
+    checkpoints.set_aside(after=2)
+    assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
 
 
 def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
