@@ -45,6 +45,7 @@ from alphaapollo.startup.input_checks import (
 )
 from alphaapollo.startup.resume import Start, own_changes
 from alphaapollo.startup.try_environment import try_resets
+from alphaapollo.temp_folder import goes_with_it
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.watchdog import name_run, start_reaper
 
@@ -105,7 +106,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
     more += unread_arguments(config.data.apply_chat_template_kwargs, renderer.tokenizer)
-    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
+    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
     finished, start = _find_finished(config, prompts)
@@ -183,6 +184,7 @@ async def launch(generation: Generation) -> EngineCrew:
         cleanup=[shared_memory],
     )
     start_reaper(run_id, plan.cleanup)
+    goes_with_it(plan.cleanup)
     if config.trainer.controller == "local":
         return await launch_local_engine(plan)
     from alphaapollo.controller.ray_crew import start_local_cluster

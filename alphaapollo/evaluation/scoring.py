@@ -54,7 +54,7 @@ def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     check_same_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
-    notices += check_rewards(prompts, config.reward, config.custom_reward_function)
+    notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
     count = sum(len(problem.responses) for problem in problems)
     terminal.print(
         f"{config.trainer.folder}: {count} responses to {len(problems)} problems", markup=False, soft_wrap=True

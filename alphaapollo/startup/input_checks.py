@@ -44,7 +44,7 @@ from alphaapollo.rewards.protocol import Grading
 from alphaapollo.rollout.call_reader import check_call_reader
 from alphaapollo.startup.try_environment import try_reward
 from alphaapollo.startup.try_template import in_time, try_template
-from alphaapollo.types import Prompt
+from alphaapollo.types import Prompt, Score
 from alphaapollo.user_module import load_user_module
 
 
@@ -236,8 +236,9 @@ def read_prompts(
 
 def check_rewards(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True
-) -> list[str]:
-    """What to tell about the keys. `graded`: every row needs a reward function.
+) -> tuple[list[str], list[Score]]:
+    """What to tell about the keys; and what a reward function of the user's own, tried, has said of the first prompt.
+    `graded`: every row needs a reward function.
 
     ValueError: a reward function or component that is not there or fails when tried, or prompts that the graders cannot
     grade."""
@@ -250,11 +251,11 @@ def check_rewards(
     if graded and not custom.path:
         check_gradable(prompts)
         check_judge({prompt.data_source for prompt in prompts}, reward)
-    if graded and (custom.path or reward.custom_module):
-        asyncio.run(try_reward(prompts[0], reward, custom))
+    own = graded and bool(custom.path or reward.custom_module)
+    tried = asyncio.run(try_reward(prompts[0], reward, custom)) if own else []
     if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):
         because = (
             "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"
         )
-        return [f"reward.judge.model={reward.judge.model} has no effect: {because}."]
-    return []
+        return [f"reward.judge.model={reward.judge.model} has no effect: {because}."], tried
+    return [], tried

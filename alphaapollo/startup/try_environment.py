@@ -42,14 +42,15 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
     ]
 
 
-async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> None:
-    """Grade one row with two answers made up for it: one of them must pass, in a process as in a run.
+async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
+    """Grade one row with two answers made up for it: one of them must pass, in a process as in a run. The scores of
+    both.
 
     ValueError: both fail.
     """
     scores = await try_grades(prompt, reward, custom)
     if not all(score.outcome.failed for score in scores):
-        return
+        return scores
     what = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     raise ValueError(
         f"{what}, called on row {prompt.id} with two answers made up for a try, fails: {scores[-1].reason}. Mend it: a "

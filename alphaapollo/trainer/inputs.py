@@ -26,7 +26,7 @@ from alphaapollo.startup.input_checks import (
     read_prompts,
 )
 from alphaapollo.startup.try_environment import try_resets
-from alphaapollo.trainer.named_rewards import try_named_rewards
+from alphaapollo.trainer.named_rewards import check_named_rewards
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader, scorer_model
 from alphaapollo.trainer.trajectory_rewards import check_length_budgets
@@ -80,9 +80,10 @@ def read_inputs(config: Config) -> Inputs:
         check_length_budgets(prompts)
     graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
     has_function = find_function(config, graded, everything)
-    notices += check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
+    more, tried = check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
+    notices += more
     if graded and has_function:
-        asyncio.run(try_named_rewards(config, everything[0]))
+        asyncio.run(check_named_rewards(config, everything[0], tried))
     notices += asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
     trainer, size = config.trainer, data.train_batch_size
     if size > len(prompts):

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
 from alphaapollo.startup.try_environment import try_grades
 from alphaapollo.trainer import trained_reward
-from alphaapollo.types import Prompt
+from alphaapollo.types import Prompt, Score
 
 ALWAYS = {"accuracy", "reward"}  # what every trajectory has for algorithm.filter_groups.metric
 
 
-async def try_named_rewards(config: Config, prompt: Prompt) -> None:
+async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Score]) -> None:
     """ValueError: a key names a part that none of the tried answers has. Parts that come of elsewhere than the reward
-    function (an environment of the user's own) are not known before the run."""
+    function (an environment of the user's own) are not known before the run.
+
+    tried: scores of answers to the prompt; empty: it is tried here.
+    """
     wanted = dict(_wanted(config))
     if not wanted or config.env.custom_module:
         return
-    scores = [
-        score
-        for score in await try_grades(prompt, config.reward, config.custom_reward_function)
-        if not score.outcome.failed
-    ]
+    tried = tried or await try_grades(prompt, config.reward, config.custom_reward_function)
+    scores = [score for score in tried if not score.outcome.failed]
     given = {name for score in scores for name in score.components}
     if not given and not any(score.reward for score in scores):
         return  # a 0 without parts has 0 of each

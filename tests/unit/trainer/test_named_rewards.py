@@ -7,8 +7,8 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.startup.memory import with_keys
-from alphaapollo.trainer.named_rewards import try_named_rewards
-from alphaapollo.types import Prompt
+from alphaapollo.trainer.named_rewards import check_named_rewards
+from alphaapollo.types import Outcome, Prompt, Score
 
 METRIC = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "format"}
 
@@ -18,7 +18,7 @@ def attempt(tmp_path: Path):
     def run(returns: str, keys: dict[str, object]) -> None:
         (tmp_path / "reward.py").write_text(f"def compute_score(prompt, completion):\n    return {returns}\n")
         config = with_keys(Config(), {"custom_reward_function.path": str(tmp_path / "reward.py"), **keys})
-        asyncio.run(try_named_rewards(config, Prompt(3, "text", "?", ground_truth="4")))
+        asyncio.run(check_named_rewards(config, Prompt(3, "text", "?", ground_truth="4"), []))
 
     return run
 
@@ -29,6 +29,14 @@ def test_what_is_there(attempt):
     attempt("0.0", METRIC)  # a 0 without parts has 0 of each
     attempt("1.0", {**METRIC, "algorithm.filter_groups.metric": "accuracy"})
     attempt("1.0", {**METRIC, "algorithm.filter_groups.enable": False})
+
+
+def test_what_was_tried_before_is_not_tried_again():
+    config = with_keys(Config(), {"custom_reward_function.path": "nowhere.py", **METRIC})
+    tried = [Score(0.0, outcome=Outcome.GRADER_FAILED), Score(1.0, {"format": 1.0})]
+    asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), tried))
+    with pytest.raises(ValueError, match="gives one number without parts"):
+        asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), [Score(1.0)]))
 
 
 def test_what_is_not(attempt):
