@@ -22,11 +22,27 @@ esac
 """
 
 
+RUNNING = """#!/usr/bin/env bash
+case "$*" in
+*hostname*) echo 10.0.0.7 ;;
+*) export SBATCH="$PPID"; while [ "$1" != -- ]; do shift; done; shift; "$@" ;;
+esac
+"""
+DRIVER = """#!/usr/bin/env bash
+trap 'echo saved; exit 130' TERM
+until [ -s .slurm-17.driver ]; do sleep 0.05; done
+kill -USR1 "$SBATCH"
+sleep 25 &
+wait
+"""
+
+
 def submit(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     binaries = folder / "bin"
     binaries.mkdir(exist_ok=True)
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (binaries / name).write_text(text)
+        if not (binaries / name).exists():
+            (binaries / name).write_text(text)
         (binaries / name).chmod(0o755)
     given = {
         "PATH": f"{binaries}:{os.environ['PATH']}",
@@ -47,6 +63,15 @@ def test_the_head_has_an_address_that_others_reach_and_the_time_limit_queues_aga
     assert "scontrol requeue 17" in done.stdout
     assert done.returncode == 3, "the status of the run, though a signal came before its end"
     assert "--address 10.9.9.9:6379" in submit(tmp_path, HEAD_IP="10.9.9.9").stdout
+
+
+def test_before_the_time_limit_the_driver_may_save(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", RUNNING), ("python", DRIVER)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    done = submit(tmp_path)
+    assert "saved\nscontrol requeue 17\n" in done.stdout and done.returncode == 130, done
 
 
 def test_the_build_without_gpus_is_refused_on_gpus(tmp_path: Path) -> None:
