@@ -36,7 +36,10 @@ class Trained:
     name: str  # e.g. "policy"
     optim: str  # the section of its optimiser's keys
     dtype: str = ""  # the key of its arithmetic, where that could be more exact
-    look: str = "huge rewards, advantages or log-ratios in the metrics and rollouts/ of this iteration"
+    look: str = (
+        "huge rewards, advantages or log-ratios in the metrics and rollouts/ of this iteration; "
+        "trainer.record_steps=[its number], added to the command, keeps all that it gets, to be replayed"
+    )
 
 
 @dataclass(frozen=True)
