@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.chaos.rounds import Rounds  # noqa: E402
 from scripts.chaos.scenes import ROLES, SCENES, Place  # noqa: E402
 
-STOPPED = ["policy", "rollout", "engine"]
+STOPPED = [role for role in ROLES if role != "driver"]  # a driver that is stopped can tell nobody
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--scenes", nargs="+", choices=list(SCENES), default=["sync_single"])
     parser.add_argument("--kills", type=int, default=10, help="of each scene")
     parser.add_argument("--roles", nargs="+", choices=list(ROLES), default=list(ROLES), help="who is killed")
-    parser.add_argument("--stops", type=int, default=0, help="of each scene and each of policy, rollout, engine")
+    parser.add_argument("--stops", type=int, default=0, help="of each scene and each role but the driver")
     parser.add_argument("--damages", type=int, default=0, help="of each scene: a file of the newest checkpoint")
     parser.add_argument("--fills", type=int, default=0, help="of each scene: a disk that fills up")
     parser.add_argument("--steps", type=int, default=8, help="iterations of a run")

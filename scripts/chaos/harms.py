@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -67,12 +68,14 @@ def goes_on(command: Command) -> Callable[[], bool]:
 
 
 def stop(command: Command, role: str, rng: random.Random) -> Harm | None:
-    """SIGSTOP, and SIGCONT once it is named."""
+    """SIGSTOP, and SIGCONT once it is named; of graders there are several, and nobody may wait for this one."""
     if (pid := command.find(role, rng)) is None:
         return None
     at, step, size, start = command.seconds, command.steps, command.size, time.monotonic()
+    unheeded, words = goes_on(command), re.compile(rf"\(pid {pid}\)( of [^;]*)? is stopped")
     os.kill(pid, signal.SIGSTOP)
-    named = command.wait_for(lambda: f"(pid {pid}) is stopped" in command.printed(size), PATIENCE)
+    ends = [lambda: bool(words.search(command.printed(size)))] + [unheeded] * (role == "grader")
+    named = command.wait_for(lambda: any(end() for end in ends), PATIENCE)
     seconds = time.monotonic() - start
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
