@@ -6,6 +6,7 @@ processes are not the point. Every other run starts as a user's does.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from tests.unit.metric_names import undocumented
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
 MARK = "ALPHAAPOLLO_TEST"  # environment variable by which the processes of a test are known
+CANARY = {"TRACKER_API_KEY": "canary-3f9a1c57e2b8"}  # every run's environment has a secret
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class Finished:
         return [json.loads(line) for line in (self.folder / f"rollouts/step_{step:06d}.jsonl").read_text().splitlines()]
 
 
+def where_the_secret_is(done: Finished) -> list[str]:
+    """Every file of the run's folder, and what it printed, that has the secret of its environment."""
+    (secret,) = CANARY.values()
+
+    def content(path: Path) -> bytes:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+    files = [path for path in done.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    told = [str(path) for path in files if secret.encode() in content(path) or secret in path.name]
+    return told + ["what it printed"] * (secret in done.output)
+
+
 class Runner:
     """Starts main_ppo with small sizes; the command line is a user's."""
 
@@ -111,7 +126,7 @@ class Runner:
             self.module,
             self.words(overrides, name),
             output=self.out / f"output_{len(self.programs)}.txt",
-            environment=os.environ | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(self.out)},
+            environment=os.environ | CANARY | {"OMP_WAIT_POLICY": "PASSIVE", MARK: str(self.out)},
             folder=ROOT,
             warm="trainer.controller=local" in overrides if warm is None else warm,
         )

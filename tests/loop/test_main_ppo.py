@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.loop.conftest import Finished, Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import Finished, Runner, Task, wait_until_nothing_is_left, where_the_secret_is
 from tests.loop.replays import equal_lines, recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -132,6 +132,10 @@ def test_grpo_writes_the_whole_run_directory(resumed: Resumed) -> None:
     model = AutoModelForCausalLM.from_pretrained(done.folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(done.folder / "model")
     assert model.config.vocab_size == len(tokenizer)
+
+
+def test_a_secret_of_the_environment_is_in_no_file(resumed: Resumed) -> None:
+    assert where_the_secret_is(resumed.whole) == where_the_secret_is(resumed.parts) == []
 
 
 def test_rollout_log_holds_every_token(resumed: Resumed) -> None:
@@ -253,6 +257,7 @@ def test_bfloat16_checkpointing_trackers_and_an_estimator_of_ones_own(
     assert done.metrics[-1]["sync/probe_gap"] < 0.1
     assert list((done.folder / "tensorboard").glob("events.*"))
     assert list((done.folder / "wandb").glob("offline-run-*"))
+    assert where_the_secret_is(done) == []
 
 
 def test_runs_on_the_two_nodes_of_a_cluster_that_is_there(
