@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Protocol
 
+from alphaapollo.temp_folder import in_own_folder
+
 
 class Main(Protocol):
     """Takes the command line's words (None: those of this process), and returns an exit code."""
@@ -24,7 +26,8 @@ def command(main: Main) -> Main:
     """A `main` that can be called from anywhere but a running event loop, which it refuses (exit code 2).
 
     Processes that Python's multiprocessing spawns import the file of `__main__` anew. A script without a guard would
-    start its run again in each of them, so the file is out of sight while `main` runs: nothing of ours needs it.
+    start its run again in each of them, so the file is out of sight while `main` runs: nothing of ours needs it. What
+    it and its libraries put into the temporary folder goes with it (temp_folder.py).
     """
 
     @wraps(main)
@@ -40,7 +43,7 @@ def command(main: Main) -> Main:
         script = sys.modules["__main__"].__dict__
         file = script.pop("__file__", None) if script.get("__spec__") is None else None  # with a spec it was -m
         try:
-            return main(argv)
+            return in_own_folder(lambda: main(argv))
         finally:
             if file is not None:
                 script["__file__"] = file

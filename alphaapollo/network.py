@@ -26,8 +26,8 @@ _held: dict[int, socket.socket] = {}
 
 
 def hold_port(host: str) -> int:
-    """A TCP port of `host`, an address of this machine, on which this process listens from now on, so that nobody else
-    is given it before `take_held`."""
+    """A TCP port of `host`, an address of this machine (empty: all of them), on which this process listens from now on,
+    so that nobody else is given it before `take_held`."""
     listening = socket.socket()
     listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)

@@ -15,7 +15,7 @@ SECONDS = 5.0  # that a connection may take
 
 def ports() -> Iterator[Finding]:
     """A process of this machine reaches another one; workers find each other that way."""
-    port = hold_port()
+    port = hold_port("")
     try:
         problem = unreachable("127.0.0.1", port)
         named = unreachable(socket.gethostname(), port)

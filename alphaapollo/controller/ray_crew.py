@@ -7,8 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from alphaapollo.controller.ray_placement import check_reach, reserve, seats, vi
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 from alphaapollo.controller.worker_counts import Machine, Placement, smallest_gpu
+from alphaapollo.network import stay_on_loopback
+from alphaapollo.pulse import read_process
 from alphaapollo.watchdog import RUN, end_processes
 from alphaapollo.weights.transport import feeders
 
@@ -55,12 +57,32 @@ def connect(wanted: Wanted) -> Machine:
 
 
 def start_local_cluster() -> None:
-    """A Ray of our own on this machine; it ends with this process."""
+    """A Ray of our own on this machine, which nobody outside reaches; it ends with this process. WorkerDied: it does
+    not start."""
     patient = {  # a busy laptop answers late; a dead process is noticed by its exit, not by its silence
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
     }
-    init(address="local", include_dashboard=False, _system_config=patient)
+    stay_on_loopback()
+    try:
+        with _loopback_ray():
+            init(address="local", include_dashboard=False, _system_config=patient)
+    except Exception as error:  # Ray has no narrower one for a raylet that takes too long
+        ray.shutdown()
+        why = " ".join(str(error).split())
+        raise WorkerDied(f"Ray does not start on this machine: {why}", "Ray's start") from error
+
+
+@contextmanager
+def _loopback_ray() -> Iterator[None]:
+    """Ray takes this machine's address for a node of its own, as on a laptop without clusters 127.0.0.1, where all of
+    its processes then listen. It has no argument for that: a loopback `_node_ip_address` it replaces."""
+    constants = ray._private.ray_constants
+    clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = clusters
 
 
 def init(**how: Any) -> None:
@@ -70,14 +92,20 @@ def init(**how: Any) -> None:
     signal.signal(signal.SIGTERM, told)
 
 
+def session_logs() -> str:
+    """The folder of Ray's logs on this machine. Of a Ray of our own that failed, the next command removes it."""
+    return str(ray._private.worker._global_node.get_logs_dir_path())
+
+
 def own_processes() -> dict[str, int]:
     """Those of a Ray of our own with which it ends; of a cluster that was joined, none: pid by name."""
     return {name: process.pid for name, process in _own_ray().items()}
 
 
-def own_ray_died() -> bool:
-    """A Ray of our own has lost one of them."""
-    return any(process.poll() is not None for process in _own_ray().values())
+def own_ray_silent() -> bool:
+    """Of a Ray of our own one of them has died, or is stopped."""
+    found = [read_process(process.pid) for process in _own_ray().values() if process.poll() is None]
+    return len(found) < len(_own_ray()) or any(one is None or one.stopped for one in found)
 
 
 def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
@@ -100,11 +128,11 @@ async def launch_ray(
         async with asyncio.timeout(timeout):
             await crew.start()
     except TimeoutError:
-        waiting = ", ".join(crew.still_starting())
+        waiting, logs = ", ".join(crew.still_starting()), session_logs()
         await crew.close()
         raise TimeoutError(
             f"not all workers started within trainer.start_timeout={timeout:.0f} s; still starting: {waiting}. "
-            "Their logs lie in the run's logs/ and in Ray's session folder; a large model may need a larger value."
+            f"Their logs lie in the run's logs/ and in {logs}; a large model may need a larger value."
         ) from None
     except BaseException:
         await crew.close()
@@ -223,7 +251,7 @@ async def end_actors(
 ) -> None:
     """Engines first, for their cores are processes of their own; what does not end by itself is killed. Then Ray, if it
     is ours."""
-    if own_ray_died():  # nobody answers, and its client would wait
+    if own_ray_silent():  # nobody answers, and its client would wait
         end_processes(os.environ[RUN])
     else:
         with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # who cannot answer any more is killed below

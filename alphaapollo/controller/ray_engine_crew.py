@@ -11,7 +11,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.engine_crew import EnginePlan
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.controller.ray_crew import end_actors, engine_factory
+from alphaapollo.controller.ray_crew import end_actors, engine_factory, session_logs
 from alphaapollo.controller.ray_nodes import compare_nodes
 from alphaapollo.controller.ray_placement import CPU_SHARE, wait_until_placed
 from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat
@@ -54,10 +54,11 @@ async def launch_ray_engines(plan: EnginePlan, timeout: float, paths: Mapping[st
         async with asyncio.timeout(timeout):
             await crew.start()
     except TimeoutError:
+        logs = session_logs()
         await crew.close()
         raise TimeoutError(
             f"not all engines started within trainer.start_timeout={timeout:.0f} s. Their logs lie in the run's logs/ "
-            "and in Ray's session folder; a large model may need a larger value."
+            f"and in {logs}; a large model may need a larger value."
         ) from None
     except BaseException:
         await crew.close()

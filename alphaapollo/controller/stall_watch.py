@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from alphaapollo.config.errors import failed
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.ranks import Ranks, Stalled
-from alphaapollo.controller.stalls import Finding, Look, Seen, judge, moved
-from alphaapollo.pulse import PULSE
+from alphaapollo.controller.stalls import STOPPED, Finding, Look, Seen, judge, moved
+from alphaapollo.pulse import PULSE, read_process
 from alphaapollo.stacks import stacks_of
 
 TICKS = 10  # looks within trainer.stall_notice ...
@@ -52,6 +52,8 @@ class StallWatch:
         tell: shows one line; called from another thread.
         way_on: what to say of how the run can be gone on with.
         see: looks at everybody; None: through `ranks`.
+        needed: pid by name, of processes besides the workers without which nothing goes on for long (Ray's own). One
+            that is stopped is told of after `patience.notice`, though the run may not wait for it yet.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class StallWatch:
         tell: Callable[[str], None],
         way_on: Callable[[], str],
         see: Callable[[], Look | None] | None = None,
+        needed: Mapping[str, int] = MappingProxyType({}),
     ):
         self._ranks, self._patience, self._device, self._folder = ranks, patience, device, folder
         self._tell, self._way_on, self._see = tell, way_on, see or self._ask
@@ -75,12 +78,16 @@ class StallWatch:
         self._still = 0.0  # seconds since the last count
         self._idle = 0.0  # seconds since the last count or computation
         self._told: set[bool] = set()  # by Finding.stuck
+        self._needed = {pid: name for name, pid in needed.items()}
+        self._stopped: dict[int, float] = {}  # seconds, by pid
 
     def gave_up(self) -> bool:
         """It is who has cancelled the block."""
         return self._error is not None
 
     async def __aenter__(self) -> StallWatch:
+        if self._needed:
+            PULSE.watch(int, lambda: self._needed)
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._thread.start()
         return self
@@ -106,6 +113,7 @@ class StallWatch:
 
     def look(self, seconds: float) -> None:
         """So much time has gone by since the last look."""
+        self._look_at_needed(seconds)
         if PULSE.beats != self._beats:
             self._beats = PULSE.beats
             self._moves()
@@ -129,6 +137,14 @@ class StallWatch:
             self._tell(self._notice(finding))
         if self._patience.timeout is not None and self._idle >= self._limit(finding, self._patience.timeout):
             self._end(finding, now)
+
+    def _look_at_needed(self, seconds: float) -> None:
+        """Each is told of once, at the look that comes after the notice's time."""
+        for pid, name in self._needed.items():
+            process, before = read_process(pid), self._stopped.get(pid, 0.0)
+            self._stopped[pid] = before + seconds if process and process.stopped else 0.0
+            if before < self._patience.notice <= self._stopped[pid]:
+                self._tell(f"{name} (pid {pid}) is {STOPPED}")
 
     def _moves(self) -> None:
         if self._told:

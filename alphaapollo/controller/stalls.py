@@ -16,6 +16,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.pulse import Doing, Process, Report
 
 BUSY = 0.05  # of a core: who uses less waits. A worker that waits was seen to use up to .02
+STOPPED = "stopped (SIGSTOP; kill -CONT lets it go on)"
 DISK_BYTES = 1 << 20  # between two looks; a log line is less
 
 
@@ -111,7 +112,7 @@ def judge(before: Look, now: Look, device: Device) -> Finding:
     awaited = now.awaited or [now.controller]
     stopped = _stopped(awaited) or _stopped(now.everyone)
     if stopped:
-        return _finding(now, True, stopped, "is stopped (SIGSTOP; kill -CONT lets it go on)")
+        return _finding(now, True, stopped, f"is {STOPPED}")
     if computing := _computing(before, now, awaited, device):
         return _finding(now, False, computing, "computes")
     silent = [(one, one.name) for one in awaited if one.report is None]

@@ -42,6 +42,7 @@ async def watched(
         folder,
         notice,
         lambda: f"stopped{way_on(folder)}",
+        needed=crew.needed,
     )
     async with needed, stalls:
         yield [needed.gave_up, stalls.gave_up]

@@ -31,6 +31,7 @@ from alphaapollo.runs.watched import watched
 from alphaapollo.startup.input_checks import find_machine, local_paths, missing_cluster
 from alphaapollo.startup.resume import Start, find_start
 from alphaapollo.startup.threads import settle_threads
+from alphaapollo.temp_folder import goes_with_it
 from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.loop_async import train_async
@@ -286,6 +287,7 @@ async def launch(prepared: Prepared) -> Crew:
     inputs = prepared.inputs
     roles = make_roles(config, plan, run_id, inputs.total_steps, inputs.has_function)
     start_reaper(run_id, roles.cleanup)
+    goes_with_it(roles.cleanup)
     if config.trainer.controller == "local":
         return await launch_local(plan.placement, roles)
     from alphaapollo.controller.ray_crew import launch_ray, start_local_cluster

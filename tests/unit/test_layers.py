@@ -26,6 +26,7 @@ LEVELS = [
         "folder_lock",
         "user_module",
         "watchdog",
+        "temp_folder",
         "clock",
         "pulse",
         "stacks",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from alphaapollo.controller import ray_crew
+from alphaapollo.pulse import read_process
 from alphaapollo.watchdog import RUN
 
 
@@ -36,10 +39,15 @@ def test_the_dead_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN, "7-abc")
     try:
         assert ray_crew.own_processes() == {"Ray's raylet": raylet.pid, "Ray's GCS": gcs.pid}
-        assert not ray_crew.own_ray_died()
+        assert not ray_crew.own_ray_silent()
+        raylet.send_signal(signal.SIGSTOP)
+        while not (seen := read_process(raylet.pid)) or not seen.stopped:
+            time.sleep(0.01)
+        assert ray_crew.own_ray_silent()
+        raylet.send_signal(signal.SIGCONT)
         gcs.kill()
         gcs.wait()
-        assert ray_crew.own_ray_died()
+        assert ray_crew.own_ray_silent()
         silent: Any = Silent()
         asyncio.run(ray_crew.end_actors(silent, [silent], [], []))
         assert calls == ["end 7-abc", "ray.shutdown"]
@@ -51,4 +59,20 @@ def test_the_dead_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cluster_that_was_joined_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_crew.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray_crew.ray._private.worker, "_global_node", SimpleNamespace(all_processes={}))
-    assert ray_crew.own_processes() == {} and not ray_crew.own_ray_died()
+    assert ray_crew.own_processes() == {} and not ray_crew.own_ray_silent()
+
+
+def test_one_that_does_not_start_is_one_error_after_which_the_run_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    constants = ray_crew.ray._private.ray_constants
+
+    def slow(**how: Any) -> None:
+        assert not constants.ENABLE_RAY_CLUSTER and how["address"] == "local"
+        raise Exception("The current node timed out during startup.\n  Look into its logs.")
+
+    monkeypatch.setattr(ray_crew.ray, "init", slow)
+    monkeypatch.setattr(ray_crew, "stay_on_loopback", lambda: None)
+    with pytest.raises(ray_crew.WorkerDied, match=r"does not start.*: The current node timed .* Look into") as caught:
+        ray_crew.start_local_cluster()
+    assert caught.value.who == "Ray's start" and constants.ENABLE_RAY_CLUSTER

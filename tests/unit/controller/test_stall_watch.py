@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from alphaapollo.controller import stall_watch
 from alphaapollo.controller.ranks import LocalRanks, Stalled, called
 from alphaapollo.controller.stall_watch import Patience, StallWatch
 from alphaapollo.controller.stalls import Look
-from alphaapollo.pulse import PULSE, Doing
+from alphaapollo.pulse import PULSE, Doing, read_process
 from tests.unit.controller.test_stalls import UPDATE, answers, look, process, silent
 
 pytestmark = pytest.mark.timeout(60)
@@ -190,3 +192,31 @@ class Group:
 def test_a_call_bears_the_name_of_who_makes_it() -> None:
     assert asyncio.run(Group().update(LocalRanks("worker"))) == [["update"]]
     assert called(partial(print, "x")) == "call"
+
+
+def test_a_needed_process_that_is_stopped_is_told_of_though_the_run_gets_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    raylet = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    needed = {"Ray's raylet": raylet.pid}
+    watch = StallWatch([], Patience(60.0, 600.0), "cpu", tmp_path, told.append, str, look, needed)
+
+    def wait(state: bool) -> None:
+        while not (seen := read_process(raylet.pid)) or seen.stopped is not state:
+            time.sleep(0.01)
+        for _ in range(20):
+            PULSE.beat()
+            watch.look(6.0)
+
+    try:
+        wait(False)
+        assert told == []
+        for times in (1, 2):
+            raylet.send_signal(signal.SIGSTOP)
+            wait(True)
+            line = f"Ray's raylet (pid {raylet.pid}) is stopped (SIGSTOP; kill -CONT lets it go on)"
+            assert told == [line] * times
+            raylet.send_signal(signal.SIGCONT)
+            wait(False)
+    finally:
+        raylet.kill()
+        raylet.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from alphaapollo.controller.stalls import Finding, Look, Seen, judge, moved
 from alphaapollo.pulse import Doing, Process, Report
@@ -135,3 +136,17 @@ def test_where_nobody_is_waited_for_it_is_the_controller() -> None:
     computing = finding(idle, look(answers("policy 0", 10), at=6, cpu=4), "cuda")
     assert not computing.stuck and computing.verdict == "the controller (pid 1) computes"
     assert finding(look(), look()).verdict == "the controller (pid 1) waits, in nothing that is known"
+
+
+def test_a_process_of_rays_that_is_stopped_is_named_rather_than_who_waits_for_it() -> None:
+    raylet = process(71, "T", name="Ray's raylet")
+    one = look(answers("policy 0", 10), doing=UPDATE)
+    one = replace(one, controller=answers("controller", 1, raylet, doing=UPDATE))
+    found = finding(one, one)
+    assert found.verdict == "Ray's raylet (pid 71) is stopped (SIGSTOP; kill -CONT lets it go on)"
+
+
+def test_with_one_process_a_stopped_grader_is_named_as_the_controllers() -> None:
+    grader = process(31, "T", name="grader", needed=False)
+    one = replace(look(doing=UPDATE[:1]), controller=answers("controller", 1, grader, doing=UPDATE[:1]))
+    assert finding(one, one).verdict == "grader (pid 31) of the controller (pid 1) is stopped"
