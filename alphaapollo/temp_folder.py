@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import getpass
 import multiprocessing.forkserver
-import multiprocessing.process
+import multiprocessing.util
 import os
 import re
 import tempfile
@@ -27,7 +27,7 @@ from alphaapollo.watchdog import remove_paths
 NAME = re.compile(r"alphaapollo-[a-z0-9_]{8}")
 LOCK, ELSEWHERE = "lock", "elsewhere"
 SHARED_MEMORY = Path("/dev/shm")
-LONGEST = 38  # bytes of the folder's path: that of a socket has 107, and Ray's begin with 69 of its own
+SOCKETS, RAY_SOCKETS = 70, 38  # longest path in which they have room, bytes: that of a socket has 107 in all
 WELL = (0, 130)  # exit codes: done, interrupted
 
 _mine: list[Path] = []
@@ -35,10 +35,14 @@ _mine: list[Path] = []
 
 def in_own_folder(command: Callable[[], int]) -> int:
     """Call the command and return its exit code; whatever it starts takes its temporary files from a folder that is
-    its own."""
+    its own, unless sockets would have no room in it."""
     base = Path(tempfile.gettempdir())
     sweep(base)
     folder, lock = _make(base)
+    if len(os.fsencode(folder)) > SOCKETS:
+        remove_paths([folder])
+        os.close(lock)
+        return command()
     code: int | None = None
     try:
         with _temporary_files_in(folder, base):
@@ -93,7 +97,7 @@ def _temporary_files_in(folder: Path, base: Path) -> Iterator[None]:
     them, and Ray where its sockets have room."""
     own = {"TMPDIR": str(folder)}
     own |= {"TORCHINDUCTOR_CACHE_DIR": str(base / f"torchinductor_{getpass.getuser()}")}
-    own |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > LONGEST else {}
+    own |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > RAY_SOCKETS else {}
     own = {name: value for name, value in own.items() if name == "TMPDIR" or name not in os.environ}
     before, cached = {name: os.environ.get(name) for name in own}, tempfile.tempdir
     os.environ.update(own)
@@ -114,10 +118,11 @@ def _temporary_files_in(folder: Path, base: Path) -> Iterator[None]:
 def _forget(folder: Path) -> None:
     """multiprocessing keeps the folder of its sockets, and its fork server, for as long as the process lives, which may
     be a notebook's."""
-    process: Any = multiprocessing.process.current_process()
-    if Path(process._config.get("tempdir") or "/").parent == folder:
-        del process._config["tempdir"]
     server: Any = multiprocessing.forkserver._forkserver
     if folder in Path(server._forkserver_address or "/").parents:
         os.close(server._forkserver_alive_fd)  # by which it knows that it may end
         server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+    util: Any = multiprocessing.util
+    for finalizer in list(util._finalizer_registry.values()):
+        if finalizer._callback is util._remove_temp_dir and Path(finalizer._args[-1]).parent == folder:
+            finalizer()

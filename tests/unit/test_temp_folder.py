@@ -19,12 +19,12 @@ from alphaapollo.temp_folder import goes_with_it, in_own_folder, sweep
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Of the machine, as far as this test goes."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    (tmp_path / "t").mkdir()
-    yield tmp_path / "t"
-    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path / "t")
+    """Of the machine, as far as this test goes; pytest has its own already."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own are too long for sockets
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
+        assert tempfile.gettempdir() == os.environ["TMPDIR"] == folder
 
 
 def writes(code: int, name: str = "pymp-1") -> Callable[[], int]:
@@ -93,13 +93,20 @@ def test_without_a_command_nothing_is_noted(base: Path) -> None:
     assert list(base.iterdir()) == []
 
 
-def test_ray_stays_where_its_sockets_have_room(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_sockets_have_no_room_they_stay_outside(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    seen: list[str | None] = []
-    for longest in (1, 1000):
-        monkeypatch.setattr(temp_folder, "LONGEST", longest)
-        in_own_folder(lambda: seen.append(os.environ.get("RAY_TMPDIR")) or 0)
-    assert seen == [str(base), None] and "RAY_TMPDIR" not in os.environ
+    seen: list[tuple[bool, str | None]] = []
+
+    def command() -> int:
+        seen.append((os.environ["TMPDIR"] == str(base), os.environ.get("RAY_TMPDIR")))
+        return 0
+
+    for sockets, of_ray in ((100, 100), (100, 1), (1, 1)):
+        monkeypatch.setattr(temp_folder, "SOCKETS", sockets)
+        monkeypatch.setattr(temp_folder, "RAY_SOCKETS", of_ray)
+        in_own_folder(command)
+    assert seen == [(False, None), (False, str(base)), (True, None)]
+    assert "RAY_TMPDIR" not in os.environ and list(base.iterdir()) == []
 
 
 TWICE = """
