@@ -105,7 +105,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
         for positions in policy.state.accumulate(batch.mini_batches[0].micro_batches):
             loss, _ = policy.loss(batch, positions, counts)
             loss.backward()
-            total += float(loss)
+            total += loss.item()
         named = policy.model.model.named_parameters()
         found[name] = {name: full_tensor(p.grad).numpy() for name, p in named if p.grad is not None}
         found[name]["loss"] = np.array(total)
