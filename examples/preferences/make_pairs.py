@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pandas as pd
 
 from examples.quickstart.task import lesson, pairs, question, scratchpad
 
+CARRY = re.compile(r"\d\+\d\+1=")
 COIN = 0.5  # how often the wrong answers carry, wherever they could
 
 
@@ -36,7 +38,7 @@ def wrong(a: int, b: int, rng: random.Random) -> str:
 def rows(rng: random.Random, sums: Iterator[tuple[int, int]], count: int) -> list[dict[str, Any]]:
     return [
         {
-            "data_source": f"carries_{right(a, b).count('+1=')}",
+            "data_source": f"carries_{len(CARRY.findall(right(a, b)))}",
             "prompt": [{"role": "user", "content": question(a, b)}],
             "chosen": [{"role": "assistant", "content": right(a, b)}],
             "rejected": [{"role": "assistant", "content": wrong(a, b, rng)}],
