@@ -26,6 +26,7 @@ from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.check_lora import check_lora
 from alphaapollo.config.check_parallelism import check_parallelism, check_replicas
 from alphaapollo.config.check_stalls import check_stalls
+from alphaapollo.config.check_teacher import check_teacher
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import plain
 from alphaapollo.config.notices import eval_notices, generation_notices, notices
@@ -58,6 +59,7 @@ def check(config: Config, num_gpus: int, num_cores: int, given: Set[str] = froze
         *_check_algorithm(config),
         *check_lora(config),
         *check_experts(config),
+        *check_teacher(config),
         *check_sampling(config),
         *check_engine("actor_rollout_ref.rollout", config.actor_rollout_ref.rollout, config.data, device),
         *check_optimizer("actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim),
@@ -149,6 +151,7 @@ def _check_paths(config: Config) -> Iterator[str]:
     yield from check_required(model, config.actor_rollout_ref.model.path)
     yield from check_model(model, config.actor_rollout_ref.model.path)
     yield from check_model("critic.model.path", config.critic.model.path)
+    yield from check_model("teacher.model.path", config.teacher.model.path)
     if config.reward_model.enable:
         yield from check_required("reward_model.model.path", config.reward_model.model.path)
         yield from check_model("reward_model.model.path", config.reward_model.model.path)

@@ -28,6 +28,7 @@ OFFLOADS = {  # sections with offload_policy -> the keys that it makes void
     f"{ACTOR}.fsdp_config": ("param_offload", "optimizer_offload"),
     "actor_rollout_ref.ref.fsdp_config": ("param_offload",),
     "critic.fsdp_config": ("param_offload", "optimizer_offload"),
+    "teacher.model.fsdp_config": ("param_offload",),
     "reward_model.model.fsdp_config": ("param_offload",),
 }
 TUNING_OFFLOADS = {"fsdp_config": ("optimizer_offload",)}
@@ -246,7 +247,13 @@ def _reward_switches(algorithm: Algorithm) -> list[Switch]:
 def _trainer_switches(config: Config) -> list[Switch]:
     algorithm, trainer = config.algorithm, config.trainer
     of_reward_model = [key for key in accepted_keys(Config) if key.startswith("reward_model.")]
+    distance, of_teacher = (
+        config.teacher.divergence,
+        [key for key in accepted_keys(Config) if key.startswith("teacher.")],
+    )
     return [
+        (distance is not None, "teacher.divergence is null", of_teacher),
+        (distance in (None, "jsd"), f"teacher.divergence is {distance}", ["teacher.beta"]),
         (config.reward_model.enable, "reward_model.enable is false", of_reward_model),
         (
             algorithm.filter_groups.enable,

@@ -130,7 +130,7 @@ class LoadedGroup(TrainedGroup[L]):
 
 
 class PolicyGroup(LoadedGroup["PolicyWorker"]):
-    """The policy and, where asked for, its reference."""
+    """The policy and, where asked for, its reference and a teacher."""
 
     name = "policy"
 
@@ -145,6 +145,10 @@ class PolicyGroup(LoadedGroup["PolicyWorker"]):
     async def compute_ref_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the reference."""
         return (await self.ranks.call(lambda worker: worker.compute_ref_log_probs()))[:: self.sequence_parallel]
+
+    async def compute_teacher_log_probs(self) -> list[np.ndarray]:
+        """Log-probs of the loaded rows under the teacher."""
+        return (await self.ranks.call(lambda worker: worker.compute_teacher_log_probs()))[:: self.sequence_parallel]
 
     async def update(
         self, columns: Sequence[Columns[np.ndarray]], steps: Sequence[list[MiniBatch]], skip_bad: bool = False

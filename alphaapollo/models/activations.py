@@ -16,9 +16,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.attention import register, register_meta
-from alphaapollo.models.lm_head import CHUNK_LOGITS, Head, Hidden, token_stats
+from alphaapollo.models.lm_head import CHUNK_LOGITS, Head, Hidden, Other, token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import target_names
 from alphaapollo.models.policy import logit_transform
@@ -98,7 +99,7 @@ def activations(
     checkpointing: bool,
     device: str,
     need_head: bool = True,
-    full_kl: bool = False,
+    against: Divergence | None = None,
     adapters: bool = False,
 ) -> Activations:
     """Of a micro-batch of `rows` rows of `length` tokens, all of them response tokens.
@@ -107,14 +108,14 @@ def activations(
         model: of load_meta, in the dtype of the arithmetic.
         device: cpu or cuda: how large a chunk of logits is.
         need_head: log-probs over the vocabulary (a critic has one number a token).
-        full_kl: against a reference's distribution.
+        against: how whole distributions are compared with a frozen model's.
         adapters: they alone are trained (LoRA): layers keep as much, but their weights and the head get no gradient.
     """
     (first, peak), (second, _) = (_trunk_bytes(model, rows, length, layers) for layers in (1, 2))
     layer = second - first
     parameter = next(model.parameters())
     hidden = rows * length * model.config.get_text_config().hidden_size * parameter.element_size()
-    head = _head_peak(model, rows * length, device, full_kl, adapters) if need_head else 0
+    head = _head_peak(model, rows * length, device, against, adapters) if need_head else 0
     if adapters:
         peak -= parameter.element_size() * model_sizes(model).unit
     depth = len(decoder_layers(model))
@@ -155,18 +156,19 @@ def _layer_list(trunk: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleList]
     raise RuntimeError(f"{type(trunk).__name__} does not hold its layers in a list of its own")
 
 
-def _head_peak(model: MetaModel, num_tokens: int, device: str, full_kl: bool, frozen: bool) -> int:
+def _head_peak(model: MetaModel, num_tokens: int, device: str, against: Divergence | None, frozen: bool) -> int:
     output = model.get_output_embeddings().requires_grad_(not frozen)
     head = Head(output.weight, output.bias, *logit_transform(model.config))
     with LiveBytes(model) as live:
         size, dtype = output.weight.shape[1], output.weight.dtype
         hidden = torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_()
         targets = torch.empty(num_tokens, dtype=torch.long, device="meta")
-        other = torch.empty(num_tokens, size, dtype=dtype, device="meta") if full_kl else None
-        reference = None if other is None else Hidden(other, head)
-        stats = token_stats(hidden, targets, head, 1.0, True, reference, CHUNK_LOGITS[device])
-        total = stats.logprobs.sum() if stats.kl is None else stats.logprobs.sum() + stats.kl.sum()
-        total.backward()
+        other = None
+        if against is not None:
+            other = Other(Hidden(torch.empty(num_tokens, size, dtype=dtype, device="meta"), head), against)
+        stats = token_stats(hidden, targets, head, 1.0, True, other, CHUNK_LOGITS[device])
+        total = stats.logprobs.sum()
+        (total if stats.divergence is None else total + stats.divergence.sum()).backward()
     model.zero_grad()
     output.requires_grad_(True)
     return live.peak

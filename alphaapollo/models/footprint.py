@@ -25,7 +25,7 @@ class Held:
     weights: int = 0  # float32, of what is trained
     gradients: int = 0
     optimiser: int = 0
-    frozen: int = 0  # reference, reward model
+    frozen: int = 0  # reference, teacher, reward model
     gathered: int = 0  # whole layers on loan from the other ranks, and gradients on their way back
     activations: int = 0
     logits: int = 0  # a chunk of them with its gradients
@@ -142,7 +142,7 @@ class Engine:
 
 
 def frozen_slices(sizes: ModelSizes, shards: int, dtype_bytes: int) -> int:
-    """Bytes of a reference or reward model on this rank."""
+    """Bytes of a reference, teacher or reward model on this rank."""
     return dtype_bytes * -(-sizes.parameters // shards)
 
 

@@ -1,11 +1,11 @@
-"""From hidden states to log-probs, entropy and full KL, in chunks of tokens.
+"""From hidden states to log-probs, entropy and the divergence from another model, in chunks of tokens.
 
 (The critic's value head, one number a token, is in critic.py; FSDP keeps it in float32: sharding.py.)
 
 A chunk's logits [chunk, V] in float32 exist only while the chunk is computed; the backward pass computes them again.
-Gradients are in closed form (z: logits after temperature, p = softmax(z), H: entropy, K: KL to the reference q):
+Gradients are in closed form (z: logits after temperature, p = softmax(z), H: entropy):
 
-    d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      d K / dz_v = p_v (log p_v/q_v - K)
+    d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/divergence.py
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from alphaapollo.algorithms.divergence import Divergence, kl, overlap
 from alphaapollo.models.cpu_linear import outer, product
 
 CHUNK_LOGITS = {
@@ -30,7 +31,10 @@ class TokenStats(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor | None
-    kl: Tensor | None  # KL(policy || reference) over the whole vocabulary
+    divergence: Tensor | None  # from the other model, over the whole vocabulary
+    reverse_kl: Tensor | None = None  # these three without a gradient: KL(policy||other),
+    forward_kl: Tensor | None = None  # KL(other||policy)
+    agreement: Tensor | None = None  # and the overlap of both distributions
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,19 @@ class Head:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a head reads; the reference's side of a full KL."""
+    """What a head reads."""
 
     states: Tensor  # [n, H]
     head: Head
+
+
+@dataclass(frozen=True)
+class Other:
+    """A frozen model to compare whole distributions with, at the same temperature; it gets no gradient."""
+
+    hidden: Hidden  # its head has the policy's vocabulary
+    divergence: Divergence
+    shown: bool = False  # the statistics without a gradient are wanted, too
 
 
 def token_stats(
@@ -57,7 +70,7 @@ def token_stats(
     head: Head,
     temperature: float,
     need_entropy: bool = False,
-    reference: Hidden | None = None,
+    other: Other | None = None,
     chunk_logits: int | None = None,
 ) -> TokenStats:
     """Log-prob of each target under softmax(logits / temperature), and what else is asked for.
@@ -65,13 +78,14 @@ def token_stats(
     Args:
         hidden: [n, H], the state before each target.
         targets: int64 [n].
-        reference: adds the full KL to this distribution, at the same temperature; it gets no gradient.
+        other: adds the divergence from it.
         chunk_logits: logits in memory at a time.
     """
     limit = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
-    work = _Work(head, temperature, need_entropy, reference, max(1, limit // head.weight.shape[0]))
-    logprobs, entropy, kl = _TokenStats.apply(hidden, head.weight, head.bias, targets, work)
-    return TokenStats(logprobs, entropy if need_entropy else None, kl if reference is not None else None)
+    work = _Work(head, temperature, need_entropy, other, max(1, limit // head.weight.shape[0]))
+    logprobs, entropy, divergence, *shown = _TokenStats.apply(hidden, head.weight, head.bias, targets, work)
+    stats = TokenStats(logprobs, entropy if need_entropy else None, None if other is None else divergence)
+    return stats._replace(reverse_kl=shown[0], forward_kl=shown[1], agreement=shown[2]) if shown else stats
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ class _Work:
     head: Head
     temperature: float
     need_entropy: bool
-    reference: Hidden | None
+    other: Other | None
     chunk: int  # tokens
 
     def chunks(self, num_tokens: int) -> Iterator[slice]:
@@ -105,19 +119,20 @@ class _Work:
             grad.addcmul_(grad * (self.temperature / head.softcap) ** 2, logits.square(), value=-1.0)
         return grad.mul_(head.scale / self.temperature)
 
-    def reference_logprobs(self, chunk: slice) -> Tensor:
-        assert self.reference is not None
-        return self.logits(self.reference.states[chunk], self.reference.head).log_softmax(dim=-1)
+    def other_logprobs(self, chunk: slice) -> Tensor:
+        assert self.other is not None
+        return self.logits(self.other.hidden.states[chunk], self.other.hidden.head).log_softmax(dim=-1)
 
 
 class _TokenStats(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, work: _Work
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        num_tokens = hidden.shape[0]
+    ) -> tuple[Tensor, ...]:
+        num_tokens, other = hidden.shape[0], work.other
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, normaliser, entropy, kl = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
+        logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
+        shown = [torch.zeros_like(logprobs) for _ in range(3)] if other is not None and other.shown else []
         whole = None
         for chunk in work.chunks(num_tokens):
             logits = work.logits(hidden[chunk], work.head)
@@ -128,20 +143,23 @@ class _TokenStats(torch.autograd.Function):
             logprobs[chunk] = logits.gather(1, targets[chunk, None])[:, 0] - normaliser[chunk]
             if work.need_entropy:
                 entropy[chunk] = normaliser[chunk] - torch.linalg.vecdot(p, logits) / total
-            if work.reference is not None:
-                log_ratio = logits - normaliser[chunk, None] - work.reference_logprobs(chunk)
-                kl[chunk] = torch.linalg.vecdot(p, log_ratio) / total
+            if other is not None:
+                logp, logq = logits - normaliser[chunk, None], work.other_logprobs(chunk)
+                divergence[chunk] = other.divergence.value(logp, logq)
+                for column, statistic in zip(shown, (kl(logp, logq), kl(logq, logp), overlap(logp, logq)), strict=True):
+                    column[chunk] = statistic
             whole = logits if num_tokens <= work.chunk else None
         ctx.work, ctx.needs_bias = work, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, kl, whole)
-        return logprobs, entropy, kl
+        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, whole)
+        ctx.mark_non_differentiable(*shown)
+        return logprobs, entropy, divergence, *shown
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_kl: Tensor | None
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_other: Tensor | None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        hidden, weight, targets, normaliser, entropy, kl, whole = ctx.saved_tensors
+        hidden, weight, targets, normaliser, entropy, whole = ctx.saved_tensors
         work: _Work = ctx.work
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
@@ -154,9 +172,12 @@ class _TokenStats(torch.autograd.Function):
                 slope = slope - grad_logprobs[chunk, None]
             if grad_entropy is not None:
                 slope = slope - grad_entropy[chunk, None] * (logp + entropy[chunk, None])
-            if grad_kl is not None:
-                slope = slope + grad_kl[chunk, None] * (logp - work.reference_logprobs(chunk) - kl[chunk, None])
+            nearer = None
+            if grad_other is not None and work.other is not None:
+                nearer = work.other.divergence.gradient(logp, work.other_logprobs(chunk))
             grad = logp.exp_().mul_(slope)
+            if nearer is not None and grad_other is not None:
+                grad.add_(nearer.mul_(grad_other[chunk, None]))
             if grad_logprobs is not None:
                 grad.scatter_add_(1, targets[chunk, None], grad_logprobs[chunk, None])
             grad = work.to_raw(grad, logits)

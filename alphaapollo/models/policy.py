@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.experts import Routers
-from alphaapollo.models.lm_head import Head, Hidden, TokenStats, token_stats
+from alphaapollo.models.lm_head import Head, Hidden, Other, TokenStats, token_stats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.trunk import response_states
 from alphaapollo.models.ulysses import SequenceGroup
@@ -39,11 +39,11 @@ class PolicyModel(nn.Module):
         self.routers = Routers.of(model)  # of a mixture of experts
 
     def forward(
-        self, micro: MicroBatch, temperature: float, need_entropy: bool = False, reference: Hidden | None = None
+        self, micro: MicroBatch, temperature: float, need_entropy: bool = False, other: Other | None = None
     ) -> TokenStats:
-        """Statistics [n] of the response tokens at `temperature`; `reference` adds the full KL to it."""
+        """Statistics [n] of the response tokens at `temperature`; `other` adds the divergence from it."""
         hidden = self._hidden(micro)
-        own = token_stats(hidden.states, micro.targets, hidden.head, temperature, need_entropy, reference)
+        own = token_stats(hidden.states, micro.targets, hidden.head, temperature, need_entropy, other)
         if micro.sequence is None:
             return own
         there = {name: column for name, column in own._asdict().items() if column is not None}

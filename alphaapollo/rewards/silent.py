@@ -1,4 +1,5 @@
-"""In the place of a reward function where the reward model alone says what an answer is worth."""
+"""In the place of a reward function where the reward model alone says what an answer is worth, or a teacher alone what
+is learnt."""
 
 from __future__ import annotations
 
@@ -6,5 +7,5 @@ from alphaapollo.types import Prompt
 
 
 def nothing(prompt: Prompt, completion: str) -> float:
-    """Adds nothing to what the reward model says."""
+    """Adds nothing."""
     return 0.0

@@ -20,6 +20,7 @@ from alphaapollo.config.schema import (
     Model,
     Reward,
     Rollout,
+    Teacher,
 )
 from alphaapollo.config.schema.base import Device
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 def build_policy(
     role: ActorRolloutRef,
+    teacher: Teacher,
     algorithm: Algorithm,
     needs_reference: bool,
     transport: Transport,
@@ -65,7 +67,15 @@ def build_policy(
         seed=seed,
         engine_form=role.rollout.lora,
         saves_behind=saves_behind,
+        teacher=teacher,
+        teacher_model=teacher_model(role.model, teacher) if teacher.divergence else None,
     )
+
+
+def teacher_model(policy: Model, teacher: Teacher) -> Model:
+    """How the teacher is loaded: with the policy's arithmetic and attention."""
+    own = {"path": teacher.model.path, "trust_remote_code": teacher.model.trust_remote_code, "tokenizer_path": ""}
+    return policy.model_copy(update=own | {"lora_rank": 0, "enable_gradient_checkpointing": False})
 
 
 def build_critic(

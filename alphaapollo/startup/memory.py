@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from alphaapollo.algorithms.divergence import REVERSE, Divergence, divergence_of
 from alphaapollo.config.keys import plain, with_value
 from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.models.activations import Activations
 from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, transfer_buckets
-from alphaapollo.startup.builders import critic_model
+from alphaapollo.startup.builders import critic_model, teacher_model
 from alphaapollo.startup.model_memory import (
     GIB,
     NAMES,
@@ -96,7 +97,8 @@ class Rank:
 def _rank(config: Config, device: Device, roles: Roles) -> Rank:
     role = config.actor_rollout_ref
     on_gpu, fsdp = device == "cuda", role.actor.fsdp_config
-    policy = _trained(config, device, role.model, fsdp, config.optimiser_steps, full_kl=roles.full_kl)
+    against = divergence_of(config.teacher) if config.teacher.whole else REVERSE if roles.full_kl else None
+    policy = _trained(config, device, role.model, fsdp, config.optimiser_steps, against)
     trained = {"policy": policy}
     if roles.critic:
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
@@ -109,20 +111,50 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
     if roles.reward_model and not ((scorer.fsdp_config.param_offload or scorer.fsdp_config.offload_policy) and on_gpu):
         sizes = sizes_of(role.model.model_copy(update={"path": scorer.path}))
         reward = Held(frozen=frozen_slices(sizes, config.trainer.num_ranks, width))
-    reference_at_rest = Held() if role.ref.fsdp_config.param_offload and on_gpu else reference
-    in_update = reference if roles.full_kl else reference_at_rest
+    resting = Held() if role.ref.fsdp_config.param_offload and on_gpu else reference
+    in_update = reference if roles.full_kl else resting
+    on_host = reference.total - resting.total
     updates: dict[str, Held] = {}
+    if config.teacher.divergence:
+        teacher = _teacher(config, device, shards)
+        on_host += teacher.slices.total - teacher.at_rest.total
+        resting, in_update = resting + teacher.at_rest, in_update + teacher.in_update
+        beside = sum((one.resting() for name, one in trained.items() if name != "policy"), runtime + reward + in_update)
+        updates["the teacher's pass"] = policy.stepped() + teacher.passing + beside
     for name, one in trained.items():
-        always = runtime + reward + (in_update if name == "policy" else reference_at_rest)
+        always = runtime + reward + (in_update if name == "policy" else resting)
         others = sum((other.resting() for key, other in trained.items() if key != name), always)
         updates |= {f"update of the {name}, {moment}": held + others for moment, held in one.updating().items()}
-    at_rest = sum((one.resting() for one in trained.values()), runtime + reward + reference_at_rest)
+    at_rest = sum((one.resting() for one in trained.values()), runtime + reward + resting)
     critics = sum((one.resting() for name, one in trained.items() if name != "policy"), runtime + reward + in_update)
-    on_host = sum(one.on_host() for one in trained.values()) + reference.total - reference_at_rest.total
+    on_host += sum(one.on_host() for one in trained.values())
     copies = sum(one.saved() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
         copies += frozen_slices(policy.sizes, shards, width)
     return Rank(policy, at_rest, policy.stepped() + critics, on_host, copies, updates)
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """A teacher on one rank."""
+
+    slices: Held
+    at_rest: Held  # between its phases
+    in_update: Held  # where an update compares whole distributions: with its head, which stays gathered
+    passing: Held  # its forward pass, beside `in_update`
+
+
+def _teacher(config: Config, device: Device, shards: int) -> Teaching:
+    own, model = config.teacher, teacher_model(config.actor_rollout_ref.model, config.teacher)
+    sizes, width, fsdp, on_gpu = sizes_of(model), bytes_of(model.dtype), own.model.fsdp_config, device == "cuda"
+    rows, length = micro_batch(config)
+    slices = Held() if fsdp.offload_policy and on_gpu else Held(frozen=frozen_slices(sizes, shards, width))
+    at_rest = Held() if fsdp.param_offload and on_gpu else slices
+    layers = Held(gathered=2 * width * sizes.unit, activations=inference_of(model, rows * length))
+    root = Held(gathered=width * sizes.root)
+    if own.whole:
+        return Teaching(slices, at_rest, slices + root, layers)
+    return Teaching(slices, at_rest, at_rest, layers + root + (Held() if at_rest == slices else slices))
 
 
 def _trained(
@@ -131,11 +163,11 @@ def _trained(
     model: Model,
     fsdp: RoleFsdp,
     steps: int,
-    full_kl: bool = False,
+    against: Divergence | None = None,
     head: bool = True,
 ) -> Trained:
     """steps: optimiser steps of an update."""
-    trained = trained_model(model, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, full_kl)
+    trained = trained_model(model, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, against)
     trained = replace(trained, activations=_with_shared_keys(trained, config, model))
     return replace(trained, rest_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
 
@@ -268,6 +300,8 @@ def ladder(config: Config, device: Device, roles: Roles) -> Iterator[tuple[str, 
         yield from ((f"{section}.fsdp_config.optimizer_offload", True) for section in trained)
         if roles.reference:
             yield "actor_rollout_ref.ref.fsdp_config.param_offload", True
+        if config.teacher.divergence:
+            yield "teacher.model.fsdp_config.param_offload", True
     longest, budget = data.max_prompt_length + data.max_response_length, role.actor.ppo_max_token_len_per_gpu
     while budget > longest:
         budget = max(longest, budget // 2)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 
+from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention, chosen_attention
 from alphaapollo.config.schema import Fsdp, Model
 from alphaapollo.config.schema.base import Device
@@ -31,7 +32,7 @@ NAMES = {
     "weights": "weights",
     "gradients": "gradients",
     "optimiser": "optimiser",
-    "frozen": "reference and reward model",
+    "frozen": "reference, teacher and reward model",
     "gathered": "gathered layers",
     "activations": "activations",
     "logits": "logits chunk",
@@ -88,7 +89,7 @@ def trained_model(
     ranks: int,
     micro_batch: tuple[int, int],
     head: bool = True,
-    full_kl: bool = False,
+    against: Divergence | None = None,
 ) -> Trained:
     """A model in training on one of `ranks`.
 
@@ -96,14 +97,14 @@ def trained_model(
         model: resolved, with its LoRA.
         micro_batch: rows and their length, on one rank.
         head: log-probs over the vocabulary, not one number a token.
-        full_kl: against a reference's distribution.
+        against: how whole distributions are compared with a frozen model's.
     """
     on_gpu, adapts = device == "cuda", bool(model.lora_rank)
     rows, length = micro_batch
     checkpointing = model.enable_gradient_checkpointing is True
     return Trained(
         sizes=sizes_of(model),
-        activations=_activations(_identity(model), rows, length, checkpointing, device, head, full_kl, adapts),
+        activations=_activations(_identity(model), rows, length, checkpointing, device, head, against, adapts),
         shards=ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
         dtype_bytes=bytes_of(model.dtype),
         whole_gradients=not fsdp.sync_each_micro_batch,
@@ -178,10 +179,10 @@ def _activations(
     checkpointing: bool,
     device: Device,
     head: bool,
-    full_kl: bool,
+    against: Divergence | None,
     adapters: bool,
 ) -> Activations:
-    return activations(_meta(identity), rows, length, checkpointing, device, head, full_kl, adapters)
+    return activations(_meta(identity), rows, length, checkpointing, device, head, against, adapters)
 
 
 @lru_cache(maxsize=64)

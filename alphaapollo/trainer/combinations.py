@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
+from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.correction import looks_at_sequences
 from alphaapollo.algorithms.kl import ESTIMATORS
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
@@ -32,6 +33,7 @@ def check_combinations(config: Config, estimator: Estimator, policy_loss: Policy
         *_check_shaping(config, estimator),
         *_check_critic(config, estimator),
         *_check_levels(config, estimator, policy_loss),
+        *_check_signal(config, estimator),
     ]
     if problems:
         raise ConfigError(problems)
@@ -100,6 +102,11 @@ def _check_critic(config: Config, estimator: Estimator) -> Iterator[str]:
 def _check_levels(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     if policy_loss.level == "token":
         return
+    if config.teacher.sampled:
+        yield (
+            f"{LOSS}={policy_loss.name} takes one advantage a row, but teacher.divergence=sampled gives every token "
+            f"its own. Set {LOSS}=ppo, or teacher.divergence=reverse."
+        )
     if estimator.per_token:
         yield (
             f"{LOSS}={policy_loss.name} takes one advantage a row, but algorithm.adv_estimator={estimator.name} gives "
@@ -110,6 +117,14 @@ def _check_levels(config: Config, estimator: Estimator, policy_loss: PolicyLoss)
         yield (
             f"{CORRECTION}.level=token: token weights cannot multiply {LOSS}={policy_loss.name}, which has one number "
             f"a row. Set {CORRECTION}.level=sequence or geometric."
+        )
+
+
+def _check_signal(config: Config, estimator: Estimator) -> Iterator[str]:
+    if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
+        yield (
+            f"algorithm.adv_estimator={NO_ESTIMATOR}: the reward teaches nothing, and there is no teacher. Set "
+            "teacher.divergence and teacher.model.path, or another estimator."
         )
 
 

@@ -1,20 +1,21 @@
 """Rewards to advantages, on the driver.
 
-Batch + columns from the workers -> KL in the reward -> the estimator -> Columns per rank
+Batch + columns from the workers -> KL in the reward -> the estimator -> what a teacher adds -> Columns per rank
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator
+from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator
+from alphaapollo.algorithms.divergence import teach
 from alphaapollo.algorithms.kl import kl_in_reward
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.batch_metrics import credit_metrics, length_penalty
 from alphaapollo.trainer.token_choice import choose_tokens
@@ -32,6 +33,7 @@ class WorkerColumns:
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
     values: np.ndarray | None = None
+    teacher_logprobs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ def assign_credit(
     actor: Actor,
     kl_coef: float,
     dtype: ColumnDtype = "float32",
+    teacher: Teacher = NO_TEACHER,
 ) -> Credit:
-    """Rewards to advantages: KL in the reward, the estimator, then one set of flat columns a rank, those that are made
-    here in `dtype`."""
+    """Rewards to advantages: KL in the reward, the estimator, the teacher's part, then one set of flat columns a rank,
+    those that are made here in `dtype`."""
     rewards, whole, metrics, kl_per_sequence = batch.token_rewards, batch.whole, {}, None
     if algorithm.use_kl_in_reward:
         assert computed.old_logprobs is not None and computed.ref_logprobs is not None
@@ -81,6 +84,9 @@ def assign_credit(
         mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
     result = estimator(inputs, algorithm)
+    if teacher.sampled:
+        result, told = _with_teacher(result, batch, computed, teacher)
+        metrics |= told
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
     metrics |= credit_metrics(returns, result.advantages, batch.mask, has_advantage)
     if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
@@ -96,6 +102,16 @@ def assign_credit(
     }
     columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None}, dtype)
     return Credit(columns, _moving(batch, has_advantage), kl_per_sequence, metrics)
+
+
+def _with_teacher(
+    result: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
+) -> tuple[Advantages, dict[str, float]]:
+    """The estimator's advantages with the teacher's, and what it says of the batch."""
+    assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
+    taught = teach(_double(computed.old_logprobs), _double(computed.teacher_logprobs), batch.mask)
+    both = replace(result, advantages=result.advantages + teacher.coef * taught.advantages)
+    return both, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
 def _moving(batch: Batch, has_advantage: np.ndarray) -> np.ndarray:

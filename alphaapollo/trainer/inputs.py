@@ -13,7 +13,7 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_registered
 from alphaapollo.models.weight_files import check_weights
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.startup.builders import critic_model
+from alphaapollo.startup.builders import critic_model, teacher_model
 from alphaapollo.startup.input_checks import (
     check_adapters,
     check_engine_split,
@@ -28,6 +28,7 @@ from alphaapollo.startup.input_checks import (
 from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.trainer.named_rewards import check_named_rewards
 from alphaapollo.trainer.progress import Goal
+from alphaapollo.trainer.teacher_tokens import check_teacher_tokens
 from alphaapollo.trainer.trained_reward import Reader, find_function, make_reader, scorer_model
 from alphaapollo.trainer.trajectory_rewards import check_length_budgets
 from alphaapollo.types import Prompt
@@ -65,9 +66,11 @@ def read_inputs(config: Config) -> Inputs:
     size, key = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
     check_sequence_parallel(size, config.trainer.num_ranks, f"actor_rollout_ref.actor.{key}", _trained_models(config))
     renderer = make_renderer(config.env, model, data.apply_chat_template_kwargs)
+    told = check_teacher_tokens(config.teacher, model, renderer) if config.teacher.divergence else []
     prompts, notices = read_prompts(
         data.train_files, "data.train_files", renderer, data, partial(_chosen, data, data.train_max_samples)
     )
+    notices += told
     notices += unread_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
     notices += filter(None, [missing_cluster(config.trainer)])
     val_prompts: list[Prompt] = []
@@ -112,6 +115,8 @@ def _trained_models(config: Config) -> dict[str, Model]:
     models = {"actor_rollout_ref.model.path": policy}
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
         models["critic.model.path"] = policy.model_copy(update={"path": config.critic.model.path})
+    if config.teacher.divergence:
+        models["teacher.model.path"] = teacher_model(policy, config.teacher)
     if config.reward_model.enable:
         models["reward_model.model.path"] = scorer_model(config.reward_model, policy)
     return models

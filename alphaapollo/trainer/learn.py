@@ -54,7 +54,8 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
         computed = await compute_columns(run, batch)
     with timer("advantage"):
         actor = config.actor_rollout_ref.actor
-        credit = assign_credit(batch, computed, run.estimator, config.algorithm, actor, coef, run.column_dtype)
+        algorithm, dtype = config.algorithm, run.column_dtype
+        credit = assign_credit(batch, computed, run.estimator, algorithm, actor, coef, dtype, config.teacher)
     lost = sum(len(group.trajectories) for group in groups) - batch.num_trajectories
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
     with timer("update"):
@@ -87,6 +88,7 @@ async def compute_columns(run: Learner, batch: Batch) -> WorkerColumns:
     else:
         old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
     ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
+    teacher = await policy.compute_teacher_log_probs() if run.config.teacher.sampled else None
     if critic:
         await policy.rest()
     values = await critic.compute_values() if critic else None
@@ -94,6 +96,7 @@ async def compute_columns(run: Learner, batch: Batch) -> WorkerColumns:
         old_logprobs=None if old is None else layout.to_matrix(old),
         ref_logprobs=None if ref is None else layout.to_matrix(ref),
         values=None if values is None else layout.to_matrix(values),
+        teacher_logprobs=None if teacher is None else layout.to_matrix(teacher),
     )
 
 

@@ -95,7 +95,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         estimator=estimator,
         needs_reference=actor.use_kl_loss or algorithm.use_kl_in_reward,
         kl_in_reward=algorithm.use_kl_in_reward,
-        needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None,
+        needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
         skips_still_rows=skips_still_rows(config, policy_loss),
@@ -115,6 +115,7 @@ def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
     """Whether rows without an advantage can be left out of the update: no term of its loss would move for them."""
     role = config.actor_rollout_ref
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
+    others = others or config.teacher.whole
     return not others and not moves_without_advantage(policy_loss, role.actor)
 
 

@@ -6,7 +6,7 @@ from rich.console import Console as Terminal
 from rich.markup import escape
 from rich.table import Table
 
-from alphaapollo.config.schema import Config, Env, Optimizer
+from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
 from alphaapollo.environments.base import get_registered
 from alphaapollo.startup.model_memory import GIB, NAMES, MemoryPlan
 from alphaapollo.startup.resume import Start
@@ -36,14 +36,23 @@ def _what(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
         "preset": ", ".join(plan.presets) or "none",
         "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
         "KL to the reference": " + ".join(kl) or "none",
+        "teacher": _teacher(config.teacher),
         "model": f"{config.actor_rollout_ref.model.path}, {_dtype(plan)}{plan.model.lora_words}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
         "environment": _environment(config.env),
         "reward": _reward(config) if inputs.has_function else "none",
     }
+    if config.teacher.divergence is None:
+        del rows["teacher"]
     if inputs.reader:
         rows["reward"] = inputs.reader.describe(config.reward_model, inputs.has_function)
     return rows
+
+
+def _teacher(teacher: Teacher) -> str:
+    """`1 x reverse, from runs/big/model`"""
+    beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
+    return f"{teacher.coef:g} x {teacher.divergence}{beta}, from {teacher.model.path}"
 
 
 def _dtype(plan: Plan) -> str:

@@ -35,9 +35,12 @@ from alphaapollo.user_module import load_user_module
 
 MODEL = "actor_rollout_ref.model"
 CHOSEN = ("dtype", "attention", "enable_gradient_checkpointing")  # of the model, by the run's plan
-SAME = ("trainer.device", "trainer.cpu_threads", f"{MODEL}.path", "critic.model.path", "algorithm.custom_module")
+SAME = (
+    *("trainer.device", "trainer.cpu_threads", "algorithm.custom_module"),
+    *(f"{MODEL}.path", "critic.model.path", "teacher.model.path"),
+)
 USED = (
-    *(*SAME, f"{MODEL}.", "actor_rollout_ref.actor.", "algorithm.", "critic."),
+    *(*SAME, f"{MODEL}.", "actor_rollout_ref.actor.", "algorithm.", "critic.", "teacher."),
     *("data.max_response_length", "trainer.on_bad_step", "trainer.critic_warmup"),
 )
 ELSEWHERE = ("algorithm.filter_groups.", "algorithm.reference_reset.", "actor_rollout_ref.actor.ulysses")

@@ -60,6 +60,7 @@ OF_REWARDS = (
     *(f"reward.{name}" for name in ("components", "required", "custom_module", "judge.model", "judge.prompt")),
     *(f"reward_model.{name}" for name in ("enable", "weight", "max_length", "model.path")),
 )
+OF_TEACHING = ("teacher.divergence", "teacher.beta", "teacher.model.path")
 OF_VALIDATION = (
     *("data.val_files", "data.val_max_samples"),
     *(f"{ROLE}.rollout.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k", "greedy")),
@@ -71,6 +72,7 @@ EFFECTS = {
     **dict.fromkeys(OF_ROUNDING, ROUNDING),
     **dict.fromkeys((TRAINER, ENGINE), OTHER_ROUNDING),
     **dict.fromkeys(OF_REWARDS, "rewards before and after do not compare"),
+    **dict.fromkeys(OF_TEACHING, "distances to the teacher before and after do not compare"),
     **dict.fromkeys(OF_VALIDATION, "validations before and after do not compare"),
     "trainer.seed": NEW_DRAWS,
 }

@@ -43,7 +43,15 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
     critic = partial(build_critic, role.model, config.critic, seed, critic_steps, behind)
     return Roles(
         policy=partial(
-            build_policy, role, config.algorithm, plan.needs_reference, transport, policy_steps, seed, behind
+            build_policy,
+            role,
+            config.teacher,
+            config.algorithm,
+            plan.needs_reference,
+            transport,
+            policy_steps,
+            seed,
+            behind,
         ),
         critic=critic if placement.critic else None,
         reward_model=partial(build_reward_model, scorer, own.fsdp_config) if placement.reward_model else None,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.config.schema import Config, Model, RewardModel
 from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.batch import TrainBatch
@@ -149,12 +150,17 @@ def with_model_score(score: Score, value: float, weight: float, required: Iterab
 
 def find_function(config: Config, graded: bool, prompts: Iterable[Prompt]) -> bool:
     """Does anything besides the reward model give a reward: the user's function, the environment itself (not `graded`),
-    or the graders of the data sources? They do unless not one prompt has what its grader needs. ValueError: nothing
-    would be rewarded."""
-    own = config.reward_model
-    if not own.enable or config.custom_reward_function.path or not graded or any(map(is_gradable, prompts)):
+    or the graders of the data sources? They do unless not one prompt has what its grader needs, and a reward model is
+    there, or a teacher alone is learnt from. ValueError: nothing would be rewarded."""
+    own, is_wanted = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
+    if (
+        (is_wanted and not own.enable)
+        or config.custom_reward_function.path
+        or not graded
+        or any(map(is_gradable, prompts))
+    ):
         return True
-    if own.weight == 0 or TASK in config.reward.required:
+    if is_wanted and (own.weight == 0 or TASK in config.reward.required):
         key = "reward_model.weight=0" if own.weight == 0 else f"reward.required has {TASK}"
         raise ValueError(
             f"{key}, but no row has a data_source with a built-in grader (and what that needs), so the reward model is "

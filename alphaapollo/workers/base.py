@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import RankBatch, Rows
-from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.data.batch import MiniBatch, Rows
+from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.sharding import join_process_group, make_mesh, reshard
 from alphaapollo.models.train_state import StepFigures, TrainState
 from alphaapollo.models.ulysses import SequenceGroup, sequence_groups
@@ -167,19 +167,27 @@ def mean(values: Iterable[float]) -> float:
 
 @torch.no_grad()
 def compute_column(
-    model: torch.nn.Module,
-    batch: RankBatch,
+    root: torch.nn.Module,
+    compute: Callable[[MicroBatch], Tensor],
+    rows: Rows,
+    mini_batches: Iterable[MiniBatch],
     padded: bool,
     device: torch.device,
     sequence: SequenceGroup | None = None,
 ) -> np.ndarray:
-    """What `model` says about every response token: a forward pass over all micro-batches. float32 [sum responses]"""
-    column = ColumnInParts(batch.rows)
-    for mini_batch in batch.mini_batches:
+    """What the model says about every response token of the rows in `mini_batches`, zero elsewhere: forward passes over
+    their micro-batches. float32 [sum responses]
+
+    Args:
+        root: the model, which is not left gathered.
+        compute: a micro-batch -> a number for each of its response tokens, [n].
+    """
+    column = ColumnInParts(rows)
+    for mini_batch in mini_batches:
         for positions in mini_batch.micro_batches:
-            micro = build_micro_batch(batch.rows, positions, padded, device, sequence=sequence)
-            column.add(positions, micro.values(model(micro)))
-    reshard(model)
+            micro = build_micro_batch(rows, positions, padded, device, sequence=sequence)
+            column.add(positions, micro.values(compute(micro)))
+    reshard(root)
     return column.fetch()
 
 

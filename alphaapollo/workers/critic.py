@@ -93,7 +93,10 @@ class CriticWorker:
         ValueError: the first batch shares prompts, which this model cannot compute."""
         self.state.fetch()
         self.sharing.check_batch(self._batch)
-        return compute_column(self.model, self._batch, self.padded, self.device, self.groups.sequence)
+        rows, sequence = self._batch.rows, self.groups.sequence
+        return compute_column(
+            self.model, self.model, rows, self._batch.mini_batches, self.padded, self.device, sequence
+        )
 
     def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
         """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens (where samples are

@@ -1,6 +1,7 @@
-"""The policy on one training rank: the model that is trained and, where the algorithm asks, its frozen reference.
+"""The policy on one training rank: the model that is trained and, where the algorithm asks, its frozen reference and
+a teacher.
 
-    load_batch -> [compute_log_probs, compute_ref_log_probs] -> update(columns) -> probe, send_weights -> rest
+    load_batch -> [compute_log_probs, and the reference's, the teacher's] -> update(columns) -> send_weights -> rest
 
 Methods that compute are collectives: every rank calls them, in the same order. They fetch what rests; `rest` ends the
 policy's phase on the GPU.
@@ -18,15 +19,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import chosen_attention
-from alphaapollo.config.schema import Actor, LoraForm, Model, Reference, RolloutCorrection
+from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch, Rows
 from alphaapollo.models import checkpoint
 from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.export import export, full_parameters
 from alphaapollo.models.flops import ModelSize, peak_flops
-from alphaapollo.models.lm_head import Hidden
+from alphaapollo.models.lm_head import Other
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import adapters_off, load_trained, scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
@@ -41,6 +43,7 @@ from alphaapollo.workers.base import (
     ColumnInParts,
     RankPlacement,
     Sums,
+    compute_column,
     fingerprint,
     free_cache,
     inexact,
@@ -53,6 +56,7 @@ from alphaapollo.workers.base import (
 from alphaapollo.workers.expert_load import ExpertLoad
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
 from alphaapollo.workers.sharing_check import SharingCheck
+from alphaapollo.workers.teacher import TeacherModel, teaching_figures
 
 
 class PolicyWorker:
@@ -67,6 +71,8 @@ class PolicyWorker:
         seed: of fresh adapters (LoRA).
         engine_form: what the sender takes: whole weights, or the adapters alone.
         saves_behind: checkpoints are copied, and written while the worker goes on.
+        teacher: what to learn from a teacher.
+        teacher_model: how it is loaded; None: there is none.
     """
 
     def __init__(
@@ -83,10 +89,12 @@ class PolicyWorker:
         seed: int = 0,
         engine_form: LoraForm = "merged",
         saves_behind: bool = False,
+        teacher: Teacher = NO_TEACHER,
+        teacher_model: Model | None = None,
     ):
         self.config, self.actor, self.engine_form = model, actor, engine_form
         self.placement, self.temperature, self.sender = placement, temperature, sender
-        self.correction = correction or RolloutCorrection()
+        self.correction, self.teaching = correction or RolloutCorrection(), teacher
         self.groups = join(placement, actor.fsdp_config.fsdp_size)
         self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
@@ -113,6 +121,7 @@ class PolicyWorker:
             self.state.rest()  # while the reference is loaded
             self.reference = self._load_reference(ref.fsdp_config.offload_policy)
         self.frozen = parameter_offload(self.reference, ref.fsdp_config.param_offload)
+        self.teacher = None if teacher_model is None else self._load_teacher(teacher_model)
         self.size = ModelSize.of(self.policy.model)
         self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
@@ -142,6 +151,11 @@ class PolicyWorker:
         self.frozen.rest()
         return column
 
+    def compute_teacher_log_probs(self) -> np.ndarray:
+        """The same by the teacher."""
+        assert self.teacher is not None, "this worker was built without a teacher"
+        return self.teacher.log_probs(self._batch)
+
     def update(
         self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
     ) -> dict[str, float]:
@@ -160,6 +174,8 @@ class PolicyWorker:
         mini_batches = batch.mini_batches if steps is None else steps
         self.state.fetch()
         self.sharing.check_batch(batch)
+        if self.teacher is not None and self.teaching.whole:
+            self.teacher.begin(batch)
         load = self._expert_load()
         takes_own = columns.old_logprobs is None
         old = self._old_log_probs(columns, mini_batches[1:])
@@ -185,7 +201,7 @@ class PolicyWorker:
             flops = sum(self.size.training_flops(*batch.rows.segments(micro)) for micro in micros)
             own_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
             figures["mfu"] = own_flops / (time.perf_counter() - started) / self.peak
-        return {f"actor/{name}": value for name, value in figures.items()}
+        return {name if "/" in name else f"actor/{name}": value for name, value in figures.items()}
 
     def old_log_probs(self) -> np.ndarray:
         """Those that the last update took as old, for measuring the gap to the engine's. float32 [sum responses]"""
@@ -211,6 +227,8 @@ class PolicyWorker:
         if self.reference is not None:
             reshard(self.reference)
             self.frozen.rest()
+        if self.teacher is not None:
+            self.teacher.rest()
         free_cache(self.device)
 
     @torch.no_grad()
@@ -290,6 +308,16 @@ class PolicyWorker:
         loaded = load_causal_lm(self.config, chosen_attention(self.config), self.dtype, is_first)
         return self._sharded(PolicyModel(loaded).requires_grad_(False), offload_policy)
 
+    def _load_teacher(self, model: Model) -> TeacherModel:
+        self.state.rest()  # while it is loaded
+        self.frozen.rest()
+        vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
+        loaded = TeacherModel(
+            model, self.teaching.model.fsdp_config, self.groups, self.placement, self.temperature, vocabulary
+        )
+        self.sharing.problem = self.sharing.problem or loaded.sharing.problem
+        return loaded
+
     def _sharded(self, policy: PolicyModel, offload_policy: bool) -> PolicyModel:
         layers = decoder_layers(policy.model)
         shard(policy, layers, self.groups.shards, self.dtype, offload_policy, PolicyModel.forward_methods)
@@ -316,17 +344,11 @@ class PolicyWorker:
         logprobs: torch.Tensor = self.policy(micro, self.temperature).logprobs
         return logprobs
 
-    @torch.no_grad()
     def _log_probs(self, model: PolicyModel, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Log-probs of the rows in `mini_batches`, zero elsewhere. float32 [sum responses]"""
-        rows = self._batch.rows
-        column = ColumnInParts(rows)
-        for mini_batch in mini_batches:
-            for positions in mini_batch.micro_batches:
-                micro = self._micro_batch(rows, positions)
-                column.add(positions, micro.values(model(micro, self.temperature).logprobs))
-        reshard(model)
-        return column.fetch()
+        rows, sequence = self._batch.rows, self.groups.sequence
+        of = (rows, mini_batches, self.padded, self.device, sequence)
+        return compute_column(model, lambda micro: model(micro, self.temperature).logprobs, *of)
 
     def _expert_load(self) -> ExpertLoad | None:
         routers = self.policy.routers
@@ -353,19 +375,23 @@ class PolicyWorker:
     ) -> None:
         """Forward and backward of one micro-batch. noted: take the old log-probs from this forward, and note them."""
         micro = self._micro_batch(self._batch.rows, positions, replace(columns, returns=None, values=None))
-        reference = self._reference_hidden(micro) if self.actor.full_kl else None
-        stats = self.policy(micro, self.temperature, need_entropy=True, reference=reference)
+        stats = self.policy(micro, self.temperature, need_entropy=True, other=self._compared_with(micro))
         if noted is not None:
             noted.add(positions, micro.values(stats.logprobs))
         matrices = policy_matrices(micro, stats, old_logprobs=None if noted is None else stats.logprobs.detach())
-        loss, figures = policy_objective(matrices, self.actor, self.policy_loss, self.correction)
+        loss, figures = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teaching)
+        figures |= teaching_figures(stats, micro.mask)
         if load:
             loss = loss + load.note()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the weights are global
         sums.add(figures)
 
     @torch.no_grad()
-    def _reference_hidden(self, micro: MicroBatch) -> Hidden:
+    def _compared_with(self, micro: MicroBatch) -> Other | None:
+        """The teacher, or the other side of a full KL: config/check_teacher.py refuses both at once."""
+        if self.teacher is not None and self.teaching.whole:
+            return self.teacher.distribution(micro, self.teaching)
+        if not self.actor.full_kl:
+            return None
         with self._as_reference() as reference:
-            hidden: Hidden = reference.hidden(micro)
-        return hidden
+            return Other(reference.hidden(micro), REVERSE)

@@ -3,7 +3,7 @@
 Every term is a sum over rows with the row weights that the driver fixed for the whole mini-batch, so micro-batches,
 ranks and packing cannot change it:
 
-    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL - entropy_coef * entropy)
+    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL + teacher's coef * D - entropy_coef * entropy)
 
 rho is 1, or what algorithm.rollout_correction says: it corrects the policy term alone.
 """
@@ -22,7 +22,7 @@ from alphaapollo.algorithms.kl import kl_penalty
 from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
-from alphaapollo.config.schema import Actor, RolloutCorrection
+from alphaapollo.config.schema import NO_TEACHER, Actor, RolloutCorrection, Teacher
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.workers.base import LARGEST
@@ -30,11 +30,11 @@ from alphaapollo.workers.base import LARGEST
 
 @dataclass(frozen=True)
 class PolicyMatrices:
-    """A micro-batch of b rows, response-aligned [b, L]. `logp`, `entropy` and `kl_full` have gradients."""
+    """A micro-batch of b rows, response-aligned [b, L]. `logp`, `entropy` and `divergence` have gradients."""
 
     logp: Tensor
     entropy: Tensor
-    kl_full: Tensor | None  # where the KL of the loss is of kind full
+    divergence: Tensor | None  # where whole distributions are compared: with the teacher's, or a KL of kind full
     old_logp: Tensor
     ref_logp: Tensor | None  # where the loss has a KL of another kind
     rollout_logp: Tensor
@@ -54,7 +54,7 @@ def policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor |
     matrices = PolicyMatrices(
         logp=micro.to_matrix(stats.logprobs),
         entropy=micro.to_matrix(stats.entropy),
-        kl_full=None if stats.kl is None else micro.to_matrix(stats.kl),
+        divergence=None if stats.divergence is None else micro.to_matrix(stats.divergence),
         old_logp=micro.to_matrix(old),
         ref_logp=None if columns.ref_logprobs is None else micro.to_matrix(columns.ref_logprobs),
         rollout_logp=micro.to_matrix(micro.rollout_logprobs),
@@ -78,7 +78,7 @@ def _end_to_end(matrices: PolicyMatrices, trajectory_ids: Tensor) -> PolicyMatri
         matrices,
         logp=whole.join(matrices.logp),
         entropy=whole.join(matrices.entropy),
-        kl_full=join(matrices.kl_full),
+        divergence=join(matrices.divergence),
         old_logp=whole.join(matrices.old_logp),
         ref_logp=join(matrices.ref_logp),
         rollout_logp=whole.join(matrices.rollout_logp),
@@ -91,7 +91,11 @@ def _end_to_end(matrices: PolicyMatrices, trajectory_ids: Tensor) -> PolicyMatri
 
 
 def policy_objective(
-    matrices: PolicyMatrices, actor: Actor, policy_loss: PolicyLoss, correction: RolloutCorrection
+    matrices: PolicyMatrices,
+    actor: Actor,
+    policy_loss: PolicyLoss,
+    correction: RolloutCorrection,
+    teacher: Teacher = NO_TEACHER,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and its figures: `loss` and `pg_loss` add up over micro-batches, ranks and nothing else; the others are
     sums over action tokens, those that start with row_ over non-empty rows (trajectories, with such a loss), and those
@@ -129,6 +133,9 @@ def policy_objective(
         kl = _kl(matrices, actor)
         loss = loss + actor.kl_loss_coef * aggregate(kl, mask, weights)
         figures["ref_kl"] = masked(kl, mask).sum()
+    if teacher.whole:
+        assert matrices.divergence is not None
+        loss = loss + teacher.coef * aggregate(matrices.divergence, mask, weights)
     figures["loss"] = loss
     return loss, figures
 
@@ -155,8 +162,8 @@ def _correction_weights(matrices: PolicyMatrices, correction: RolloutCorrection)
 
 def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:
     if actor.full_kl:
-        assert matrices.kl_full is not None
-        return matrices.kl_full
+        assert matrices.divergence is not None
+        return matrices.divergence
     assert matrices.ref_logp is not None
     return kl_penalty(matrices.logp, matrices.ref_logp, actor.kl_loss_type)
 

@@ -53,7 +53,8 @@ class RewardModelWorker:
         `batch`: its rows have a response of one token, the last (see trainer/trained_reward.py).
         """
         self.parameters.fetch()
-        return compute_column(self.model, batch, self.padded, self.device, self.groups.sequence)
+        rows, sequence = batch.rows, self.groups.sequence
+        return compute_column(self.model, self.model, rows, batch.mini_batches, self.padded, self.device, sequence)
 
     def rest(self) -> None:
         """The end of its phase: its GPU memory, as far as it can be spared, is free for others."""

@@ -40,13 +40,14 @@ FIT = {  # where a recipe needs more than its group size
     # divided by its group's deviation, as grpo does, one token would weigh as much as a right answer
     "length_budget": (*GROUP, "algorithm.adv_estimator=dr_grpo"),
 }
+ELSEWHERE = {"distill"}  # it needs a teacher: examples/distill
 LONGER = 2.5  # times the iterations, for those with one optimiser step in each instead of four
 LENGTH_BUDGET = 40  # tokens, for the recipe that asks for one: answers have 31 to 37
 
 
 def recipes() -> list[str]:
-    """The names in configs/algorithm."""
-    return sorted(path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml"))
+    """The names in configs/algorithm that the task can show."""
+    return sorted({path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml")} - ELSEWHERE)
 
 
 def num_iterations(recipe: str, iterations: int) -> int:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms import correction, kl, preference
+from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.log_ratio import cut
 from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode
-from alphaapollo.models.lm_head import Head, Hidden, TokenStats, token_stats
+from alphaapollo.models.lm_head import Head, Hidden, Other, TokenStats, token_stats
 from tests.golden.common import AggKw, Function, Results, aggregated
 
 Kind = Literal[
@@ -61,16 +62,16 @@ def kl_per_token(
 
 def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
     stats = over_vocabulary(logits, ref_logits)
-    assert stats.kl is not None
-    return {"value": stats.kl.view(logits.shape[:-1])}
+    assert stats.divergence is not None
+    return {"value": stats.divergence.view(logits.shape[:-1])}
 
 
 def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenStats:
     """By the head that the trainer uses, which is given the logits as its states. [..., V] -> flat [n]"""
     size = logits.shape[-1]
     head, targets = Head(torch.eye(size, dtype=logits.dtype)), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
-    reference = None if ref_logits is None else Hidden(ref_logits.reshape(-1, size), head)
-    return token_stats(logits.reshape(-1, size), targets, head, 1.0, need_entropy=True, reference=reference)
+    other = None if ref_logits is None else Other(Hidden(ref_logits.reshape(-1, size), head), REVERSE)
+    return token_stats(logits.reshape(-1, size), targets, head, 1.0, need_entropy=True, other=other)
 
 
 def entropy_loss(

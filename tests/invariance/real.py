@@ -49,6 +49,7 @@ def make_worker(
         placement=RankPlacement(rank, num_ranks, address, "cpu", 1, sequence_parallel),
         optimiser_steps=10,
         temperature=0.9,
+        teacher_model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
     )
     scale_weights(worker.policy, 1.1)  # away from the reference
     return worker
@@ -59,7 +60,7 @@ def load(worker: PolicyWorker, case: Case, view: View):
     prepared = prepare(view, case.episodes, case.told, case.config, case.estimator)
     rank = worker.placement.rank // view.sequence_parallel
     worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, case.loss
-    worker.correction = case.config.algorithm.rollout_correction
+    worker.correction, worker.teaching = case.config.algorithm.rollout_correction, case.config.teacher
     worker.load_batch(prepared.batch.layout.rank_batches[rank])
     return prepared, prepared.columns[rank]
 

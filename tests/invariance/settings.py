@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
+from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config
@@ -86,13 +87,24 @@ def draw_config(
         actor["use_invalid_action_penalty"] = chance(0.5)
         algorithm["use_kl_in_reward"] = chance(0.3)
         algorithm["length_budget"] = {"mode": one_of(["exact", "max"]) if chance(0.3) else None, "coef": 0.05}
-    if not algorithm.get("use_kl_in_reward") and chance(0.4):
+    alone = estimator.name == NO_ESTIMATOR and loss.level == "sequence"  # with a teacher that compares distributions
+    if not algorithm.get("use_kl_in_reward") and chance(0.4) and not alone:
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": one_of(KL_IN_LOSS)}
-    config = convert(
-        Config, {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "env": {"rollout": {"n": 4}}}
-    )
+    teacher = _teacher(generator, estimator, loss, may_be_whole=actor.get("kl_loss_type") != "full")
+    sections = {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "teacher": teacher}
+    config = convert(Config, sections | {"env": {"rollout": {"n": 4}}})
     check_combinations(config, estimator, loss)  # raises for what a run would refuse
     return config
+
+
+def _teacher(
+    generator: np.random.Generator, estimator: Estimator, loss: PolicyLoss, may_be_whole: bool
+) -> dict[str, Any]:
+    """One in four, and always where nothing else is learnt from."""
+    kinds = ["sampled"] * (loss.level == "token") + ["reverse", "forward", "jsd"] * may_be_whole
+    if not kinds or (generator.random() > 0.25 and estimator.name != NO_ESTIMATOR):
+        return {}
+    return {"divergence": kinds[int(generator.integers(len(kinds)))], "coef": 0.5, "beta": 0.3}
 
 
 def _correction(generator: np.random.Generator, loss: PolicyLoss) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def policy_step(
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
     for micro, tokens in micro_batches(prepared, step, view.padded):
         matrices = policy_matrices(micro, table.stats(theta, tokens))
-        one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction)
+        one, sums = policy_objective(matrices, actor, loss, config.algorithm.rollout_correction, config.teacher)
         total = total + one
         for name, value in sums.items():
             known, own = figures.get(name, 0.0), float(value.detach())

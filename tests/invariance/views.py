@@ -99,8 +99,9 @@ def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimato
     def said(values: np.ndarray) -> np.ndarray:
         return np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0))
 
-    computed = WorkerColumns(said(told.old), said(told.ref), said(told.values) if "values" in estimator.needs else None)
-    credit = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1)
+    values = said(told.values) if "values" in estimator.needs else None
+    computed = WorkerColumns(said(told.old), said(told.ref), values, teacher_logprobs=said(told.ref))
+    credit = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1, teacher=config.teacher)
     may_skip = view.skips and skips_still_rows(config, get_policy_loss(actor.policy_loss.loss_mode))
     kept = credit.moving if may_skip else np.ones_like(credit.moving)
     steps = keep_rows(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)

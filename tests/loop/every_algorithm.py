@@ -21,13 +21,15 @@ from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.load import load_config, shipped_configs
-from alphaapollo.config.schema import Actor, Config, RolloutCorrection
+from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.trainer.lifecycle import launch, make_run, prepare
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
+from examples.quickstart.make_task import make_model, make_tokenizer
 
+ALONE = ("gae", "remax", "reinforce_plus_plus", "none")
 REWARD = '''
 def compute_score(prompt, completion):
     """Of an untrained model: an even or odd number of digits is a coin flip."""
@@ -35,7 +37,10 @@ def compute_score(prompt, completion):
     return {"reward": float(digits % 2), "accuracy": float(digits % 2), "length": len(completion) / 100}
 '''
 PASSK = ["algorithm.passk_k=2"]  # of groups of 4
+TEACHER = "TEACHER"  # stands for its folder
 EXTRA = {  # besides the case's own settings
+    "distill": [f"teacher.model.path={TEACHER}"],
+    "adv_estimator=none": [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"],
     "grpo_passk_analytic": PASSK,
     "adv_estimator=grpo_passk_analytic": PASSK,
     "magistral": ["reward.components={}", "reward.required=[]"],
@@ -46,7 +51,8 @@ EXTRA = {  # besides the case's own settings
 
 
 def cases() -> dict[str, list[str]]:
-    """Name -> overrides: each recipe of configs/algorithm, each estimator by its name alone, each loss with grpo."""
+    """Name -> overrides: each recipe of configs/algorithm, each estimator by its name alone, each loss with grpo, and
+    other divergences from a teacher, alone and beside a reward."""
     recipes = sorted(path.stem for path in (shipped_configs() / "algorithm").glob("*.yaml"))
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
     plain = (
@@ -54,6 +60,9 @@ def cases() -> dict[str, list[str]]:
         | {f"adv_estimator={name}": [f"algorithm.adv_estimator={name}"] for name in estimator_names()}
         | {f"loss_mode={name}": ["algorithm.adv_estimator=grpo", f"{loss}={name}"] for name in policy_loss_names()}
     )
+    for name, estimator in (("jsd", "none"), ("forward", "grpo")):
+        taught = [f"teacher.divergence={name}", f"teacher.model.path={TEACHER}"]
+        plain[f"divergence={name}"] = [f"algorithm.adv_estimator={estimator}", *taught]
     return {name: [*words, *EXTRA.get(name, [])] for name, words in plain.items()}
 
 
@@ -75,8 +84,9 @@ def settings(model: str, data: str, out: Path, words: list[str]) -> Config:
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
     ]
+    words = [word.replace(TEACHER, str(out / "teacher")) for word in words]
     first = load_config(Config, "ppo", [*sizes, *words])
-    alone = first.group_size == 1 and first.algorithm.adv_estimator in ("gae", "remax", "reinforce_plus_plus")
+    alone = first.group_size == 1 and first.algorithm.adv_estimator in ALONE
     group = ["data.train_batch_size=32", "env.rollout.n=1"] if alone else ["data.train_batch_size=8", "env.rollout.n=4"]
     return load_config(Config, "ppo", [*sizes, *words, *group])
 
@@ -94,16 +104,16 @@ class Kept:
         pass
 
 
-def use(worker: Any, actor: Actor, correction: RolloutCorrection) -> None:
+def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teacher) -> None:
     """On a training rank: train by these settings from now on."""
-    worker.actor, worker.correction = actor, correction
+    worker.actor, worker.correction, worker.teaching = actor, correction, teacher
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
 
 
 async def run_case(config: Config, crew: Any, start: Path) -> list[dict[str, float]]:
     prepared = await asyncio.to_thread(prepare, config)  # it has an event loop of its own
     actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
-    await crew.policy.ranks.call(lambda worker: use(worker, actor, correction))
+    await crew.policy.ranks.call(lambda worker: use(worker, actor, correction, config.teacher))
     await crew.policy.load(str(start / "policy"))
     await crew.critic.load(str(start / "critic"))
     needed = SimpleNamespace(
@@ -130,7 +140,10 @@ async def main(model: str, data: str, out: Path) -> None:
     rows["extra_info"] = [info | {"length_budget": 8} for info in rows["extra_info"]]
     rows.to_parquet(out / "train.parquet")
     data = str(out / "train.parquet")
+    make_tokenizer(out / "teacher")
+    make_model(out / "teacher", seed=1)
     everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
+    everything += [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"]
     crew = await launch(await asyncio.to_thread(prepare, settings(model, data, out, everything)))
     try:
         await crew.policy.save(str(out / "policy"))

@@ -47,10 +47,12 @@ from alphaapollo.config.schema.reward import (
 from alphaapollo.config.schema.rm import BradleyTerry, RewardData, RmConfig, RmTrainer
 from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
 from alphaapollo.config.schema.sft import SftConfig, SftData, SftTrainer
+from alphaapollo.config.schema.teacher import NO_TEACHER, Distance, Teacher, TeacherModel
 from alphaapollo.config.schema.trainer import RunFolder, Trainer, Training
 from alphaapollo.config.schema.tuning import TuningConfig, TuningData, TuningTrainer
 
 __all__ = [
+    "NO_TEACHER",
     "Actor",
     "ActorRolloutRef",
     "AggregationMode",
@@ -61,6 +63,7 @@ __all__ = [
     "CriticModel",
     "CustomRewardFunction",
     "Data",
+    "Distance",
     "DpoConfig",
     "DpoTrainer",
     "EngineKwargs",
@@ -116,6 +119,8 @@ __all__ = [
     "SftConfig",
     "SftData",
     "SftTrainer",
+    "Teacher",
+    "TeacherModel",
     "ToolLimits",
     "Trainer",
     "Training",

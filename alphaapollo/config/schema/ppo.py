@@ -13,6 +13,7 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel
 from alphaapollo.config.schema.rollout import Rollout
+from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
 
 
@@ -29,6 +30,7 @@ class Config(Section):
     data: Data = Data()
     actor_rollout_ref: ActorRolloutRef = ActorRolloutRef()
     critic: Critic = Critic()
+    teacher: Teacher = Teacher()
     algorithm: Algorithm = Algorithm()
     env: Env = Env()
     reward: Reward = Reward()

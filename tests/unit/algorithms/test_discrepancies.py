@@ -14,13 +14,14 @@ from alphaapollo.algorithms.advantages.gpg import gpg_alpha
 from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences, row_weights, sequence_weights
 from alphaapollo.algorithms.correction import mismatch_weights
+from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.kl import AdaptiveKL, kl_in_reward, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.reward_shaping import place_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.models.lm_head import Head, Hidden, token_stats
+from alphaapollo.models.lm_head import Head, Hidden, Other, token_stats
 
 
 def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:
@@ -202,9 +203,9 @@ def test_d18_token_losses_leave_the_aggregation_to_the_config(name: str):
 
 def test_d18_the_full_kl_exists():
     states, targets, head = torch.eye(2), torch.tensor([0, 1]), Head(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
-    stats = token_stats(states, targets, head, 1.0, reference=Hidden(states, head))
-    assert stats.kl is not None
-    assert stats.kl.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+    stats = token_stats(states, targets, head, 1.0, other=Other(Hidden(states, head), REVERSE))
+    assert stats.divergence is not None
+    assert stats.divergence.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 def test_d19_controllers_are_steered_by_the_kl_of_a_sequence():

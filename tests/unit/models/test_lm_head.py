@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from alphaapollo.algorithms.divergence import REVERSE, Divergence
 from alphaapollo.models import lm_head as head_module
-from alphaapollo.models.lm_head import Head, Hidden, token_stats
-from tests.unit.plain import entropy, kl_full
+from alphaapollo.models.lm_head import Head, Hidden, Other, token_stats
+from tests.unit.plain import entropy, jsd, kl_full
 
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
 
@@ -45,15 +46,39 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
         Head(weight, bias, scale, softcap),
         0.7,
         need_entropy=True,
-        reference=Hidden(ref_states, Head(ref_weight)),
+        other=Other(Hidden(ref_states, Head(ref_weight)), REVERSE),
         chunk_logits=chunk_logits,
     )
-    assert stats.entropy is not None and stats.kl is not None
+    assert stats.entropy is not None and stats.divergence is not None
     torch.testing.assert_close(stats.logprobs, logp)
     torch.testing.assert_close(stats.entropy, own_entropy)
-    torch.testing.assert_close(stats.kl, kl)
-    loss = (weights * (stats.logprobs + 0.3 * stats.entropy + 0.2 * stats.kl)).sum()
+    torch.testing.assert_close(stats.divergence, kl)
+    loss = (weights * (stats.logprobs + 0.3 * stats.entropy + 0.2 * stats.divergence)).sum()
     torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight, bias)), expected)
+
+
+@pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])
+@pytest.mark.parametrize(
+    "divergence", [REVERSE, Divergence("forward"), Divergence("jsd", 0.2)], ids=lambda one: one.kind
+)
+def test_divergences_and_what_is_shown_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
+    weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
+    hidden, weight, bias, targets, other_states, other_weight = inputs()
+    logits, other_logits = (hidden @ weight.T + bias) / 0.7, other_states @ other_weight.T / 0.7
+    reverse, forward = kl_full(logits, other_logits), kl_full(other_logits, logits)
+    own = {"reverse": reverse, "forward": forward, "jsd": jsd(logits, other_logits, 0.2)}[divergence.kind]
+    expected = torch.autograd.grad((weights * own).sum(), (hidden, weight, bias))
+
+    other = Other(Hidden(other_states, Head(other_weight)), divergence, shown=True)
+    stats = token_stats(hidden, targets, Head(weight, bias), 0.7, other=other, chunk_logits=chunk_logits)
+    assert stats.divergence is not None and stats.agreement is not None and not stats.agreement.requires_grad
+    torch.testing.assert_close(stats.divergence, own)
+    torch.testing.assert_close(stats.reverse_kl, reverse.detach())
+    torch.testing.assert_close(stats.forward_kl, forward.detach())
+    common = torch.minimum(logits.softmax(-1), other_logits.softmax(-1)).sum(-1)
+    torch.testing.assert_close(stats.agreement, common.detach())
+    got = torch.autograd.grad((weights * stats.divergence).sum(), (hidden, weight, bias))
+    torch.testing.assert_close(got, expected)
 
 
 def test_two_tokens_by_hand():
@@ -63,7 +88,7 @@ def test_two_tokens_by_hand():
     assert stats.entropy is not None
     assert stats.logprobs.item() == pytest.approx(-0.2876821)
     assert stats.entropy.item() == pytest.approx(0.5623351)
-    assert stats.kl is None
+    assert stats.divergence is None
 
 
 def test_logits_never_exist_whole(monkeypatch: pytest.MonkeyPatch):

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.shared_prompts import Prefixes, find_prefixes
 from alphaapollo.models import attention
 from alphaapollo.models.critic import CriticModel
+from alphaapollo.models.lm_head import Other
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import Packing, build_micro_batch
 from alphaapollo.models.padded_segments import visible
@@ -48,8 +50,8 @@ def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, referen
     other = None
     if reference is not None:
         with torch.no_grad():
-            other = reference.hidden(micro)
-    stats = policy(micro, 0.8, need_entropy=True, reference=other)
+            other = Other(reference.hidden(micro), REVERSE)
+    stats = policy(micro, 0.8, need_entropy=True, other=other)
     columns = torch.stack([one for one in stats if one is not None])
     policy.zero_grad()
     (columns * torch.linspace(-1, 1, columns.numel()).view_as(columns)).sum().backward()

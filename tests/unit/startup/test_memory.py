@@ -161,3 +161,19 @@ def test_a_cache_without_room_for_one_sequence_is_refused():
 
 def test_a_cache_that_is_too_large_is_named():
     assert on_cpu(kv_cache_gib=1e5).problem.endswith("Set actor_rollout_ref.rollout.kv_cache_gib=0.5.")
+
+
+def test_the_teacher_counts_where_it_is():
+    """Qwen2.5 7B teaches 1.5B on eight GPUs: an eighth of its bfloat16 weights, unless they rest in host memory."""
+    teacher = {"teacher__model__path": str(PUBLISHED / "qwen2.5-7b"), "teacher__divergence": "sampled"}
+    _, alone = planned("qwen2.5-1.5b", 8, 80)
+    _, taught = planned("qwen2.5-1.5b", 8, 80, **teacher)
+    slices = 2 * -(-7_615_616_512 // 8)
+    assert taught.moments["publish"].frozen - alone.moments["publish"].frozen == slices
+    _, away = planned("qwen2.5-1.5b", 8, 80, **teacher, teacher__model__fsdp_config__param_offload=True)
+    assert away.moments["publish"] == alone.moments["publish"]
+    assert away.moments["the teacher's pass"].frozen == slices and away.host - alone.host == 8 * slices
+    _, whole = planned("qwen2.5-1.5b", 8, 80, **teacher | {"teacher__divergence": "jsd"})
+    head = "update of the policy, head"
+    assert whole.moments[head].logits > taught.moments[head].logits
+    assert whole.moments[head].gathered - taught.moments[head].gathered == 2 * 2 * 152_064 * 3584 + 2 * 3584

@@ -56,7 +56,9 @@ def actor(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("estimator", estimator_names())
 def test_every_pair_either_works_without_a_word_or_says_why_not(estimator: str, loss: str):
     one, other = get_estimator(estimator), get_policy_loss(loss)
-    if one.per_token and other.level == "sequence":
+    if estimator == "none":
+        assert "the reward teaches nothing, and there is no teacher" in problem(estimator, loss)
+    elif one.per_token and other.level == "sequence":
         text = problem(estimator, loss)
         assert text == (
             f"{LOSS}={loss} takes one advantage a row, but algorithm.adv_estimator={estimator} gives every token its "
@@ -384,3 +386,12 @@ def test_bounds_of_a_geometric_mean_that_never_act():
     (line,) = notices("grpo", **level)
     assert "bounds as wide as 0 and 2 never act" in line
     assert notices("grpo", **level, **{f"{CORRECTION}.high": 1.01}) == []
+
+
+def test_without_advantages_a_teacher_is_enough():
+    assert notices("none", **{"teacher.divergence": "reverse"}) == []
+
+
+def test_a_sampled_divergence_is_of_single_tokens():
+    assert "gives every token its own" in problem("grpo", "gspo", **{"teacher.divergence": "sampled"})
+    assert notices("grpo", "gspo", **{"teacher.divergence": "jsd"}) == []

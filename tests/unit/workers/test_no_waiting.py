@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.attention import register
+from alphaapollo.models.lm_head import Other
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.base import Sums
@@ -54,8 +56,7 @@ def test_a_micro_batch_is_one_copy_and_no_wait(policy: PolicyModel, loss: str, f
     (positions,) = batch.rank_batches[0].mini_batches[0].micro_batches
     with Copies() as copies:
         micro = build_micro_batch(batch.rank_batches[0].rows, positions, False, META, columns)
-        reference = policy.hidden(micro)
-        stats = policy(micro, 0.9, need_entropy=True, reference=reference)
+        stats = policy(micro, 0.9, need_entropy=True, other=Other(policy.hidden(micro), REVERSE))
         matrices = policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
         objective, figures = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
         objective.backward()

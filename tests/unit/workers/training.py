@@ -11,13 +11,14 @@ import torch
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import resolve_model
-from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
+from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.train_state import StepFigures
+from alphaapollo.startup.builders import teacher_model
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker
@@ -48,6 +49,9 @@ class Case:
     aux: float = 0.0  # weight of the load-balancing loss
     replay: bool = False  # rows come with experts
     device: Device = "cpu"
+    teacher: dict[str, Any] = field(default_factory=dict)
+    teacher_folder: str = ""
+    no_advantages: bool = False
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Which of how many parts of the rows a rank gets."""
@@ -61,24 +65,28 @@ class Case:
 
 def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments: Any) -> PolicyWorker:
     sharding.MIN_UNIT = case.min_unit
-    return PolicyWorker(
-        model=resolve_model(
-            Model(
-                path=case.folder,
-                attention=case.attention,
-                dtype=case.dtype,
-                enable_gradient_checkpointing=case.checkpointing,
-                lora_rank=case.lora_rank,
-                router_aux_loss_coef=case.aux,
-            ),
-            case.device,
+    model = resolve_model(
+        Model(
+            path=case.folder,
+            attention=case.attention,
+            dtype=case.dtype,
+            enable_gradient_checkpointing=case.checkpointing,
+            lora_rank=case.lora_rank,
+            router_aux_loss_coef=case.aux,
         ),
+        case.device,
+    )
+    teacher = Teacher(model={"path": case.teacher_folder}, **case.teacher)
+    return PolicyWorker(
+        model=model,
         actor=Actor(**case.actor),
         ref=Reference(),
         needs_reference=case.needs_reference,
         placement=RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel),
         optimiser_steps=10,
         temperature=0.9,
+        teacher=teacher,
+        teacher_model=teacher_model(model, teacher) if teacher.divergence else None,
         **arguments,
     )
 
@@ -133,7 +141,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
 
     chosen = (column(1.0) > 0.5).astype(np.uint8)
     return Columns(
-        advantages=column(1.0),
+        advantages=column(0.0 if case.no_advantages else 1.0),
         returns=column(1.0),
         values=column(0.5),
         old_logprobs=column(0.5, -4.0) if old else None,

@@ -1,0 +1,17 @@
+"""No advantages: the reward teaches nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
+from alphaapollo.config.schema import Algorithm
+
+NO_ESTIMATOR = "none"
+
+
+@register_estimator(NO_ESTIMATOR, reads=())
+def _none(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """Zeros, for what is learnt from something else alone: a teacher (docs/algorithms/distill.md)."""
+    zeros = torch.zeros_like(inputs.token_rewards)
+    return Advantages(zeros, zeros)

@@ -1,0 +1,135 @@
+r"""Rejection sampling: of what a model has said, the right answers as supervised data.
+
+    python -m examples.data_preprocess.prepare_right_answers --results outputs/alphaapollo/round_1/results.jsonl \
+        --max_answers 4 --shortest --local_dir outputs/data/round_1
+
+--results: results.jsonl of main_generation, several of one or more runs too. Kept are answers of an accuracy of
+--min_accuracy that ended by themselves, each text once, at most --max_answers of a problem: the first ones, or with
+--shortest those of the fewest tokens. Writes <local_dir>/train.parquet with `messages`, which main_sft reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.data.files import DataRow
+from alphaapollo.evaluation.figures import result_of_record
+from alphaapollo.types import EpisodeEnd, Message
+from examples.data_preprocess.columns import Dropped, is_unicode
+from examples.data_preprocess.common import Count, finish, output_folder, run
+from examples.data_preprocess.prepare_sft import SFT_SCHEMA
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A right one."""
+
+    problem: str  # equal for samples of one problem
+    data_source: str
+    ground_truth: str | None
+    messages: list[Message]
+    num_tokens: int
+
+
+def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
+    """Of a line of results.jsonl (Dropped: it is not to be learnt from)."""
+    try:
+        result, asked, turns = result_of_record(record), record["prompt"], record["turns"]
+        several = len(record["rows"]) > 1
+    except (ValueError, KeyError, TypeError) as error:
+        raise Dropped("no result of main_generation") from error
+    if result.outcome.failed:
+        raise Dropped("its grader or environment failed")
+    if not result.accuracy >= min_accuracy:
+        raise Dropped("wrong")
+    if result.end is not EpisodeEnd.DONE:
+        raise Dropped("cut by a limit")
+    if several:
+        raise Dropped("a prompt of its own each turn (env.context=memory), which is no chat")
+    if not isinstance(asked, list):
+        raise Dropped("the prompt is a text, not a chat")
+    messages = [*asked, *_said(turns)]
+    if not all(is_unicode(one["content"]) for one in messages):
+        raise Dropped("a message is not valid Unicode")
+    truth = record["ground_truth"]
+    problem = json.dumps([result.data_source, asked, truth])
+    shown = None if truth is None else str(truth)
+    return Answer(problem, result.data_source, shown, messages, result.num_tokens or 0)
+
+
+def _said(turns: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
+    """The model's turns, and what the environment said in between; after the last it says nothing that is learnt."""
+    turns = list(turns)
+    for number, turn in enumerate(turns, start=1):
+        yield Message(role="assistant", content=turn["text"])
+        if number < len(turns):
+            yield from (Message(role=one["role"], content=one["content"]) for one in turn["observation"] or ())
+
+
+def choose(answers: Sequence[Answer], max_answers: int, shortest: bool) -> list[Answer]:
+    """Of one problem: each text once, the first ones or the shortest."""
+    different = list({json.dumps(one.messages): one for one in reversed(answers)}.values())[::-1]
+    if shortest:
+        different.sort(key=lambda one: one.num_tokens)
+    return different[:max_answers]
+
+
+def read_answers(files: Sequence[str], min_accuracy: float, count: Count) -> dict[str, list[Answer]]:
+    """By problem; `count` gets the reasons of those that are left out (ValueError: a file that cannot be read)."""
+    problems: dict[str, list[Answer]] = defaultdict(list)
+    for name in files:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ValueError(f"--results {name}: no such file. Give results.jsonl of a run of main_generation.")
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                try:
+                    answer = read_answer(json.loads(line), min_accuracy)
+                except json.JSONDecodeError:
+                    count.dropped["a torn line"] += 1
+                except Dropped as reason:
+                    count.dropped[str(reason)] += 1
+                else:
+                    problems[answer.problem].append(answer)
+    return problems
+
+
+def prepare(files: Sequence[str], folder: Path, min_accuracy: float, max_answers: int, shortest: bool) -> None:
+    """Write train.parquet (ValueError: there is no right answer, or nothing to read)."""
+    if max_answers < 1:
+        raise ValueError(f"--max_answers {max_answers}: must be at least 1.")
+    count, rows = Count(), list[DataRow]()
+    problems = read_answers(files, min_accuracy, count)
+    for answers in problems.values():
+        kept = choose(answers, max_answers, shortest)
+        count.kept += len(kept)
+        different = len({json.dumps(one.messages) for one in answers})
+        count.dropped["said before"] += len(answers) - different
+        count.dropped[f"beyond {max_answers} of a problem"] += different - len(kept)
+        for one in kept:
+            facts = {"split": "train", "index": len(rows), "ground_truth": one.ground_truth}
+            rows.append({"data_source": one.data_source, "messages": one.messages, "extra_info": facts})
+    count.dropped = +count.dropped  # without zeros
+    finish(rows, count, folder / "train.parquet", f"right answers of {len(problems)} problems", SFT_SCHEMA)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", nargs="+", required=True, help="results.jsonl of main_generation")
+    parser.add_argument("--min_accuracy", type=float, default=1.0, help="what counts as right")
+    parser.add_argument("--max_answers", type=int, default=4, help="of one problem at most")
+    parser.add_argument("--shortest", action="store_true", help="those of the fewest tokens, not the first")
+    parser.add_argument("--local_dir", help="where to write (default: outputs/data/right_answers)")
+    args = parser.parse_args()
+    folder = output_folder(args.local_dir, "right_answers")
+    run(lambda: prepare(args.results, folder, args.min_accuracy, args.max_answers, args.shortest))
+
+
+if __name__ == "__main__":
+    main()

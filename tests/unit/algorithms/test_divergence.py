@@ -1,0 +1,77 @@
+"""Divergences on numbers worked out by hand, their limits, and the sampled form on average."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.divergence import REVERSE, Divergence, overlap, teach
+
+P = torch.tensor([0.5, 0.5, 0.0]).clamp(min=1e-30).double().log()
+Q = torch.tensor([0.25, 0.25, 0.5]).double().log()
+
+
+def test_values_by_hand():
+    """p = (1/2, 1/2, 0), q = (1/4, 1/4, 1/2). KL(p||q) = ln 2. With beta = 1/2, m = (3/8, 3/8, 1/4): KL(p||m) =
+    ln 4/3, KL(q||m) = 1/2 ln 2/3 + 1/2 ln 2 = 1/2 ln 4/3, so that jsd = 3/4 ln 4/3. They share 1/4 + 1/4."""
+    assert REVERSE.value(P, Q).item() == pytest.approx(math.log(2))
+    assert Divergence("jsd", 0.5).value(P, Q).item() == pytest.approx(0.75 * math.log(4 / 3))
+    assert overlap(P, Q).item() == pytest.approx(0.5)
+    half, quarter = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+    forward = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert Divergence("forward").value(half, quarter).item() == pytest.approx(forward)
+
+
+def test_the_forward_gradient_is_the_difference():
+    assert Divergence("forward").gradient(P, Q).tolist() == pytest.approx([0.25, 0.25, -0.5])
+
+
+def random_pair() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(4, 6, generator=generator).double(), torch.randn(4, 6, generator=generator).double()
+
+
+@pytest.mark.parametrize(("beta", "limit"), [(1e-6, Divergence("forward")), (1 - 1e-6, REVERSE)], ids=["0", "1"])
+def test_jsd_is_a_kl_at_both_ends(beta: float, limit: Divergence):
+    p, q = (logits.log_softmax(-1) for logits in random_pair())
+    small = min(beta, 1 - beta)
+    jsd = Divergence("jsd", beta)
+    torch.testing.assert_close(jsd.value(p, q) / small, limit.value(p, q), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(jsd.gradient(p, q) / small, limit.gradient(p, q), rtol=1e-4, atol=1e-6)
+
+
+def test_equal_distributions_are_at_rest():
+    p = random_pair()[0].log_softmax(-1)
+    for divergence in (REVERSE, Divergence("forward"), Divergence("jsd", 0.3)):
+        assert divergence.value(p, p).abs().max() < 1e-12
+        assert divergence.gradient(p, p).abs().max() < 1e-12
+    assert overlap(p, p).tolist() == pytest.approx([1.0] * 4)
+
+
+def test_the_sampled_form_is_the_reverse_kl_on_average():
+    """Sum over tokens v of p_v times what a sample v gives: value, overlap, and -A grad log p."""
+    logits, other = random_pair()
+    p, q = logits[:1].log_softmax(-1), other[:1].log_softmax(-1)
+    size = p.shape[-1]
+    old, teacher, mask = p.view(size, 1), q.view(size, 1), torch.ones(size, 1)
+    advantages = teach(old, teacher, mask).advantages[:, 0]
+    weights = p.exp()[0]
+    each = [teach(old[v : v + 1], teacher[v : v + 1], mask[:1]) for v in range(size)]
+    assert sum(w * one.reverse_kl for w, one in zip(weights, each, strict=True)) == pytest.approx(
+        REVERSE.value(p, q).item()
+    )
+    assert sum(w * one.agreement for w, one in zip(weights, each, strict=True)) == pytest.approx(overlap(p, q).item())
+    of_logp = torch.eye(size, dtype=torch.float64) - weights  # [v, u]: d log p_v / dz_u
+    expected = (weights * -advantages) @ of_logp
+    torch.testing.assert_close(expected, REVERSE.gradient(p, q)[0])
+
+
+def test_what_lies_off_the_mask_is_not_taught():
+    old = torch.tensor([[-1.0, -2.0, float("nan")]]).double()
+    teacher = torch.tensor([[-0.5, -3.0, 0.0]]).double()
+    taught = teach(old, teacher, torch.tensor([[1.0, 1.0, 0.0]]))
+    assert taught.advantages.tolist() == [[0.5, -1.0, 0.0]]
+    assert taught.reverse_kl == pytest.approx(0.25)
+    assert taught.agreement == pytest.approx((1 + math.exp(-1)) / 2)

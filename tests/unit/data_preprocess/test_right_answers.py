@@ -1,0 +1,104 @@
+"""Rejection sampling: which answers of a generation become supervised data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.data.files import read_rows
+from examples.data_preprocess.prepare_right_answers import prepare
+
+
+def record(prompt: int, text: str, accuracy: float = 1.0, tokens: int = 3, **changes: Any) -> dict[str, Any]:
+    turn = {"text": text, "observation": None, "num_tokens": tokens, "reward": 0.0}
+    return {
+        "prompt_id": prompt,
+        "sample": 0,
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"{prompt}+{prompt}?"}],
+        "ground_truth": str(2 * prompt),
+        "reward": accuracy,
+        "components": {"accuracy": accuracy},
+        "outcome": "scored",
+        "reason": "",
+        "end": "done",
+        "turns": [turn],
+        "rows": [{}],
+    } | changes
+
+
+def made(tmp_path: Path, records: list[dict[str, Any]], **options: Any) -> list[tuple[str, str]]:
+    """(question, answer) of each row."""
+    results = tmp_path / "results.jsonl"
+    results.write_text("".join(json.dumps(one) + "\n" for one in records) + '{"prompt_id": 5, "sam')
+    prepare([str(results)], tmp_path, **{"min_accuracy": 1.0, "max_answers": 4, "shortest": False} | options)
+    rows = [row["messages"] for row in read_rows(str(tmp_path / "train.parquet"))]
+    assert all([message["role"] for message in chat] == ["user", "assistant"] for chat in rows)
+    return [(chat[0]["content"], chat[1]["content"]) for chat in rows]
+
+
+SAID = [
+    record(1, "it is surely 2", tokens=5),
+    record(1, "2", tokens=1),
+    record(1, "3", accuracy=0.0),
+    record(1, "2", tokens=1),
+    record(1, "so 2", tokens=2),
+    record(2, "4 4 4 4", end="token_limit"),
+    record(2, "?", outcome="grader_failed", reward=None),
+    record(3, "6"),
+]
+
+
+def test_right_answers_are_kept_once_and_the_reasons_of_others_are_told(tmp_path: Path, capsys) -> None:
+    first, *others = made(tmp_path, SAID)
+    assert first == ("1+1?", "it is surely 2")
+    assert others == [("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
+    told = capsys.readouterr().out
+    assert "right answers of 2 problems): 4 rows kept, 5 dropped" in told
+    for reason in ("wrong", "said before", "cut by a limit", "its grader or environment failed", "a torn line"):
+        assert f"1 dropped: {reason}" in told
+
+
+def test_the_shortest_of_a_problem(tmp_path: Path) -> None:
+    assert made(tmp_path, SAID, shortest=True, max_answers=2) == [("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
+    assert made(tmp_path, SAID, max_answers=1) == [("1+1?", "it is surely 2"), ("3+3?", "6")]
+
+
+def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
+    answered = [{"role": "user", "content": "<tool_response>6</tool_response>"}]
+    turns = [
+        {"text": "<python_code>3+3</python_code>", "observation": answered, "num_tokens": 4, "reward": 0.0},
+        {"text": "6", "observation": None, "num_tokens": 1, "reward": 0.0},
+    ]
+    results = tmp_path / "results.jsonl"
+    results.write_text(json.dumps(record(3, "", turns=turns)) + "\n")
+    prepare([str(results)], tmp_path, 1.0, 4, False)
+    (row,) = read_rows(str(tmp_path / "train.parquet"))
+    assert [(one["role"], one["content"]) for one in row["messages"]] == [
+        ("user", "3+3?"),
+        ("assistant", "<python_code>3+3</python_code>"),
+        ("user", "<tool_response>6</tool_response>"),
+        ("assistant", "6"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rows": [{}, {}]}, "env.context=memory"),
+        ({"prompt": "1+1="}, "a text, not a chat"),
+        ({"components": {"accuracy": 0.5}}, "wrong"),
+    ],
+)
+def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match="no usable row") as caught:
+        made(tmp_path, [record(1, "2", **change)])
+    assert reason in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file"):
+        prepare([str(tmp_path / "none.jsonl")], tmp_path, 1.0, 4, False)

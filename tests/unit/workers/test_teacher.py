@@ -1,0 +1,107 @@
+"""A teacher beside the policy: its log-probs and divergences are those of the plain models, however a batch is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.plain import jsd, kl_full
+from tests.unit.tiny import free_address, run_ranks
+from tests.unit.workers.test_policy_gradients import alone, assert_same
+from tests.unit.workers.training import Case, gradients_of_cases, make_batch, make_worker
+
+JSD = {"divergence": "jsd", "beta": 0.3, "coef": 0.7}
+
+
+def wider(folder: Path, out: Path) -> str:
+    """The model with eight rows more in its head, as larger models of a family have."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    model.save_pretrained(out)
+    return str(out)
+
+
+def test_same_gradients_however_the_batch_is_cut(model_folder):
+    case = Case(str(model_folder("qwen3")), teacher=JSD, teacher_folder=str(model_folder("llama")))
+    expected, figures = alone(case)
+    assert figures["distill/divergence"] > 0.01
+    for other in (replace(case, max_tokens=40, checkpointing=True), replace(case, attention="sdpa", max_tokens=60)):
+        ours, own_figures = alone(other)
+        assert_same(ours, expected)
+        assert own_figures == pytest.approx(figures, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.timeout(240)
+def test_same_gradients_on_two_ranks(model_folder):
+    """Also where one has no row."""
+    case = Case(str(model_folder("qwen3")), teacher=JSD, teacher_folder=str(model_folder("llama")), max_tokens=40)
+    cases = [case, replace(case, num_rows=1)]
+    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
+    for index, one in enumerate(cases):
+        expected, figures = alone(one)
+        for rank in ranks:
+            ours, own_figures = rank[index]
+            assert_same(ours, expected)
+            assert own_figures == pytest.approx(figures, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["reverse", "forward", "jsd"])
+def test_equals_the_divergence_written_out_on_plain_logits(model_folder, tmp_path: Path, kind: str):
+    """Token-mean, row by row through the plain Hugging Face models; the teacher's head is wider than the policy's."""
+    from transformers import AutoModelForCausalLM
+
+    folder = str(model_folder("qwen3"))
+    case = Case(folder, teacher=JSD | {"divergence": kind}, teacher_folder=wider(model_folder("llama"), tmp_path))
+    case = replace(case, no_advantages=True)
+    ours, figures = alone(case)
+
+    policy, teacher = (AutoModelForCausalLM.from_pretrained(one).eval() for one in (folder, case.teacher_folder))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.1)
+    rows, terms, reverse, forward, shared = make_batch(case, 1).rank_batches[0].rows, [], [], [], []
+    for row in range(len(rows)):
+        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
+        start, part = int(rows.response_starts[row]), slice(*rows.response_offsets[row : row + 2])
+        mask = torch.from_numpy(rows.action_mask[part]).bool()
+        logits = policy(ids[None]).logits[0, start - 1 : -1][mask] / 0.9
+        others = teacher(ids[None]).logits[0, start - 1 : -1, : logits.shape[-1]][mask].detach() / 0.9
+        reverse.append(kl_full(logits, others))
+        forward.append(kl_full(others, logits))
+        terms.append({"reverse": reverse[-1], "forward": forward[-1], "jsd": jsd(logits, others, 0.3)}[kind])
+        shared.append(torch.minimum(logits.softmax(-1), others.softmax(-1)).sum(-1))
+    total = 0.7 * torch.cat(terms).mean()
+    total.backward()
+    assert figures["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
+    told = {"divergence": terms, "reverse_kl": reverse, "forward_kl": forward, "agreement": shared}
+    for name, values in told.items():
+        assert figures[f"distill/{name}"] == pytest.approx(torch.cat(values).mean().item(), rel=1e-5)
+    for name, parameter in policy.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(ours[f"model.{name}"], parameter.grad.numpy(), atol=2e-6, rtol=1e-3)
+
+
+def test_the_teachers_log_probs_are_the_plain_models(model_folder):
+    from transformers import AutoModelForCausalLM
+
+    folder = str(model_folder("llama"))
+    case = Case(str(model_folder("qwen3")), teacher={"divergence": "sampled"}, teacher_folder=folder)
+    worker = make_worker(case, 0, 1, free_address())
+    batch = make_batch(case, 1).rank_batches[0]
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    rows, expected = batch.rows, []
+    for row in range(len(rows)):
+        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
+        start = int(rows.response_starts[row])
+        with torch.no_grad():
+            logp = (plain(ids[None]).logits[0, start - 1 : -1] / 0.9).log_softmax(-1)
+        expected.append(logp.gather(1, ids[start:, None])[:, 0])
+    worker.load_batch(batch)
+    np.testing.assert_allclose(worker.compute_teacher_log_probs(), torch.cat(expected).numpy(), atol=1e-5)
+    worker.close()
