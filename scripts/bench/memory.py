@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from alphaapollo.algorithms.divergence import REVERSE  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
 from alphaapollo.models.activations import activations, load_meta, model_sizes  # noqa: E402
@@ -65,7 +66,9 @@ CASES = {
 def planned(case: Case, folder: str) -> dict[str, Held]:
     model = load_meta(Model(path=folder), torch.float32)
     sizes = model_sizes(model)
-    share = activations(model, case.rows, case.length, case.checkpointing, "cpu", full_kl=case.reference)
+    share = activations(
+        model, case.rows, case.length, case.checkpointing, "cpu", against=REVERSE if case.reference else None
+    )
     trained = Trained(sizes, share, case.ranks, dtype_bytes=4)
     frozen = Held(frozen=frozen_slices(sizes, case.ranks, 4)) if case.reference else Held()
     return {moment: held + frozen for moment, held in trained.updating().items()}

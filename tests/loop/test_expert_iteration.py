@@ -1,0 +1,44 @@
+"""One round of docs/expert_iteration.md by its commands: generate, keep the right answers, fine-tune on them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.data.files import read_rows
+from examples.data_preprocess import prepare_right_answers
+from tests.loop.conftest import Task
+from tests.loop.test_main_generation import GenerationRunner
+from tests.loop.test_main_sft import sft
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+
+LIKES_SHORT = '''
+def compute_score(prompt, completion):
+    """Of an untrained model: what ended early is right."""
+    return float(len(completion) < 100)
+'''
+
+
+def test_right_answers_of_a_generation_are_what_fine_tuning_learns(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation = GenerationRunner(task, tmp_path)
+    generation.reward.write_text(LIKES_SHORT)
+    words = ["trainer.controller=local", "rollout.name=hf", "data.max_response_length=128", "rollout.max_num_seqs=256"]
+    done = generation.run(*words, name="round_1")
+    generation.close()
+
+    said, folder = str(done.folder / "results.jsonl"), tmp_path / "right"
+    monkeypatch.setattr(sys, "argv", ["prepare", "--results", said, "--shortest", "--local_dir", str(folder)])
+    prepare_right_answers.main()
+    assert "dropped: cut by a limit" in capsys.readouterr().out
+    rows = read_rows(folder / "train.parquet")
+    assert len(rows) >= 8 and all(row["messages"][-1]["role"] == "assistant" for row in rows)
+
+    tuned = sft(task, tmp_path, f"data.train_files={folder / 'train.parquet'}", "trainer.total_training_steps=4")
+    assert tuned.code == 0, tuned.output[-3000:]
+    assert tuned.metrics[-1]["train/loss"] < tuned.metrics[0]["train/loss"]
+    assert (tuned.folder / "model" / "config.json").exists()
