@@ -37,7 +37,7 @@ class Divergence:
             case "reverse":
                 return kl(logp, logq)
             case "forward":
-                return kl(logq, logp)
+                return forward_kl(logp, logq)
             case "jsd":
                 mixture = self._mixture(logp, logq)
                 return self.beta * kl(logq, mixture) + (1.0 - self.beta) * kl(logp, mixture)
@@ -68,6 +68,11 @@ def divergence_of(teacher: Teacher) -> Divergence:
 def kl(logp: Tensor, logq: Tensor) -> Tensor:
     """KL(p||q). [..., V] each -> [...]"""
     return torch.linalg.vecdot(logp.exp(), logp - logq)
+
+
+def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
+    """KL(q||p). [..., V] each -> [...]"""
+    return kl(logq, logp)
 
 
 def overlap(logp: Tensor, logq: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import Divergence, kl, overlap
+from alphaapollo.algorithms.divergence import Divergence, forward_kl, kl, overlap
 from alphaapollo.models.cpu_linear import outer, product
 
 CHUNK_LOGITS = {
@@ -146,8 +146,8 @@ class _TokenStats(torch.autograd.Function):
             if other is not None:
                 logp, logq = logits - normaliser[chunk, None], work.other_logprobs(chunk)
                 divergence[chunk] = other.divergence.value(logp, logq)
-                for column, statistic in zip(shown, (kl(logp, logq), kl(logq, logp), overlap(logp, logq)), strict=True):
-                    column[chunk] = statistic
+                for column, statistic in zip(shown, (kl, forward_kl, overlap), strict=False):
+                    column[chunk] = statistic(logp, logq)
             whole = logits if num_tokens <= work.chunk else None
         ctx.work, ctx.needs_bias = work, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)

@@ -1,5 +1,5 @@
-"""Distillation on policy on the real loop: without any reward, synchronous and not, recorded and replayed; and a teacher
-that cannot read the policy."""
+"""Distillation on policy on the real loop: without any reward, synchronous and not, recorded and replayed; and a
+teacher that cannot read the policy."""
 
 from __future__ import annotations
 
