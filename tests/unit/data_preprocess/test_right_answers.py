@@ -12,14 +12,14 @@ from alphaapollo.data.files import read_rows
 from examples.data_preprocess.prepare_right_answers import prepare
 
 
-def record(prompt: int, text: str, accuracy: float = 1.0, tokens: int = 3, **changes: Any) -> dict[str, Any]:
+def record(number: int, text: str, accuracy: float = 1.0, tokens: int = 3, **changes: Any) -> dict[str, Any]:
     turn = {"text": text, "observation": None, "num_tokens": tokens, "reward": 0.0}
     return {
-        "prompt_id": prompt,
+        "prompt_id": number,
         "sample": 0,
         "data_source": "openai/gsm8k",
-        "prompt": [{"role": "user", "content": f"{prompt}+{prompt}?"}],
-        "ground_truth": str(2 * prompt),
+        "prompt": [{"role": "user", "content": f"{number}+{number}?"}],
+        "ground_truth": str(2 * number),
         "reward": accuracy,
         "components": {"accuracy": accuracy},
         "outcome": "scored",
