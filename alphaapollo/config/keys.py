@@ -15,6 +15,7 @@ from alphaapollo.config.schema import (
     Config,
     DpoConfig,
     EvalConfig,
+    EvolvingConfig,
     ExportConfig,
     GenerationConfig,
     RmConfig,
@@ -31,6 +32,7 @@ COMMANDS: dict[str, type[BaseModel]] = {
     "main_generation": GenerationConfig,
     "main_eval": EvalConfig,
     "main_export": ExportConfig,
+    "evolving": EvolvingConfig,
 }
 
 

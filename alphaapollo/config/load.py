@@ -34,7 +34,7 @@ from alphaapollo.registry import nearest
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 OWN = "_own"  # the name under which Hydra has the user's own file
 
-USAGE = """usage: python -m alphaapollo.trainer.main_{name} [options] [KEY=VALUE ...]
+USAGE = """usage: python -m alphaapollo.{module} [options] [KEY=VALUE ...]
 
   KEY=VALUE            set a key, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet]
   GROUP=PRESET         take a preset: {presets}
@@ -47,6 +47,8 @@ USAGE = """usage: python -m alphaapollo.trainer.main_{name} [options] [KEY=VALUE
 Every key with its type, default and meaning: docs/config.md, or
   python -m alphaapollo.config explain KEY...
 """
+
+MODULES = {"evolving": "evolving.main"}  # of commands that are not trainer.main_NAME
 
 
 def shipped_configs() -> Path:
@@ -86,7 +88,8 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
         folders.insert(0, _own_folder(options.config_dir))
     if options.help:
         presets = ", ".join(_presets(folders, schema)) or "none"
-        print(USAGE.format(name=config_name, presets=presets, shipped=shipped), end="")
+        module = MODULES.get(config_name, f"trainer.main_{config_name}")
+        print(USAGE.format(module=module, name=config_name, presets=presets, shipped=shipped), end="")
         raise SystemExit(0)
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)

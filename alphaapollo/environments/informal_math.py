@@ -76,10 +76,10 @@ def instruction(tools: ToolBox | None) -> str:
     """What the model may do, in tags."""
     if tools is None:
         return PLAIN
-    return WITH_TOOLS % "\n".join(_how_to_call(schema["function"]) for schema in tools.schemas())
+    return WITH_TOOLS % "\n".join(how_to_call(schema["function"]) for schema in tools.schemas())
 
 
-def _how_to_call(function: dict[str, Any]) -> str:
+def how_to_call(function: dict[str, Any]) -> str:
     name = function["name"]
     if name == "python_code":
         return RUN_PYTHON

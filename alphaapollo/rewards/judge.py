@@ -5,13 +5,13 @@ What it answers is read strictly: a reply without a verdict is a failure of the 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import RewardFunction, failure
+from alphaapollo.rewards.openai_server import NOT_AS_OPENAI, client_options
 from alphaapollo.types import Prompt, Score
 
 VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
@@ -28,19 +28,10 @@ def make(settings: Mapping[str, Any]) -> RewardFunction:
     judge = Judge(**settings)
     if not judge.model:
         raise ValueError("reward.judge.model is empty: name the model that judges.")
-    try:
-        import openai
-    except ImportError as error:
-        raise ValueError("a judge needs the openai package: pip install -e '.[judge]' in the clone.") from error
-    key = os.environ.get(judge.api_key_env, "")
-    if not key and not judge.base_url:
-        raise ValueError(f"the environment variable {judge.api_key_env} (reward.judge.api_key_env) is not set.")
-    client = openai.OpenAI(
-        base_url=judge.base_url or None,
-        api_key=key or "none",
-        timeout=judge.timeout,
-        max_retries=judge.max_retries,  # of 408, 409, 429, 5xx and broken connections, with growing pauses
-    )
+    options = client_options("reward.judge", judge.base_url, judge.api_key_env, judge.timeout, judge.max_retries)
+    import openai
+
+    client = openai.OpenAI(**options)
 
     def grade(prompt: Prompt, completion: str) -> Score:
         """The judge's score, from 0 to 1; `accuracy` is 1 from 0.5 on."""
@@ -54,7 +45,7 @@ def make(settings: Mapping[str, Any]) -> RewardFunction:
             said = reply.choices[0].message.content
         except openai.APIError as error:
             return failure(f"the judge gave no answer: {type(error).__name__}: {error}")
-        except (ValueError, TypeError, AttributeError, IndexError) as error:  # the client takes any JSON for a reply
+        except NOT_AS_OPENAI as error:
             return failure(f"the judge's server does not answer as OpenAI's does: {type(error).__name__}: {error}")
         return read_verdict(said)
 

@@ -8,14 +8,11 @@ on; how the past is shown is context.py's. This file owns limits and time-outs; 
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from alphaapollo.clock import Clock
 from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
@@ -25,6 +22,7 @@ from alphaapollo.rollout.check_replies import check_first, check_step
 from alphaapollo.rollout.check_rows import check_rows
 from alphaapollo.rollout.context import Context, append_context_rows
 from alphaapollo.rollout.engine import Engine
+from alphaapollo.rollout.environment_calls import call_environment, close_environment
 from alphaapollo.rollout.prompts import PromptTooLong
 from alphaapollo.rollout.sync_calls import SyncCalls
 from alphaapollo.types import (
@@ -40,10 +38,7 @@ from alphaapollo.types import (
     Turn,
 )
 
-logger = logging.getLogger(__name__)
-
 ATTEMPTS = 2  # a failing environment is tried again once
-CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +129,12 @@ class EpisodeRunner:
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            content = check_first(await self._call(clock, environment, "reset", task.prompt))
+            content = check_first(await call_environment(self.sync_calls, clock, environment, "reset", task.prompt))
             first = context.begin(content)
             attempt.asked = content
             return await self._take_turns(task, attempt, clock, environment, context, first)
         finally:
-            await self._close(environment)
+            await close_environment(self.sync_calls, environment)
 
     async def _take_turns(
         self,
@@ -161,7 +156,7 @@ class EpisodeRunner:
             attempt.turns.append(turn)
             attempt.seen.append(context.seen)
 
-            result = check_step(await self._call(clock, environment, "step", turn.text))
+            result = check_step(await call_environment(self.sync_calls, clock, environment, "step", turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:
@@ -190,30 +185,6 @@ class EpisodeRunner:
         score = Score(0.0) if self.grade is None else await self.grade(prompt, "", turns)
         reason = f"no score before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
-
-    async def _call(self, clock: Clock, environment: Environment, name: str, *arguments: Any) -> Any:
-        """Call into an environment: async methods on this loop, sync ones in a thread."""
-        async with clock.running():
-            with SPANS(f"environment.{name}", within=clock.left):
-                return await self._called(environment, name, *arguments)
-
-    async def _called(self, environment: Environment, name: str, *arguments: Any) -> Any:
-        with blaming(f"{type(environment).__qualname__}.{name}"):
-            method = getattr(environment, name)
-            try:
-                if inspect.iscoroutinefunction(method):
-                    return await method(*arguments)
-                result = await self.sync_calls.run(method, *arguments)
-                return await result if inspect.isawaitable(result) else result
-            except SystemExit as error:  # an environment does not end the run
-                raise RuntimeError(f"it wants to exit ({error})") from error
-
-    async def _close(self, environment: Environment) -> None:
-        """The episode's result stands, whatever comes of closing."""
-        try:
-            await self._call(Clock(CLOSE_SECONDS), environment, "close")
-        except (EnvironmentFailure, TimeoutError) as error:
-            logger.warning("an environment did not close: %r", error)
 
     def _cut(self, turn: Turn, kept_chars: int) -> None:
         """Leave the shortest run of sampled tokens whose text has the first `kept_chars` characters."""

@@ -34,9 +34,6 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import Registered
 from alphaapollo.environments.run_tools import open_toolbox
-from alphaapollo.models.load import load_config
-from alphaapollo.models.ulysses import check_splits
-from alphaapollo.models.weight_files import check_vocabulary
 from alphaapollo.rewards.base import check_gradable, check_judge, is_judged
 from alphaapollo.rewards.components import check_components
 from alphaapollo.rewards.custom import check_grading
@@ -115,6 +112,8 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     ValueError: no tokenizer; tools, an index or a server that are not there; a chat template or a parser with which
     env.action_format cannot work.
     """
+    from alphaapollo.models.weight_files import check_vocabulary  # brings torch
+
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
     check_vocabulary(model, tokenizer, "model.path")
@@ -180,6 +179,8 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
     """ValueError: prompt and response together are longer than the model has positions, which vLLM refuses to serve."""
     if rollout.name != "vllm":
         return
+    from alphaapollo.models.load import load_config  # brings torch
+
     text = load_config(model).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
@@ -193,6 +194,8 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
 
 def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
     """ValueError: attention heads that an engine's processes cannot share. section: e.g. actor_rollout_ref.rollout."""
+    from alphaapollo.models.load import load_config  # brings torch
+
     size = rollout.tensor_model_parallel_size
     heads = getattr(load_config(model).get_text_config(), "num_attention_heads", None) if size > 1 else None
     if heads and heads % size:
@@ -206,6 +209,9 @@ def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
 def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str, Model]) -> None:
     """ValueError: one of the models, by their keys, cannot be computed by `size` of the `ranks` together, for which
     `key` asks."""
+    from alphaapollo.models.load import load_config  # brings torch
+    from alphaapollo.models.ulysses import check_splits
+
     for name, model in models.items():
         if size > 1 and model.path:
             config = load_config(model)

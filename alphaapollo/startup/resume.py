@@ -19,7 +19,7 @@ from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, mo
 from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
-from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, TuningConfig
+from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 WAY_OUT = (
@@ -63,7 +63,7 @@ class Start:
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
-    def claim(self, config: Config | TuningConfig | GenerationConfig) -> Path | None:
+    def claim(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
         """Move an earlier run aside that is in the way, sweep up what a dead one has left, and note the configuration.
         Returns where the earlier run lies.
 
@@ -169,7 +169,7 @@ def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ..
     return None, ()
 
 
-def own_changes(config: Config | TuningConfig | GenerationConfig, rule: ChangeRule) -> list[Change]:
+def own_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig, rule: ChangeRule) -> list[Change]:
     """What differs from the newest configuration in the run's folder. ValueError: a change that `rule` refuses, a
     folder of another command, or no configuration that can be read."""
     folder = config.trainer.folder
@@ -212,9 +212,8 @@ def _other_run(folder: Path, refused: Sequence[Change]) -> str:
 
 def _has_results(folder: Path) -> bool:
     """It holds more than a start that failed leaves."""
-    logged = any(
-        (folder / name).is_file() and (folder / name).stat().st_size for name in ("metrics.jsonl", "results.jsonl")
-    )
+    files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
+    logged = any(file.is_file() and file.stat().st_size for file in files)
     return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).whole())
 
 

@@ -39,7 +39,7 @@ LEVELS = [
     ["controller"],
     ["startup"],
     ["evaluation", "runs"],
-    ["trainer", "finetuning"],
+    ["trainer", "finetuning", "evolving"],
     ["cli"],
     ["__main__"],
 ]

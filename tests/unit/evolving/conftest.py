@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.evolving import run as evolving_run
+from alphaapollo.rewards.base import get_reward, to_score
+from alphaapollo.types import Prompt, Score, Turn
+from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    pytest.importorskip("openai", reason="the client of servers is an optional package")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(arithmetic) as server:
+        yield server
+
+
+class GradersHere:
+    """The reward client without its processes: what is graded here is a script's."""
+
+    def __init__(self, *_: Any):
+        pass
+
+    async def start(self) -> None:
+        pass
+
+    async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
+        return to_score(get_reward(prompt.data_source)(prompt, text))
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setattr(evolving_run, "RewardClient", GradersHere)
+    return Command(tmp_path, server.url)

@@ -1,0 +1,158 @@
+"""A model that answers by a script: behind a small HTTP server, and the command line of a run against it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console as Terminal
+
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import EvolvingConfig
+from alphaapollo.evolving import run as evolving_run
+from alphaapollo.evolving.pool import Pool
+
+Script = Callable[[list[dict[str, str]], dict[str, Any]], Any]
+"""(messages, the whole request) -> a text, a status, or the bytes of a body."""
+SUM = re.compile(r"What is (\d+) \+ (\d+)\?")
+
+
+def role_of(text: str) -> str:
+    for mark, role in (
+        ("Judge a solution", "verifier"),
+        ("and a reviewer's report on it", "verifier_of_verifiers"),
+        ("Reviewers agree", "aggregator"),
+        ("Two solutions", "referee"),
+        ("and a solution of it", "summariser"),
+    ):
+        if mark in text:
+            return role
+    return "proposer"
+
+
+def arithmetic(messages: list[dict[str, str]], request: dict[str, Any]) -> str:
+    """Right in four cases of ten; as a verifier in nine of ten; as a referee always."""
+    text, draws = messages[0]["content"], random.Random(request["seed"])
+    left, right = map(int, SUM.search(text).groups())
+    answers = [int(number) for number in re.findall(r"so (\d+)", text)]
+    match role_of(text):
+        case "proposer":
+            total = left + right + (0 if draws.random() < 0.4 else draws.randint(1, 9))
+            return f"I add {left} and {right}, so {total}.\n#### {total}"
+        case "verifier":
+            is_right = (answers[-1] == left + right) != (draws.random() < 0.1)
+            return f"I added again.\nVERDICT: {'right' if is_right else 'wrong'}"
+        case "verifier_of_verifiers":
+            return "STANDS: yes"
+        case "referee":
+            return f"BETTER: {1 if answers[0] == left + right else 2}"
+        case "summariser":
+            return f"so {answers[-1]}"
+    return "They added again."
+
+
+class Server:
+    """`script` answers, `requests` are those that came."""
+
+    def __init__(self, script: Script):
+        self.script, self.requests = script, list[dict[str, Any]]()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                server.requests.append(request)
+                self.answer(server.script(request["messages"], request))
+
+            def answer(self, said: Any) -> None:
+                status, body = (said, {"error": {"message": "no"}}) if isinstance(said, int) else (200, said)
+                if isinstance(said, str):
+                    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+                    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+                    body = {"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(status)
+                for name, value in (("content-type", "application/json"), ("retry-after-ms", "5")):
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[Server]:
+    server = Server(script)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class Command:
+    """The command line of a small evolution, run here."""
+
+    def __init__(self, folder: Path, url: str, problems: int = 6):
+        self.folder = folder / "out/test/run"
+        rows = [
+            {
+                "data_source": "gsm8k",
+                "prompt": [{"role": "user", "content": f"What is {index + 11} + {index * 7 + 20}?"}],
+                "reward_model": {"style": "rule", "ground_truth": str(index * 8 + 31)},
+            }
+            for index in range(problems)
+        ]
+        pd.DataFrame(rows).to_parquet(folder / "problems.parquet")
+        self.defaults = {
+            "data.path": folder / "problems.parquet",
+            "models.policy.base_url": url,
+            "models.policy.name": "m",
+            "models.policy.max_retries": 0,
+            "env.env_name": "single_turn",
+            "evolving.rounds": 2,
+            "trainer.output_dir": folder / "out",
+            "trainer.project_name": "test",
+            "trainer.experiment_name": "run",
+        }
+
+    def words(self, *overrides: str) -> list[str]:
+        given = {override.split("=")[0] for override in overrides}
+        return [*(f"{key}={value}" for key, value in self.defaults.items() if key not in given), *overrides]
+
+    def run(self, *overrides: str) -> str:
+        """To the end; what it printed."""
+        out = StringIO()
+        terminal = Terminal(file=out, width=200, highlight=False)
+        config = load_config(EvolvingConfig, "evolving", self.words(*overrides))
+        asyncio.run(evolving_run.run(evolving_run.prepare(config, terminal), terminal))
+        return out.getvalue()
+
+    @property
+    def pool(self) -> Pool:
+        return Pool(self.folder)
+
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.folder / "report.json").read_text())
+
+    def problem(self, index: int) -> dict[str, Any]:
+        return json.loads((self.folder / f"problems/{index:06}.json").read_text())

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.evolving.pool import FILE, Pool, Spent
+from alphaapollo.evolving.records import Call, Candidate, Choice, Grade, Judgement, Match, Place, Record, Verdict
+from alphaapollo.types import Message, Outcome, Score
+
+PLACE = Place(17, 2, 0, 1)
+MESSAGES = (Message(role="user", content="2+2?"), Message(role="assistant", content="4"))
+RECORDS: list[Record] = [
+    Call("p17.r2.b0.i1/proposer/turn0", "proposer", "policy", "ab", 2**62, 1.5, 0.5, "4", 10, 5, 0.25, "stop"),
+    Call("p17.r2.b0.i1/verifier.0/ask0.turn0", "verifier", "policy", "cd", 1, 2.5, 0.5, failure="status 503"),
+    Candidate(PLACE.key, PLACE, "policy", ("p17.r1.b0.i0",), 3, MESSAGES, 1, "4", "4", "4", Grade.of(Score(1.0))),
+    Verdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good", upheld=False),
+    Verdict(PLACE.key, 0, "policy", failure="asked 3 times"),
+    Judgement(PLACE.key, 2, 1, "good"),
+    Match(17, 0, PLACE.key, "p17.r0.b0.i0", PLACE.key, 2, 0),
+    Choice(17, PLACE.key, "vote"),
+]
+
+
+def filled(folder: Path) -> Pool:
+    with Pool(folder) as pool:
+        for record in RECORDS:
+            pool.append(record)
+    return pool
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    filled(tmp_path)
+    pool = Pool(tmp_path)
+    calls, candidate = list(pool.calls.values()), pool.candidates[PLACE.key]
+    assert [*calls, candidate] == RECORDS[:3] and PLACE.key == "p17.r2.b0.i1"
+    assert candidate.right is True and candidate.grade == Grade(Outcome.SCORED, 1.0, 1.0)
+    assert pool.verdicts_of(PLACE.key) == [RECORDS[4], RECORDS[3]]
+    assert pool.judgements[PLACE.key].share == 2 / 3
+    assert pool.matches[17, 0] == RECORDS[6] and pool.choices[17] == RECORDS[7]
+    assert pool.total == pool.spent[PLACE.key] == Spent(2, 15, 0.25)
+    assert (pool.seconds, pool.cut) == (2.5, 0)
+
+
+def test_a_torn_last_line_goes_and_nothing_else(tmp_path: Path) -> None:
+    whole = filled(tmp_path).path.read_bytes()
+    (tmp_path / FILE).write_bytes(whole[:-20])
+    pool = Pool(tmp_path)
+    assert 17 not in pool.choices and 17 in {key[0] for key in pool.matches}
+    assert (tmp_path / FILE).read_bytes() == whole[:-20], "reading changes nothing"
+    with pool:
+        pool.append(RECORDS[-1])
+    assert (tmp_path / FILE).read_bytes() == whole
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    lines = filled(tmp_path).path.read_text().splitlines()
+    for bad in ("rubbish", '{"kind": "guess"}', '{"kind": "choice"}', "[]"):
+        (tmp_path / FILE).write_text("\n".join([lines[0], bad, *lines[1:], ""]))
+        with pytest.raises(ValueError, match=r"pool.jsonl, line 2 is no record"):
+            Pool(tmp_path)
+
+
+def test_a_failed_grade_is_no_wrong_answer(tmp_path: Path) -> None:
+    grade = Grade.of(Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="it crashed"))
+    assert (grade.reward, grade.right) == (None, None)
+    with Pool(tmp_path) as pool:
+        pool.append(Candidate(PLACE.key, PLACE, "policy", (), 3, grade=grade))
+    assert Pool(tmp_path).candidates[PLACE.key].right is None
+
+
+def test_a_judgement_without_votes_says_nothing() -> None:
+    assert Judgement("c", 0, 0, "").right is None and Judgement("c", 0, 0, "").share == 0.5
+    assert Judgement("c", 1, 1, "").right is False, "a tie is against"

@@ -1,0 +1,218 @@
+"""Whole evolutions against a scripted server, in this process: what is written, what goes on, what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.evolving.asker import ModelDown
+from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
+
+pytestmark = pytest.mark.timeout(300)
+PROBLEMS, ROUNDS, VOTES = 6, 2, 3
+CALLS = PROBLEMS * ROUNDS * (1 + 1 + VOTES)  # a proposer, a summariser, the verifiers
+
+
+def test_from_problems_to_results(command: Command, server: Server) -> None:
+    printed = command.run()
+    assert len(server.requests) == CALLS == len(command.pool.calls)
+    assert "round 0   accuracy of what is chosen so far" in printed and "policy \\ verifiers" in printed
+    result = command.problem(3)
+    assert (result["how"], len(result["candidates"]), result["ground_truth"]) == ("vote", ROUNDS, "55")
+    first, second = result["candidates"]
+    assert (first["parents"], second["parents"]) == ([], [first["key"]])
+    assert [len(one["verdicts"]) for one in (first, second)] == [VOTES, VOTES]
+    assert first["calls"] == 5 and first["tokens"] == 75
+    report = command.report()
+    assert [one["round"] for one in report["rounds"]] == [0, 1]
+    assert report["roles"]["verifier"]["calls"] == PROBLEMS * ROUNDS * VOTES
+    assert (report["halted"], report["failures"]) == ("", {})
+    shown = [request["messages"][0]["content"] for request in server.requests]
+    later = [text for text in shown if role_of(text) == "proposer" and "Earlier attempts" in text]
+    assert len(later) == PROBLEMS and all("of 3 reviewers say it is right" in text for text in later)
+
+
+def test_the_same_seed_gives_the_same_evolution_in_any_order(command: Command, server: Server) -> None:
+    command.run("models.policy.max_concurrent=1")
+    one = {key: call.text for key, call in command.pool.calls.items()}
+    command.run("trainer.experiment_name=other")
+    command.folder = command.folder.with_name("other")
+    assert {key: call.text for key, call in command.pool.calls.items()} == one
+
+
+def test_what_was_killed_goes_on_and_asks_nothing_again(command: Command, server: Server) -> None:
+    command.run()
+    whole = command.pool.path.read_bytes()
+    choices = command.pool.choices
+    for cut in (0.2, 0.5, 0.83):  # a kill leaves the start of the file, torn anywhere
+        kept = whole[: int(len(whole) * cut)]
+        command.pool.path.write_bytes(kept)
+        held = {line["key"] for line in map(json.loads, kept.splitlines()[:-1]) if line["kind"] == "call"}
+        server.requests.clear()
+        printed = command.run()
+        assert "a torn last line" in printed and f"goes on from {len(held)} calls" in printed
+        assert len(server.requests) == CALLS - len(held)
+        assert command.pool.choices == choices
+
+
+def test_more_rounds_build_on_those_that_are_there(command: Command, server: Server) -> None:
+    command.run()
+    server.requests.clear()
+    command.run("evolving.rounds=3")
+    assert len(server.requests) == CALLS // ROUNDS
+    with pytest.raises(ValueError, match=r"evolving.votes=3 \(now 5\)"):
+        command.run("evolving.votes=5")
+
+
+def test_a_server_that_fails_in_the_middle_is_counted_and_nothing_is_lost(command: Command, server: Server) -> None:
+    lock, count = threading.Lock(), iter(range(10**6))
+    bad = [429, 503, b"<html>", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', 400, ""]
+
+    def flaky(messages: list, request: dict):
+        with lock:
+            number = next(count)
+        return arithmetic(messages, request) if number % 5 else bad[number // 5 % len(bad)]
+
+    server.script = flaky
+    command.run("evolving.max_failures=1000", "evolving.asks=8")
+    report, pool = command.report(), command.pool
+    failed = [call for call in pool.calls.values() if call.failure]
+    assert report["failures"]["calls"] == len(failed) > 5
+    assert {call.failure.split(":")[0] for call in failed} >= {"status 429", "status 503", "status 400"}
+    made = [one for one in pool.candidates.values() if not one.failure]
+    assert len(made) < PROBLEMS * ROUNDS == len(pool.candidates)
+    graded = sum(sum(own["table"].values()) for own in report["rounds"])
+    assert graded == len(made), "what could not be had is in no figure"
+
+
+def test_a_server_that_is_gone_ends_the_run_and_the_same_command_goes_on(command: Command, server: Server) -> None:
+    lock, count = threading.Lock(), iter(range(10**6))
+
+    def dies(messages: list, request: dict):
+        with lock:
+            return arithmetic(messages, request) if next(count) < 30 else 503
+
+    server.script = dies
+    with pytest.raises(ModelDown, match=r"models.policy: .* calls in a row .* Nothing is lost"):
+        command.run("evolving.max_failures=3", "models.policy.max_concurrent=1")
+    answered = sum(not call.failure for call in command.pool.calls.values())
+    assert answered == 30
+    server.script = arithmetic
+    server.requests.clear()
+    command.run("evolving.max_failures=3", "models.policy.max_concurrent=1")
+    assert len(server.requests) <= CALLS - answered
+    assert command.report()["failures"]["calls"] >= 3
+
+
+def test_a_budget_is_kept_and_a_larger_one_goes_on(command: Command, server: Server) -> None:
+    printed = command.run("budget.calls=40")
+    assert len(server.requests) == 36  # nine tenths
+    assert "it ended early: budget.calls=40 is spent, but for the 10% that are kept for the end" in printed
+    assert all(command.problem(index)["chosen"] for index in range(PROBLEMS))
+    command.run()
+    assert len(server.requests) == CALLS and command.report()["halted"] == ""
+
+
+def test_a_tournament_may_take_the_reserve(command: Command, server: Server) -> None:
+    words = ["evolving.select=tournament", "data.n_samples=3", "evolving.votes=1", "evolving.rounds=1"]
+    command.run(*words, "budget.calls=60", "budget.reserve=0.2")
+    matches = list(command.pool.matches.values())
+    assert len(server.requests) > 48 and matches
+    assert {command.problem(index)["how"] for index in range(PROBLEMS)} >= {"tournament"}
+    for match in matches:
+        assert match.votes_first + match.votes_second == 2
+
+
+def test_the_stop_file_ends_it_with_results(command: Command, server: Server) -> None:
+    def stops(messages: list, request: dict):
+        if len(server.requests) == 20:
+            (command.folder / "STOP").touch()
+        return arithmetic(messages, request)
+
+    server.script = stops
+    printed = command.run("models.policy.max_concurrent=2")
+    assert "STOP is there" in printed and 20 <= len(server.requests) < 25
+    assert command.report()["halted"] and not (command.folder / "STOP").exists()
+    command.run("models.policy.max_concurrent=2")
+    assert len(server.requests) == CALLS
+
+
+def test_missing_reports_are_asked_for_again_and_then_counted(command: Command, server: Server) -> None:
+    def shy(messages: list, request: dict):
+        text = messages[0]["content"]
+        return "Hm." if role_of(text) == "verifier" and "11 + 20" in text else arithmetic(messages, request)
+
+    server.script = shy
+    command.run("evolving.asks=1")
+    verdicts = [one for own in command.pool.verdicts.values() for one in own.values() if one.failure]
+    assert len(verdicts) == ROUNDS * VOTES == command.report()["failures"]["verdicts"]
+    assert "asked 2 times: a reply without what is wanted: 'Hm.'" in verdicts[0].failure
+    assert command.report()["table"]["unjudged"] == ROUNDS
+
+
+def test_without_an_answer_one_is_asked_for(command: Command, server: Server) -> None:
+    def forgets(messages: list, request: dict):
+        if role_of(messages[0]["content"]) == "proposer" and len(messages) == 1:
+            return "I would rather not say."
+        return arithmetic(messages, request)
+
+    server.script = forgets
+    command.run("evolving.rounds=1")
+    candidate = command.pool.candidates["p0.r0.b0.i0"]
+    assert [message["role"] for message in candidate.messages] == ["user", "assistant", "user", "assistant"]
+    assert "Give your final answer now" in candidate.messages[2]["content"] and candidate.right is not None
+
+
+def test_roles_of_other_models_and_branches(command: Command, server: Server) -> None:
+    models = (
+        f"models={{a: {{base_url: '{server.url}', name: A}}, b: {{base_url: '{server.url}', name: B, price_in: 1000}}}}"
+    )
+    for key in ("models.policy.base_url", "models.policy.name", "models.policy.max_retries"):
+        del command.defaults[key]
+    command.run(
+        models,
+        "evolving.branches=[a,b]",
+        "roles.verifier.model=b",
+        "roles.verifier_of_verifiers.plugin=verifier_of_verifiers",
+        "roles.aggregator.plugin=aggregator",
+    )
+    asked = {(role_of(one["messages"][0]["content"]), one["model"]) for one in server.requests}
+    assert {("proposer", "A"), ("proposer", "B"), ("verifier", "B"), ("summariser", "A")} <= asked
+    assert ("verifier", "A") not in asked and ("verifier_of_verifiers", "A") in asked
+    pool = command.pool
+    parents = {key.split(".")[2] for one in pool.candidates.values() for key in one.parents}
+    assert parents == {"b0", "b1"}, "the branches share one memory"
+    read = sum(call.prompt_tokens for call in pool.calls.values() if call.model == "b")
+    assert pool.total.money == pytest.approx(read * 1000 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("models.policy.path=here/model", "models.policy: it needs either a path"),
+        ("roles.verifier.model=polcy", "Did you mean 'policy'?"),
+        ("roles.verifier.plugin=''", "evolving.votes=3: roles.verifier.plugin is empty"),
+        ("budget.money=3", "no model has a price"),
+        ("env.context=memory", "an episode is shown whole here"),
+        ("env.action_format=chat_template", "models may be anywhere here"),
+        ("roles.proposer.max_tokens=2000", "over data.max_response_length=1024"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(command: Command, word: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem.replace("(", r"\(").replace("?", r"\?")):
+        command.run(word)
+
+
+def test_an_unknown_role_is_refused(command: Command) -> None:
+    with pytest.raises(ValueError, match=r"unknown role 'verifer'\. Did you mean 'verifier'"):
+        command.run("roles.verifier.plugin=verifer")
+
+
+def test_a_folder_of_another_kind_is_refused(command: Command) -> None:
+    command.folder.mkdir(parents=True)
+    (command.folder / "pool.jsonl").write_text('{"kind": "call"}\nrubbish\n')
+    with pytest.raises(ValueError, match=r"config.yaml cannot be read"):
+        command.run()
