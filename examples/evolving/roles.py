@@ -1,0 +1,32 @@
+"""The verifiers of the example: one that the model was taught to be, and a coin."""
+
+from __future__ import annotations
+
+from alphaapollo.evolving.asker import Said
+from alphaapollo.evolving.roles import Report, Verifier, View, register_role, user
+from alphaapollo.seeds import derive_seed
+from alphaapollo.types import Message
+from examples.evolving.task import to_check
+
+
+@register_role("checker")
+class Checker(Verifier):
+    """Asks in the words of the warm-up. The report is the carries that were checked."""
+
+    def build(self, view: View) -> list[Message]:
+        return user(to_check(view.question, view.solution))
+
+    def read(self, said: Said) -> Report | None:
+        *checks, verdict = said.text.split() or [""]
+        return Report(verdict == "yes", " ".join(checks)) if verdict in ("yes", "no") else None
+
+
+@register_role("coin")
+class Coin(Verifier):
+    """Votes by the call's seed: whatever the model says, and whatever it is asked."""
+
+    def build(self, view: View) -> list[Message]:
+        return user("heads?")
+
+    def read(self, said: Said) -> Report | None:
+        return Report(derive_seed(said.seed, "coin") % 2 == 0, "")
