@@ -8,10 +8,20 @@ from alphaapollo.config.check import _check_files, _check_model, _check_python_f
 from alphaapollo.config.check_engine import check_engine, check_nucleus
 from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.notices import OF_TRAINING, void_lines
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig, Role, ServedModel
 from alphaapollo.config.schema.base import Device
 from alphaapollo.registry import nearest
+
+VOID = [  # (key, why): of sections that others have, too
+    *((f"rollout.{name}", "roles.SLOT says how a role samples") for name in ("temperature", "top_p", "top_k")),
+    *((key, "data.n_samples counts the solutions") for key in ("rollout.n", "env.rollout.n")),
+    *((f"rollout.{name}", "each model has one engine") for name in ("num_engines", "data_parallel_size")),
+    *((key, "it is about training") for key in OF_TRAINING if key.startswith("rollout.")),
+    *((f"env.{name}", "evolving.memory_* says what is remembered") for name in ("history_length", "memory_type")),
+    ("env.max_tokens_per_turn", "roles.proposer.max_tokens says it"),
+]
 
 
 def check_evolving(config: EvolvingConfig, num_gpus: int) -> list[str]:
@@ -35,7 +45,7 @@ def check_evolving(config: EvolvingConfig, num_gpus: int) -> list[str]:
     ]
     if problems:
         raise ConfigError(problems)
-    return list(_notices(config))
+    return [*void_lines(config, VOID), *_notices(config)]
 
 
 def roles_of(config: EvolvingConfig) -> dict[str, Role]:

@@ -95,6 +95,7 @@ def mean_figure(values: Sequence[float]) -> Figure | None:
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return None
-    low, high = bootstrap_interval(np.array(known)[:, None])[:, 0]
-    bounds = (None, None) if math.isnan(low) else (float(low), float(high))
-    return Figure(math.fsum(known) / len(known), *bounds, problems=len(known))
+    low, high = (
+        None if math.isnan(bound) else float(bound) for bound in bootstrap_interval(np.array(known)[:, None])[:, 0]
+    )
+    return Figure(math.fsum(known) / len(known), low, high, problems=len(known))

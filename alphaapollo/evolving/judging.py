@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alphaapollo.environments.informal_math import question_of
-from alphaapollo.evolving.cast import Cast, NoResult
+from alphaapollo.evolving.cast import Cast, NoResult, Slot
 from alphaapollo.evolving.halting import all_settled
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.records import Candidate, Judgement, Verdict
@@ -50,7 +50,7 @@ class Judge:
 
     async def _check(self, prompt: Prompt, candidate: Candidate, branch: str, index: int, report: str) -> bool | None:
         """Does the report stand? None: nobody says; then its vote counts."""
-        slot = "verifier_of_verifiers"
+        slot: Slot = "verifier_of_verifiers"
         if slot not in self._cast:
             return None
         view = View(question_of(prompt), solution=candidate.summary, report=report)

@@ -87,6 +87,7 @@ class Candidate:
     model: str
     parents: tuple[str, ...]  # the candidates that its proposer was shown
     seed: int  # of its first call
+    row: str = ""  # digest of the data row that it answers
     messages: tuple[Message, ...] = ()  # the whole episode
     asked: int = 0  # how many of them it began with: the question, past solutions
     solution: str = ""  # all that it wrote and what tools answered

@@ -182,15 +182,15 @@ def print_report(report: Report, terminal: Terminal) -> None:
         f"right             {table.right_for:8} {table.right_against:8}",
         f"wrong             {table.wrong_for:8} {table.wrong_against:8}",
     ]
-    if (own := report.calibration) is not None:
-        single = own.single
+    if (calibration := report.calibration) is not None:
+        single = calibration.single
         lines += [
             "",
             f"a verifier's vote: for {single.true_positive_rate:.3f} of the right, {single.false_positive_rate:.3f} of "
-            f"the wrong; area under the ROC of the vote share {own.auc:.3f} (a coin: 0.5)",
-            "best of n by votes  " + "  ".join(f"{n}: {figure.value:.3f}" for n, figure in own.best_of.items()),
-            "oracle              " + "  ".join(f"{n}: {figure.value:.3f}" for n, figure in own.oracle.items()),
-            "majority of k votes " + "  ".join(f"{k}: {value:.3f}" for k, value in own.votes.items()),
+            f"the wrong; area under the ROC of the vote share {calibration.auc:.3f} (a coin: 0.5)",
+            "best of n by votes  " + "  ".join(f"{n}: {figure.value:.3f}" for n, figure in calibration.best_of.items()),
+            "oracle              " + "  ".join(f"{n}: {figure.value:.3f}" for n, figure in calibration.oracle.items()),
+            "majority of k votes " + "  ".join(f"{k}: {value:.3f}" for k, value in calibration.votes.items()),
         ]
     lines += ["", "role                    calls  failed  tokens read  written     money   seconds"]
     for role, cost in report.roles.items():

@@ -31,7 +31,7 @@ from alphaapollo.evolving.results import write_results
 from alphaapollo.evolving.rounds import Evolution, Shape
 from alphaapollo.evolving.selection import Selector, chosen_by_vote
 from alphaapollo.evolving.server_client import ServerClient
-from alphaapollo.evolving.solving import Solver, Truth
+from alphaapollo.evolving.solving import Solver, Truth, row_digest
 from alphaapollo.rewards.base import is_gradable
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.sync_calls import SyncCalls
@@ -51,6 +51,11 @@ FREE = {  # keys that may change where a run goes on: how much is done, and how 
     "env.episode_timeout": "",
     "reward.timeout": "",
     "reward.num_workers": "",
+}
+DECISIVE = {  # of the sections that may change: what may not
+    "budget": (),
+    "rollout": ("name", "dtype", "engine_kwargs.vllm"),
+    "trainer": ("seed",),
 }
 
 
@@ -99,7 +104,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> Prepared:
     for name, model in config.models.items():
         if model.base_url or model.name:
             ServerClient(name, model)  # the package and the key are there
-    prepared = Prepared(config, prompts, renderers, environment.graded, _find_start(config))
+    prepared = Prepared(config, prompts, renderers, environment.graded, _find_start(config, prompts))
     known = [prompt for prompt in prompts if prepared.knows_truth(prompt)]
     if environment.graded and len(known) < len(prompts):
         notices.append(
@@ -113,19 +118,28 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> Prepared:
     return prepared
 
 
-def _find_start(config: EvolvingConfig) -> Start:
-    """ValueError: the folder's run is another one."""
+def _find_start(config: EvolvingConfig, prompts: list[Prompt]) -> Start:
+    """ValueError: the folder's run is another one, or of other problems."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return Start(folder, in_the_way=folder.exists())
     if not (folder / FILE).exists():
         return Start(folder)
-    return Start(folder, changes=tuple(own_changes(config, change_rule)))
+    changes = own_changes(config, change_rule)
+    rows = {prompt.id: row_digest(prompt) for prompt in prompts}
+    for one in Pool(folder).candidates.values():
+        if rows.get(one.place.problem) != one.row:
+            raise ValueError(
+                f"{folder}: its {one.key} is no solution of row {one.place.problem} of data.path as it is now: these "
+                "are results of other data. Set another trainer.experiment_name, or trainer.resume_mode=disable."
+            )
+    return Start(folder, changes=tuple(changes))
 
 
 def change_rule(key: str) -> tuple[ChangeVerdict, str]:
     """What decides what is asked must stay as it is."""
-    if key in FREE or key.partition(".")[0] == "budget":
+    section, _, name = key.partition(".")
+    if key in FREE or name not in DECISIVE.get(section, (name,)):
         return "applied", FREE.get(key, "")
     return "refused", "it decides what is asked, or of whom"
 

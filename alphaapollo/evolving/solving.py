@@ -4,9 +4,12 @@ unseen by all of them, whether it is right."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import question_of
@@ -78,6 +81,7 @@ class Solver:
             model=model,
             parents=tuple(one.key for one, _ in shown),
             seed=seed,
+            row=row_digest(prompt),
             messages=tuple(played.messages),
             asked=played.asked,
             solution=solution,
@@ -150,3 +154,9 @@ class Solver:
 def as_past(remembered: Remembered) -> Past:
     candidate, judgement = remembered
     return Past(candidate.summary, judgement.votes_for, judgement.votes_against, judgement.report)
+
+
+def row_digest(prompt: Prompt) -> str:
+    """Of what a solution answers and is graded by."""
+    row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth])
+    return hashlib.blake2b(row, digest_size=8).hexdigest()

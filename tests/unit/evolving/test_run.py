@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import pandas as pd
 import pytest
 
 from alphaapollo.config.errors import ConfigError
@@ -209,6 +210,14 @@ def test_what_cannot_be_is_refused_before_anything_starts(command: Command, word
 def test_an_unknown_role_is_refused(command: Command) -> None:
     with pytest.raises(ValueError, match=r"unknown role 'verifer'\. Did you mean 'verifier'"):
         command.run("roles.verifier.plugin=verifer")
+
+
+def test_other_data_under_the_same_name_is_refused(command: Command, server: Server) -> None:
+    command.run("evolving.rounds=1")
+    rows = pd.read_parquet(command.defaults["data.path"])
+    rows.iloc[::-1].to_parquet(command.defaults["data.path"])
+    with pytest.raises(ValueError, match=r"is no solution of row \d of data.path as it is now"):
+        command.run("evolving.rounds=2")
 
 
 def test_a_folder_of_another_kind_is_refused(command: Command) -> None:
