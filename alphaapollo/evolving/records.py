@@ -87,7 +87,6 @@ class Candidate:
     model: str
     parents: tuple[str, ...]  # the candidates that its proposer was shown
     seed: int  # of its first call
-    row: str = ""  # digest of the data row that it answers
     messages: tuple[Message, ...] = ()  # the whole episode
     asked: int = 0  # how many of them it began with: the question, past solutions
     solution: str = ""  # all that it wrote and what tools answered
@@ -97,6 +96,7 @@ class Candidate:
     tokens: int = 0  # read and written for it, its summary included
     money: float = 0.0
     failure: str = ""
+    row: str = ""  # digest of the data row that it answers
 
     @property
     def right(self) -> bool | None:

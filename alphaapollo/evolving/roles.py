@@ -7,7 +7,7 @@
         def build(self, view: View) -> list[Message]: ...
         def read(self, said: Said) -> Report | None: ...
 
-and taken by `roles.verifier.plugin=suspicious evolving.custom_module=FILE.py`. `read` returns None where the reply
+and taken by `roles.verifier.plugin=suspicious evolving.custom_module=FILE`. `read` returns None where the reply
 lacks what is wanted: then the role is asked again, evolving.asks times.
 """
 

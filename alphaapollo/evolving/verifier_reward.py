@@ -1,4 +1,4 @@
-"""The reward of a verifier in training, on rows of export.py: custom_reward_function.path=.../verifier_reward.py"""
+"""The reward of a verifier in training, on rows that export.py writes."""
 
 from __future__ import annotations
 
