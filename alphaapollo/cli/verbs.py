@@ -76,6 +76,14 @@ VERBS = {
             "model.path=Qwen/Qwen3-0.6B data.path=test.parquet data.n_samples=8",
         ),
         Verb(
+            "evolve",
+            "better answers without training: solve, verify, remember, again",
+            "alphaapollo.evolving.main",
+            "evolving",
+            ("models", "data.path", "evolving.rounds", "evolving.votes", "budget.tokens"),
+            "models.policy.path=Qwen/Qwen3-0.6B data.path=problems.parquet",
+        ),
+        Verb(
             "eval",
             "score answers that exist",
             "alphaapollo.trainer.main_eval",

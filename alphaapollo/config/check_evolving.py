@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alphaapollo.config.check import _check_files, _check_model, _check_python_file, _check_required
+from alphaapollo.config.check_common import check_files, check_model, check_python_file, check_required
 from alphaapollo.config.check_engine import check_engine, check_nucleus
 from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.errors import ConfigError
@@ -30,16 +30,16 @@ def check_evolving(config: EvolvingConfig, num_gpus: int) -> list[str]:
     num_gpus: of this machine, where it serves a model."""
     device = resolve_device(config.trainer.device, num_gpus)
     problems = [
-        *_check_required("data.path", config.data.path),
-        *_check_files("data.path", config.data.path),
+        *check_required("data.path", config.data.path),
+        *check_files("data.path", config.data.path),
         *_check_models(config),
         *_check_roles(config),
         *_check_money(config),
         *_check_engines(config, device, num_gpus),
-        *_check_python_file("evolving.custom_module", config.evolving.custom_module),
-        *_check_python_file("env.custom_module", config.env.custom_module),
-        *_check_python_file("reward.custom_module", config.reward.custom_module),
-        *_check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+        *check_python_file("evolving.custom_module", config.evolving.custom_module),
+        *check_python_file("env.custom_module", config.env.custom_module),
+        *check_python_file("reward.custom_module", config.reward.custom_module),
+        *check_python_file("custom_reward_function.path", config.custom_reward_function.path),
         *_check_environment(config),
         *check_folder(config.trainer),
     ]
@@ -64,7 +64,7 @@ def _check_models(config: EvolvingConfig) -> Iterator[str]:
         if bool(model.path) == bool(model.base_url or model.name):
             yield f"{key}: it needs either a path (this run serves it) or a base_url and a name (a server does)."
         elif model.path:
-            yield from _check_model(f"{key}.path", model.path)
+            yield from check_model(f"{key}.path", model.path)
         elif not model.name:
             yield f"{key}.name: required with base_url: what the server calls the model."
     named = {f"evolving.branches[{index}]": name for index, name in enumerate(config.evolving.branches)}
