@@ -81,7 +81,7 @@ VERBS = {
             "alphaapollo.evolving.main",
             "evolving",
             ("models", "data.path", "evolving.rounds", "evolving.votes", "budget.tokens"),
-            "models.policy.path=Qwen/Qwen3-0.6B data.path=problems.parquet",
+            "'models={policy:{path:outputs/model}}' data.path=problems.parquet",
         ),
         Verb(
             "eval",
