@@ -91,7 +91,10 @@ class Server:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Listener(ThreadingHTTPServer):
+            request_queue_size = 256  # as many as may come at once
+
+        self._http = Listener(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
 
