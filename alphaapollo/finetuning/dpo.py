@@ -48,7 +48,6 @@ class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
     """An example is a pair, or a single answer with an unrelated one. What the start finds out about the model:
     share_prompts."""
 
-    name = "dpo"
     share_prompts = False
 
     def check(self, config: DpoConfig, num_gpus: int) -> list[str]:

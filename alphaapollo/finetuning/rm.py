@@ -40,7 +40,6 @@ EFFECTS = change_rule.EFFECTS | {
 class Rm(Station[RmConfig, PreferenceExample, PreferenceBatch]):
     """An example is a pair. What the start finds out about the model: share_prompts."""
 
-    name = "rm"
     share_prompts = False
 
     def check(self, config: RmConfig, num_gpus: int) -> list[str]:

@@ -18,7 +18,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import Read
 from alphaapollo.finetuning import change_rule
-from alphaapollo.finetuning.layout import Layout, rank_batches
+from alphaapollo.finetuning.layout import Layout, deal_rows
 from alphaapollo.finetuning.station import Demand, Station
 from alphaapollo.types import Row
 
@@ -47,7 +47,7 @@ class Sft(Station[SftConfig, Row, RankBatch]):
         return Demand(longest=max(len(row.token_ids) for row in examples))
 
     def deal(self, config: SftConfig, examples: Sequence[Row], layout: Layout) -> list[RankBatch]:
-        return rank_batches(examples, layout).rank_batches
+        return deal_rows(examples, layout)
 
     def builder(
         self, config: SftConfig, model: Model, optimiser_steps: int, saves_behind: bool
