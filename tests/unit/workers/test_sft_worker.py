@@ -42,7 +42,7 @@ def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWo
         model={"path": case.folder, "attention": case.attention}, optim=OPTIM | case.optim, grad_clip=0.5
     )
     placement = RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel)
-    return SftWorker(config, resolve_model(config.model, "cpu"), placement, NUM_STEPS)
+    return SftWorker(config, resolve_model(config.model, "cpu"), placement, NUM_STEPS, saves_behind=True)
 
 
 def deal(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:
@@ -133,7 +133,8 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path: Path):
     worker.step(first)
     worker.step(second)
     worker.save(str(tmp_path / "saved"))
-    expected = worker.step(third)
+    expected = worker.step(third)  # while the copy is written
+    assert worker.written().result() > 0
     worker.close()
     resumed = make_worker(case, 0, 1, free_address())
     resumed.load(str(tmp_path / "saved"))
@@ -141,11 +142,39 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path: Path):
     resumed.close()
 
 
+def half(rank: int, num_ranks: int, address: str, case: SftCase, folder: str, first: bool) -> list[dict[str, float]]:
+    """The first two steps and a checkpoint, or what follows it."""
+    worker = make_worker(case, rank, num_ranks, address)
+    if not first:
+        worker.load(folder)
+    rows = batches()[:2] if first else batches()[2:]
+    figures = [made(worker, deal(case, own, rank, num_ranks)) for own in rows]
+    if first:
+        worker.save(folder)
+        worker.written().result()
+    worker.close()
+    return figures
+
+
+@pytest.mark.timeout(300)
+def test_another_number_of_ranks_goes_on_from_a_checkpoint(model_folder, tmp_path: Path):
+    case = SftCase(str(model_folder("qwen3")))
+    last = train(0, 1, free_address(), case)[0][-1]
+    alone, together = str(tmp_path / "alone"), str(tmp_path / "together")
+    half(0, 1, free_address(), case, alone, True)
+    run_ranks(half, 2, case, together, True)
+    (by_one,) = half(0, 1, free_address(), case, together, False)
+    by_two = [own for (own,) in run_ranks(half, 2, case, alone, False)]
+    for own in (by_one, *by_two):
+        assert own == pytest.approx(last, rel=2e-3)
+
+
 def test_a_resumed_worker_has_the_optimiser_settings_of_its_own_configuration(model_folder, tmp_path: Path):
     case = SftCase(str(model_folder("qwen3")))
     worker = make_worker(case, 0, 1, free_address())
     worker.step(deal(case, batches()[0], 0, 1))
     worker.save(str(tmp_path / "saved"))
+    worker.written().result()
     worker.close()
     changed = replace(case, optim={"weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-5})
     resumed = make_worker(changed, 0, 1, free_address())
