@@ -1,6 +1,6 @@
-"""Gradients of TRL's preference trainers on one batch: run by preference_gradients.py in an environment of its own.
+"""Gradients of TRL's DPO and reward trainers on one batch: run by preference_gradients.py in an environment of its own.
 
-    python _trl_gradients.py '{"policy": "...", "reference": "...", "pairs": "...jsonl", "cases": {...}, "out": "..."}'
+    python _trl_gradients.py '{"policy": "...", "reference": "...", "scorer": "...", "pairs": "...", ...}'
 
 Of each case, <out>/<name>.npz: the gradient of each parameter by its name, and the loss.
 """
@@ -16,32 +16,42 @@ from typing import Any
 import numpy as np
 
 
-def gradients(given: dict[str, Any], case: dict[str, Any], folder: str) -> dict[str, np.ndarray]:
+def make_trainer(given: dict[str, Any], case: dict[str, Any], folder: str) -> Any:
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import DPOConfig, DPOTrainer
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 
     rows = [json.loads(line) for line in Path(given["pairs"]).read_text().splitlines()]
+    shared = {
+        "output_dir": folder,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_dropout": True,
+        "per_device_train_batch_size": len(rows),
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    data = {
+        "processing_class": AutoTokenizer.from_pretrained(given["policy"]),
+        "train_dataset": Dataset.from_list(rows),
+    }
+    if "loss_type" not in case:
+        scorer = AutoModelForSequenceClassification.from_pretrained(given["scorer"], dtype=torch.float32)
+        return RewardTrainer(model=scorer, args=RewardConfig(**shared, **case), **data)
     load = AutoModelForCausalLM.from_pretrained
-    trainer = DPOTrainer(
+    return DPOTrainer(
         model=load(given["policy"], dtype=torch.float32),
         ref_model=load(given["reference"], dtype=torch.float32),
-        processing_class=AutoTokenizer.from_pretrained(given["policy"]),
-        train_dataset=Dataset.from_list(rows),
-        args=DPOConfig(
-            output_dir=folder,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            disable_dropout=True,
-            per_device_train_batch_size=len(rows),
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            **case,
-        ),
+        args=DPOConfig(**shared, **case),
+        **data,
     )
+
+
+def gradients(given: dict[str, Any], case: dict[str, Any], folder: str) -> dict[str, np.ndarray]:
+    trainer = make_trainer(given, case, folder)
     batch = next(iter(trainer.get_train_dataloader()))
     loss = trainer.compute_loss(trainer.model, batch)
     loss.backward()

@@ -1,4 +1,5 @@
-"""Gradients of main_dpo's losses against TRL's DPO trainer on the same batch, for the losses that both have.
+"""Gradients of main_dpo's losses and of main_rm's against TRL's DPO and reward trainers on the same batch, for the
+losses that both have.
 
     .venv/bin/python scripts/bench/preference_gradients.py
 
@@ -17,6 +18,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "outputs" / "bench"
 sys.path.insert(0, str(ROOT))
 
+from alphaapollo.types import Row  # noqa: E402
 from scripts.bench._task import Size, make_model  # noqa: E402
 from scripts.bench._trl import environment, trl_python  # noqa: E402
 
@@ -50,19 +53,33 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # ours and TRL's ke
 }
 
 
-def make_inputs() -> dict[str, str]:
-    """Reference, policy and pairs."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+CENTRING = {"bradley_terry": 0.0, "bradley_terry_centred": 0.05}
+THEIRS: dict[str, dict[str, Any]] = {
+    **{name: theirs for name, (_, theirs) in CASES.items()},
+    **{name: {"center_rewards_coefficient": value} for name, value in CENTRING.items()},
+}
 
-    reference, policy, pairs = FOLDER / "preference_reference", FOLDER / "preference_policy", FOLDER / "pairs.jsonl"
+
+def make_inputs() -> dict[str, str]:
+    """Reference, policy, a reward model and pairs."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    reference, policy, scorer = (FOLDER / f"preference_{name}" for name in ("reference", "policy", "scorer"))
+    pairs = FOLDER / "pairs.jsonl"
     make_model(reference, SIZE)
     model = AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter.data.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     model.save_pretrained(policy)
-    AutoTokenizer.from_pretrained(reference).save_pretrained(policy)
+    tokenizer = AutoTokenizer.from_pretrained(reference)
+    tokenizer.save_pretrained(policy)
+    classifier = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1, dtype=torch.float32)
+    classifier.score.weight.data.normal_(generator=generator)
+    classifier.config.pad_token_id = tokenizer.pad_token_id
+    classifier.save_pretrained(scorer)
+    tokenizer.save_pretrained(scorer)
     rng = random.Random(0)
 
     def text(low: int, high: int) -> str:
@@ -70,20 +87,20 @@ def make_inputs() -> dict[str, str]:
 
     rows = [{"prompt": text(5, 30), "chosen": text(3, 40), "rejected": text(3, 40)} for _ in range(8)]
     pairs.write_text("\n".join(json.dumps(row) for row in rows))
-    return {"policy": str(policy), "reference": str(reference), "pairs": str(pairs)}
+    return {"policy": str(policy), "reference": str(reference), "scorer": str(scorer), "pairs": str(pairs)}
 
 
 def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
-    """Gradients and loss of each case, by the worker that main_dpo runs."""
+    """Gradients and loss of each case, by the workers that main_dpo and main_rm run."""
     from alphaapollo.config.resolve import resolve_model
-    from alphaapollo.config.schema import DpoConfig
+    from alphaapollo.config.schema import DpoConfig, RmConfig
     from alphaapollo.data.preference_batch import deal_examples, deal_scored, scores_of
     from alphaapollo.data.preference_examples import load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.reference import give
-    from alphaapollo.models.sharding import full_tensor
     from alphaapollo.workers.base import ALONE, RankPlacement
     from alphaapollo.workers.preference import PreferenceWorker
+    from alphaapollo.workers.reward_training import RewardTrainingWorker
 
     def worker(path: str, keys: dict[str, Any]) -> PreferenceWorker:
         config = DpoConfig(model={"path": path, "attention": "sdpa"}, preference=keys)
@@ -100,24 +117,44 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     found = {}
     for name, (keys, _) in CASES.items():
         policy = worker(inputs["policy"], keys)
-        counts = policy._counted(batch)
-        total = 0.0
-        for positions in policy.state.accumulate(batch.mini_batches[0].micro_batches):
-            loss, _ = policy.loss(batch, positions, counts)
-            loss.backward()
-            total += loss.item()
-        named = policy.model.model.named_parameters()
-        found[name] = {name: full_tensor(p.grad).numpy() for name, p in named if p.grad is not None}
-        found[name]["loss"] = np.array(total)
-        policy.close()
+        found[name] = gradients(policy, policy.model.model, batch)
+    for pair in examples:
+        pair.rows = [scored(row) for row in pair.rows]
+    (batch,) = deal_examples(examples, 1, 200, False, True)
+    for name, centring in CENTRING.items():
+        config = RmConfig(
+            model={"path": inputs["scorer"], "attention": "sdpa"}, bradley_terry={"centring_coef": centring}
+        )
+        placement = RankPlacement(0, 1, ALONE, "cpu", 1)
+        trained = RewardTrainingWorker(config, resolve_model(config.model, "cpu"), placement, 1)
+        found[name] = gradients(trained, trained.classifier, batch)
     return found
+
+
+def scored(row: Row) -> Row:
+    """With its last token as response, and nothing after it: TRL adds no line break."""
+    return replace(row, action_mask=[0] * (len(row.token_ids) - 1) + [1])
+
+
+def gradients(worker: Any, model: Any, batch: Any) -> dict[str, np.ndarray]:
+    """Of one batch, by the parameters' names in `model`, and the loss. Closes the worker."""
+    from alphaapollo.models.sharding import full_tensor
+
+    counts, total = worker._counted(batch), 0.0
+    for positions in worker.state.accumulate(batch.mini_batches[0].micro_batches):
+        loss, _ = worker.loss(batch, positions, counts)
+        loss.backward()
+        total += loss.item()
+    found = {name: full_tensor(p.grad).numpy() for name, p in model.named_parameters() if p.grad is not None}
+    worker.close()
+    return found | {"loss": np.array(total)}
 
 
 def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     inputs = make_inputs()
-    given = inputs | {"cases": {name: theirs for name, (_, theirs) in CASES.items()}, "out": str(FOLDER)}
+    given = inputs | {"cases": THEIRS, "out": str(FOLDER)}
     side = [str(trl_python(FOLDER / "trl-venv")), str(ROOT / "scripts/bench/_trl_gradients.py"), json.dumps(given)]
     subprocess.run(side, env=environment(1), check=True, stdout=sys.stderr)
     gaps = {}
@@ -128,7 +165,7 @@ def main() -> int:
         assert own.keys() == theirs.keys(), own.keys() ^ theirs.keys()
         largest = max(np.abs(gradient).max() for gradient in theirs.values())
         gaps[name] = float(max(np.abs(own[key] - theirs[key]).max() for key in own) / largest)
-        print(f"{name:10} loss {loss:.6f} here, {their_loss:.6f} with TRL; gradients differ by {gaps[name]:.1e}")
+        print(f"{name:21} loss {loss:.6f} here, {their_loss:.6f} with TRL; gradients differ by {gaps[name]:.1e}")
     print(json.dumps({"gaps": gaps}))
     return int(max(gaps.values()) > ALIKE)
 
