@@ -112,7 +112,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> Prepared:
             "solved, and in no figure."
         )
     if known:
-        notices += check_rewards(known, config.reward, config.custom_reward_function, environment.graded)
+        notices += check_rewards(known, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_resets(config.env, prompts[:1]))
     _print_plan(prepared, [*notices, *prepared.start.lines()], terminal)
     return prepared
