@@ -1,0 +1,78 @@
+"""Learning from a teacher through `learn`, on a real policy worker: the student comes nearer without a reward."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console as Terminal
+
+from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.config.keys import with_value
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.local import launch_trainers
+from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.learn import learn
+from alphaapollo.trainer.plan import resolve_plan
+from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.roles import make_roles
+from alphaapollo.trainer.run_state import Learner
+from tests.unit.tiny import save_model
+from tests.unit.trainer.samples import group, trajectory
+
+ITERATIONS = 3
+
+
+def config_of(policy: Path, teacher: Path, divergence: str) -> Config:
+    words = [
+        "algorithm=distill",
+        f"actor_rollout_ref.model.path={policy}",
+        f"teacher.model.path={teacher}",
+        f"teacher.divergence={divergence}",
+        "actor_rollout_ref.actor.optim.lr=2e-3",
+        "actor_rollout_ref.rollout.name=fake",
+        "actor_rollout_ref.rollout.num_engines=1",
+        "trainer.controller=local",
+        "trainer.cpu_threads=1",
+        "trainer.device=cpu",
+    ]
+    return with_value(load_config(Config, "ppo", words), "trainer.n_gpus_per_node", 1)
+
+
+async def distances(config: Config) -> list[dict[str, float]]:
+    """The metrics of a few iterations on the same texts."""
+    plan = resolve_plan(config, Machine(2, 0), [])
+    policy, _ = launch_trainers(plan.placement, make_roles(config, plan, "test", ITERATIONS, has_function=False))
+    crew: Any = SimpleNamespace(policy=policy, critic=None)
+    run = Learner(
+        config=config,
+        plan=plan,
+        crew=crew,
+        estimator=plan.estimator,
+        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
+        progress=Progress(kl_coef=0.0),
+        console=Console(Terminal(quiet=True)),
+    )
+    groups = [group(trajectory(0, 0.0, length)) for length in (6, 9, 12, 4)]
+    learned = [await learn(run, step + 1, groups, Timer()) for step in range(ITERATIONS)]
+    await policy.close()
+    return [one.metrics for one in learned]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("divergence", ["sampled", "jsd"])
+def test_a_student_comes_nearer_without_a_reward(tmp_path: Path, divergence: str) -> None:
+    config = config_of(save_model("qwen3", tmp_path / "policy"), save_model("llama", tmp_path / "teacher"), divergence)
+    lines = asyncio.run(distances(config))
+    # of texts that nobody sampled the estimate of a KL says little; how far the log-probs are apart does
+    name = "advantage/abs_mean" if divergence == "sampled" else "distill/reverse_kl"
+    assert lines[0][name] > lines[1][name] > lines[2][name] > 0
+    assert all(0 < line["distill/agreement"] < 1 and line["actor/grad_norm"] > 0 for line in lines)
+    assert all(line["reward/shaped_mean"] == 0 for line in lines)
+    assert ("distill/divergence" in lines[0]) == (divergence == "jsd")
