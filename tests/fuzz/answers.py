@@ -136,7 +136,7 @@ FUNCTIONS = {
     "killed": ("import os; os.kill(os.getpid(), 9)", "masked"),
     "prints": ("print('x' * 100_000); return 1.0", "scored"),
     "writes": ("import os; os.write(1, b'x' * 1000); return 1.0", "scored"),
-    "closes": ("import os; os.closerange(0, 3); return 1.0", "masked"),
+    "closes": ("import os; os.closerange(0, 3); return 1.0", "scored"),  # the pipe to us is another one
     "moves": ("import os; os.chdir('/'); return 1.0", "scored"),
     "forks": ("import os; os.fork() or os._exit(0); return 1.0", "scored"),
     "deep": ("return compute_score(prompt, completion)", "masked"),
@@ -160,12 +160,12 @@ def grade(name: str, path: Path) -> str:
         client = RewardClient(str(path), "compute_score", 2.0, 1, {}, ())
         await client.start()
         try:
-            scores = [await client.score(Prompt(0, "text", "?"), "answer") for _ in range(1)]
+            scores = [await client.score(Prompt(0, "text", "?"), "answer") for _ in range(2)]
         finally:
             await client.close()
         assert all(score.reason or not score.outcome.failed for score in scores)
         return ["masked" if score.outcome.failed else "scored" for score in scores]
 
-    (outcome,) = asyncio.run(run())
-    assert outcome == FUNCTIONS[name][1], f"{outcome}, not {FUNCTIONS[name][1]}"
-    return outcome
+    expected, outcomes = FUNCTIONS[name][1], asyncio.run(run())
+    assert outcomes == [expected] * 2, f"{outcomes}, not {expected}"
+    return expected
