@@ -50,7 +50,7 @@ def in_own_folder(command: Callable[[], int]) -> int:
         return code
     finally:
         if code in WELL or not (folder / "ray").exists():
-            remove_paths([folder])
+            _remove(folder)
         os.close(lock)
 
 
@@ -76,9 +76,17 @@ def _sweep_one(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         noted = (folder / ELSEWHERE).read_text().splitlines() if (folder / ELSEWHERE).exists() else []
         elsewhere = [path for path in map(Path, noted) if path.parent == SHARED_MEMORY]
-        remove_paths([*elsewhere, folder])
+        remove_paths(elsewhere)
+        _remove(folder)
     finally:
         os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Who is just ending may still write there: then the next command comes back to it."""
+    remove_paths([folder])
+    if folder.exists():
+        (folder / LOCK).touch()
 
 
 def _make(base: Path) -> tuple[Path, int]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,19 @@ def test_logs_of_a_failure_stay_until_the_next_command(base: Path) -> None:
     (left,) = base.iterdir()
     assert (left / "ray").is_dir()
     in_own_folder(writes(0))
+    assert list(base.iterdir()) == []
+
+
+def test_where_somebody_still_writes_the_next_command_comes_back(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remove(paths: Iterable[Path]) -> None:
+        for path in paths:
+            (path / temp_folder.LOCK).unlink()  # all that there was, and then there is more
+
+    with monkeypatch.context() as patch:
+        patch.setattr(temp_folder, "remove_paths", remove)
+        in_own_folder(lambda: 0)
+    assert len(list(base.iterdir())) == 1
+    sweep(base)
     assert list(base.iterdir()) == []
 
 
