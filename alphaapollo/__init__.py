@@ -1,3 +1,22 @@
 """Reinforcement-learning post-training for language models: see README.md, then docs/architecture.md."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from alphaapollo.cli.api import evaluate as evaluate
+    from alphaapollo.cli.api import rl as rl
+    from alphaapollo.cli.api import sft as sft
+
 __version__ = "0.1.0"
+
+API = ("evaluate", "rl", "sft")  # of cli/api.py, which is imported where one of them is asked for
+
+
+def __getattr__(name: str) -> object:
+    if name not in API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from alphaapollo.cli import api
+
+    return getattr(api, name)

@@ -15,21 +15,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word("checkpoint", options.run)]
     if options.out:
         words.append(word("output", options.out))
+    if options.push:
+        words.append(word("push_to", options.push))
     return export_main([*words, *options.keys])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="alphaapollo export",
-        usage="alphaapollo export RUN [OUT] [KEY=VALUE ...]",
-        description="Writes a checkpoint as a folder that transformers and vLLM load. Needs no GPU.",
-        epilog="keys: dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, where the model that the "
-        "run began with lies now (docs/checkpoints.md)",
+        usage="alphaapollo export RUN [OUT] [--push OWNER/NAME] [KEY=VALUE ...]",
+        description="Writes a checkpoint as a folder that transformers and vLLM load, with a model card, and proves "
+        "it: plain transformers computes the same with it. Needs no GPU.",
+        epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, where "
+        "the model that the run began with lies now (docs/checkpoints.md)",
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, for its newest checkpoint, or a checkpoint")
     parser.add_argument(
         "out", metavar="OUT", nargs="?", help="the folder to write (default <RUN>/exported/<checkpoint>)"
     )
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub, with your own token")
     parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args(argv)
     if options.out and "=" in options.out:  # no OUT was given

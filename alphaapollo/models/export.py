@@ -20,7 +20,9 @@ from alphaapollo.models.sharding import full_tensor
 from alphaapollo.models.trunk import decoder_layers
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from alphaapollo.models.critic import CriticModel
 
 
 @torch.no_grad()
@@ -74,6 +76,33 @@ def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtyp
     dist.barrier()
 
 
+def export_critic(folder: str, critic: CriticModel, source: Model, dtype: torch.dtype) -> None:
+    """As a token classifier with one label, whose score is the value, for a folder that is not there yet (one rank).
+    The head stays in float32.
+
+    ValueError: transformers has no such classifier of this model. OSError names the folder.
+    """
+    from safetensors import SafetensorError
+    from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+    config = copy.deepcopy(critic.model.config)
+    kind = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
+    if kind is None:
+        raise ValueError(f"transformers has no token classifier of a {config.model_type}, which its critic would be.")
+    config.num_labels = 1
+    try:
+        files = ShardFiles(Path(folder))
+        for name, tensor in full_parameters(critic.model, dtype):
+            files.add(f"{kind.base_model_prefix}.{name}", tensor.cpu())
+        for name, parameter in critic.value_head.named_parameters():
+            files.add(f"score.{name}", full_tensor(parameter.detach()).float().cpu())
+        files.close()
+        _write_config(Path(folder), config, kind.__name__, dtype)
+        _write_beside(Path(folder), source)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise OSError(f"cannot write the model to {folder}: {error}") from error
+
+
 def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
     """A collective of all ranks. Rank 0 writes, a file as soon as it is full: the whole model is on no rank."""
     files = None
@@ -91,15 +120,23 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> 
 
 def _write_rest(folder: Path, model: PreTrainedModel, source: Model, dtype: torch.dtype) -> None:
     """Configuration and tokenizer."""
-    from transformers import AutoTokenizer
-
-    config = copy.deepcopy(model.config)
-    config.dtype = dtype
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
+    _write_config(folder, copy.deepcopy(model.config), type(model).__name__, dtype)
     if model.can_generate() and model.generation_config is not None:
         # Not save_pretrained, which refuses what many published models have, at the end of a long run.
         model.generation_config.to_json_file(folder / "generation_config.json")
+    _write_beside(folder, source)
+
+
+def _write_config(folder: Path, config: PretrainedConfig, architecture: str, dtype: torch.dtype) -> None:
+    config.dtype = dtype
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+
+
+def _write_beside(folder: Path, source: Model) -> None:
+    """The model's own code, and its tokenizer."""
+    from transformers import AutoTokenizer
+
     for code in Path(source.path).glob("*.py"):  # of a model that brings its own
         shutil.copy(code, folder)
     tokenizer = AutoTokenizer.from_pretrained(

@@ -10,9 +10,13 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]  # (step, value), by rising step
 
@@ -113,14 +117,19 @@ def _legend(curves: Mapping[str, Points], indent: int) -> Text:
     return text
 
 
-def save_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
-    """The curves as a PNG. Raises ValueError where matplotlib is not installed."""
+def empty_figure() -> Figure:
+    """Raises ValueError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("drawing a PNG needs matplotlib. pip install -e '.[plots]' in the clone.") from None
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
+        raise ValueError("drawing a picture needs matplotlib. pip install -e '.[plots]' in the clone.") from None
+    return Figure(figsize=(7, 4), layout="constrained")
+
+
+def figure(curves: Mapping[str, Points], title: str = "") -> Figure:
+    """The curves over the steps. Raises ValueError where matplotlib is not installed."""
+    drawn = empty_figure()
+    axes = drawn.add_subplot()
     for name, points in curves.items():
         axes.plot([step for step, _ in points], [value for _, value in points], marker="o", markersize=3, label=name)
     low, high = value_range([value for points in curves.values() for _, value in points])
@@ -128,8 +137,31 @@ def save_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
     axes.set(xlabel="step", title=title, ylim=(low - margin, high + margin))
     axes.grid(alpha=0.3)
     axes.legend()
+    return drawn
+
+
+def intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
+    """(source, figure, value, low, high) of shares: a point with its interval each, a colour a source. Raises
+    ValueError where matplotlib is not installed."""
+    drawn = empty_figure()
+    axes = drawn.add_subplot()
+    names = list(dict.fromkeys(name for _, name, *_ in rows))
+    for source in dict.fromkeys(source for source, *_ in rows):
+        own = [row for row in rows if row[0] == source]
+        places, values = [names.index(row[1]) for row in own], [row[2] for row in own]
+        reach = [[row[2] - row[3] for row in own], [row[4] - row[2] for row in own]]
+        axes.errorbar(places, values, yerr=reach, fmt="o", capsize=4, label=source or "(no data source)")
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set(title=title, ylim=(-0.03, 1.03))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return drawn
+
+
+def save_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
+    """The curves as a PNG. Raises ValueError where matplotlib is not installed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure(curves, title).savefig(path, dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

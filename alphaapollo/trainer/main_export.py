@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
         from alphaapollo.startup.export_checkpoint import prepare, write
+        from alphaapollo.startup.push import push
 
         try:
             export = prepare(config)
@@ -24,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return failed(error, 2)
     print(f"{export.weights} in {export.dtype} -> {export.output}")
     try:
-        write(export)
+        print(write(export))
+        if export.push_to:
+            print(f"pushed to {push(export.output, export.push_to)}")
     except KeyboardInterrupt:
         print("\ninterrupted; nothing is written", file=sys.stderr)
         return 130

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import alphaapollo
+from alphaapollo.cli import api
+from alphaapollo.cli.api import nested
+from alphaapollo.cli.outcome import Evaluation, TrainedRun
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.schema import Config, GenerationConfig
+
+
+def score(prompt: object, completion: str) -> float:
+    return 1.0
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a run would be started with."""
+    calls: list[Any] = []
+    monkeypatch.setattr(api, "run_to_end", lambda *arguments: calls.append(arguments))
+    return calls
+
+
+def test_importing_the_package_is_light() -> None:
+    code = """
+import sys, alphaapollo
+assert "pydantic" not in sys.modules
+from alphaapollo import rl, sft, evaluate
+assert not {"torch", "ray", "vllm", "pandas"} & set(sys.modules)
+"""
+    root = str(Path(alphaapollo.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'rll'"):
+        alphaapollo.rll  # noqa: B018
+
+
+def test_a_dict_as_a_yaml_file_has_it(tmp_path: Path) -> None:
+    settings = {
+        "algorithm": "dapo",
+        "algorithm.lam": np.float64(0.5),
+        "trainer": {"seed": 1, "experiment_name": "x"},
+        "trainer.nnodes": 2,
+        "data.train_files": (tmp_path / "a.parquet",),
+    }
+    assert nested(settings) == {
+        "defaults": [{"algorithm": "dapo"}, "_self_"],
+        "algorithm": {"lam": 0.5},
+        "trainer": {"seed": 1, "experiment_name": "x", "nnodes": 2},
+        "data": {"train_files": [str(tmp_path / "a.parquet")]},
+    }
+    for twice in ({"trainer.seed": 1, "trainer": {"seed": 2}}, {"trainer.seed": 1, "trainer.seed.x": 2}):
+        with pytest.raises(ConfigError, match="Write it once"):
+            nested(twice)
+
+
+def test_keys_of_a_dict_win_over_its_preset_and_words_over_both(started: list[Any], tmp_path: Path) -> None:
+    settings = {"algorithm": "dapo", "env.rollout.n": 3, "trainer": {"output_dir": str(tmp_path)}}
+    run = api.rl(settings, "trainer.seed=5", show=False)
+    assert isinstance(run.config, Config)
+    assert (run.config.algorithm.filter_groups.enable, run.config.group_size, run.config.trainer.seed) == (True, 3, 5)
+    assert run.folder == tmp_path / "alphaapollo/default"
+    ((module, words, folder, told, show),) = started
+    assert (module, folder, told, show) == ("alphaapollo.trainer.main_ppo", run.folder, None, False)
+    assert words[-1] == "trainer.seed=5"
+
+
+def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "own.yml").write_text(f"trainer: {{output_dir: '{tmp_path}'}}\n")
+    run = api.rl(tmp_path / "own.yml", reward=score)
+    beside = tmp_path / "alphaapollo/.default.objects/reward.py"
+    assert run.config.custom_reward_function.path == str(beside)  # type: ignore[union-attr]
+    assert beside.is_file()
+    with pytest.raises(
+        ConfigError, match=r"custom_reward_function\.path=mine\.py: a Python object is given for it, too"
+    ):
+        api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
+
+
+def test_a_wrong_key_is_told_at_once(started: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean trainer\.seed"):
+        api.rl({"trainer.sed": 1})
+    with pytest.raises(ConfigError, match=r"Did you mean model\.path"):
+        api.sft({"model.pth": "x"})
+    assert not started
+
+
+def test_a_trained_run(tmp_path: Path) -> None:
+    lines = [{"step": 0, "val/accuracy": 0.1}, {"step": 1, "reward/mean": 0.5, "kl/mean": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = TrainedRun(tmp_path, Config())
+    assert list(run.metrics.index) == [0, 1]
+    assert run.metrics["val/accuracy"].dropna().to_dict() == {0: 0.1}
+    assert run.metrics["kl/mean"].isna().all()
+    (axes,) = run.plot().axes
+    assert [line.get_label() for line in axes.lines] == ["reward/mean", "val/accuracy"]
+    with pytest.raises(ValueError, match="has no values of 'reward/meen'"):
+        run.plot("reward/meen")
+    with pytest.raises(ValueError, match="has no model yet"):
+        _ = run.model
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    assert run.model == tmp_path / "model"
+
+
+def test_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "summary.csv").write_text(
+        "data_source,figure,value,low,high,problems\n,pass@1,0.5,0.25,0.75,8\n,response_length,20,18,22,8\n"
+    )
+    (tmp_path / "results.jsonl").write_text('{"prompt_id": 0}\n')
+    done = Evaluation(tmp_path, GenerationConfig(model={"path": "m"}))
+    assert list(done.metrics["figure"]) == ["pass@1", "response_length"]
+    assert done.results == [{"prompt_id": 0}]
+    assert done.model == "m"
+    (axes,) = done.plot().axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["pass@1"]

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import _thread
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.cli import follow
+from alphaapollo.cli.follow import NewLines, RunFailed, run_to_end
+
+PROGRAM = """
+import json, os, pathlib, sys, time
+
+def main(words):
+    what, folder = words[0], pathlib.Path(words[1])
+    folder.mkdir(exist_ok=True)
+    (folder / "pid").write_text(str(os.getpid()))
+    if what == "refuse":
+        print("error in the configuration:\\n  trainer.sed: unknown key")
+        return 2
+    with (folder / "metrics.jsonl").open("a") as file:
+        for step in (1, 2):
+            file.write(json.dumps({"step": step, "reward/mean": step / 2}) + "\\n")
+            file.flush()
+    if what == "fail":
+        print("a notice\\nerror: the disk is full\\nmake room")
+        return 1
+    if what == "wait":
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            (folder / "told").touch()
+            return 130
+    print("done")
+    return 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "program_of_test_follow.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def hears_ctrl_c() -> Iterator[None]:
+    """Tests may run as a job in the background, which a shell starts deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def run(what: str, folder: Path, on_iteration: follow.OnIteration | None = None) -> None:
+    run_to_end("program_of_test_follow", [what, str(folder)], folder, on_iteration, show=True)
+
+
+def is_gone(folder: Path) -> bool:
+    return not Path(f"/proc/{(folder / 'pid').read_text()}").exists()
+
+
+def test_it_shows_what_the_run_prints_and_tells_of_each_iteration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, told = tmp_path / "run", []
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.0}\n')  # of an earlier start
+    run("work", folder, lambda step, metrics: told.append((step, metrics["reward/mean"])))
+    assert told == [(1, 0.5), (2, 1.0)]
+    assert "done" in capsys.readouterr().out
+
+
+def test_a_refusal_is_a_value_error_and_a_failure_has_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"error in the configuration:\n  trainer.sed: unknown key"):
+        run("refuse", tmp_path / "run")
+    with pytest.raises(RunFailed, match=r"^the disk is full\nmake room$"):
+        run("fail", tmp_path / "run")
+
+
+def test_ctrl_c_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def interrupt(step: int, metrics: dict[str, float]) -> None:
+        if step == 2:
+            threading.Thread(target=_thread.interrupt_main).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        run("wait", folder, interrupt)
+    assert (folder / "told").exists()
+    assert is_gone(folder)
+
+
+def test_what_the_callback_raises_ends_the_run(tmp_path: Path) -> None:
+    def stop(step: int, metrics: dict[str, float]) -> None:
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        run("wait", tmp_path / "run", stop)
+    assert is_gone(tmp_path / "run")
+
+
+def test_it_runs_inside_an_event_loop(tmp_path: Path) -> None:
+    async def cell() -> None:
+        run("work", tmp_path / "run")
+
+    asyncio.run(cell())
+
+
+def test_the_run_dies_with_the_program_that_asked_for_it(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run("wait", tmp_path / "run")
+        finally:
+            os._exit(1)
+    while not (tmp_path / "run/metrics.jsonl").exists():
+        time.sleep(0.05)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    while not is_gone(tmp_path / "run"):
+        time.sleep(0.05)
+
+
+def test_new_lines_of_a_file_that_a_resume_writes_anew(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("one\ntwo\n")
+    lines = NewLines(file)
+    part = tmp_path / "part"
+    part.write_text("one\n")
+    part.replace(file)
+    assert lines.read() == []
+    with file.open("a") as more:
+        more.write("two, again\nhal")
+    assert lines.read() == ["two, again"]
+    with file.open("a") as more:
+        more.write("f\n")
+    assert lines.read() == ["half"]

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
+from alphaapollo.cli.given import Given, is_the_users
+from alphaapollo.config.schema import Algorithm
+from alphaapollo.environments.base import get_registered
+from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.rewards.protocol import worker_environment
+from alphaapollo.tools.base import tools
+from alphaapollo.types import Prompt
+from alphaapollo.user_module import load_user_module
+
+BONUS = 0.5
+
+
+def likes_seven(prompt: Prompt, completion: str) -> dict[str, float]:
+    return {"reward": completion.count("7") + BONUS, "accuracy": 1.0}
+
+
+def double(number: int) -> int:
+    """Twice a number.
+
+    Args:
+        number: any.
+    """
+    return 2 * number
+
+
+class Riddle:
+    def __init__(self, services: object):
+        self.services = services
+
+    def reset(self, prompt: Prompt) -> str:
+        return "?"
+
+    def step(self, action: str) -> object:
+        return None
+
+    def close(self) -> None: ...
+
+
+def my_advantages(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    values = inputs.mask * inputs.scores.unsqueeze(1)
+    return Advantages(values, values)
+
+
+def keys(words: list[str]) -> dict[str, str]:
+    return {word.partition("=")[0]: word.partition("=")[2].strip("'") for word in words}
+
+
+def test_a_reward_function_is_found_as_a_users_file_is(tmp_path: Path) -> None:
+    given = keys(Given(reward=likes_seven).write(tmp_path / "objects", "rl"))
+    path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
+    assert load_reward_function(path, name)(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
+
+
+def test_what_it_needs_goes_along(tmp_path: Path) -> None:
+    """A process that cannot import this file has the function, and what it looks up."""
+    given = keys(Given(reward=likes_seven).write(tmp_path, "rl"))
+    code = f"""
+import sys
+from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.types import Prompt
+grade = load_reward_function({given["custom_reward_function.path"]!r}, "compute_score")
+assert grade(Prompt(0, "x", "q"), "7")["reward"] == 1.5
+assert not [name for name in sys.modules if "test_given" in name]
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> None:
+    given = keys(Given(reward=likes_seven, environment=Riddle, tools=[double]).write(tmp_path, "rl"))
+    assert (given["env.env_name"], given["env.tools"]) == ("Riddle", "['double']")
+    load_user_module(given["env.custom_module"], "env.custom_module")
+    registered = get_registered("Riddle")
+    assert registered.graded
+    assert registered.factory(None).reset(Prompt(0, "x", "q")) == "?"  # type: ignore[arg-type]
+    assert tools.get("double")().description == "Twice a number."
+
+
+def test_an_estimator_comes_with_what_it_needs(tmp_path: Path) -> None:
+    plain = keys(Given(estimator=my_advantages).write(tmp_path / "plain", "rl"))
+    assert plain["algorithm.adv_estimator"] == "my_advantages"
+    load_user_module(plain["algorithm.custom_module"], "algorithm.custom_module")
+    assert get_estimator("my_advantages").needs == ()
+    declared = Estimator("with_values", my_advantages, needs=("values",))
+    given = keys(Given(estimator=declared).write(tmp_path / "declared", "rl"))
+    assert given["algorithm.adv_estimator"] == "with_values"
+    load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
+    assert get_estimator("with_values").needs == ("values",)
+
+
+def test_nothing_given_writes_nothing(tmp_path: Path) -> None:
+    assert Given().write(tmp_path / "objects", "rl") == []
+    assert not (tmp_path / "objects").exists()
+
+
+def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match="reward: it cannot be carried to the processes of the run"):
+        Given(reward=lambda prompt, completion: float(lock.locked())).write(tmp_path, "rl")
+
+
+def test_which_modules_go_by_value() -> None:
+    assert is_the_users(sys.modules[__name__])
+    assert not is_the_users(sys.modules["json"])
+    assert not is_the_users(sys.modules["pytest"])
+    assert not is_the_users(sys.modules["alphaapollo.types"])

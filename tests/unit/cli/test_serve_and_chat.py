@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console as Terminal
+
+from alphaapollo.cli import chat, run_folder, serve
+from alphaapollo.cli.main import main
+from alphaapollo.cli.watched import Watched, watch
+from alphaapollo.config.schema import Env, GenerationConfig
+from alphaapollo.environments.base import Observation, Services, StepResult, get_registered
+from alphaapollo.types import Message, Prompt, Score
+from tests.unit.tiny import save_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("qwen3", tmp_path_factory.mktemp("served"))
+
+
+@pytest.mark.parametrize("verb", ["serve", "chat"])
+def test_a_run_without_a_model_is_one_clear_error(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, str(tmp_path)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "has no model yet" in said
+    assert "give the command again" in said
+
+
+def test_serve_becomes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(os, "execve", lambda file, words, variables: started.extend([words, variables]))
+    main(["serve", str(model), "--port", "8123", "trainer.device=cpu", "rollout.kv_cache_gib=0.25", "--api-key", "x"])
+    words, variables = started
+    assert isinstance(words, list)
+    assert words[words.index("--model") + 1] == str(model)
+    assert words[words.index("--port") + 1] == "8123"
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(2**28)
+    assert words[-2:] == ["--api-key", "x"]  # vLLM's own
+    assert variables["OMP_WAIT_POLICY"] == "PASSIVE"  # type: ignore[index]
+
+
+def test_serve_takes_a_usual_length_where_the_model_has_positions(model: Path) -> None:
+    config = GenerationConfig(model={"path": str(model)}, trainer={"device": "cpu"})
+    assert serve.server_spec(config).max_model_len <= serve.USUAL_LENGTH
+
+
+def test_an_export_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = run_folder.NewestModel(tmp_path, tmp_path / "out", tmp_path / "step_1")
+    monkeypatch.setattr(run_folder.subprocess, "run", lambda *args, **named: type("Done", (), {"returncode": 1}))
+    with pytest.raises(ValueError, match="could not be exported"):
+        run_folder.export_newest(newest)
+
+
+class Counting:
+    """A sync environment: two turns."""
+
+    def __init__(self, services: Services):
+        self.services = services
+
+    def reset(self, prompt: Prompt) -> str:
+        return f"about {prompt.content}"
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(Observation([Message(role="tool", content="42")]), valid=action != "?")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_happens_is_shown_as_it_happens() -> None:
+    shown = io.StringIO()
+    inner = Counting(None)  # type: ignore[arg-type]
+    watched = Watched(inner, chat.View(Terminal(file=shown, width=80)))
+
+    async def episode() -> None:
+        assert await watched.reset(Prompt(1, "chat", "sums")) == "about sums"
+        result = await watched.step("6 * 7")
+        assert result.observation is not None
+        await watched.step("?")
+        await watched.close()
+
+    asyncio.run(episode())
+    assert shown.getvalue().splitlines()[:2] == ["6 * 7", "  [tool] 42"]
+    assert "could not read an action" in shown.getvalue()
+    assert inner.closed
+
+
+def test_the_runs_environment_is_watched_and_not_graded() -> None:
+    env = watch(Env(env_name="single_turn"), chat.View(Terminal(file=io.StringIO())))
+    registered = get_registered(env.env_name)
+    assert not registered.graded
+
+    async def graded(prompt: Prompt, text: str) -> Score:
+        raise AssertionError("nobody is graded")
+
+    async def episode() -> StepResult:
+        environment = registered.factory(Services(graded, env))
+        await environment.reset(Prompt(1, "chat", [Message(role="user", content="hello")]))  # type: ignore[misc]
+        return await environment.step("hi")  # type: ignore[misc]
+
+    assert asyncio.run(episode()).done
+
+
+def test_chat_wants_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["run", "--url", "http://127.0.0.1:1/v1"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["chat", *words])
+        assert ended.value.code == 2
+        assert "give a RUN, or --url" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("openai")
+    assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
+    assert "the server at http://127.0.0.1:9/v1" in capsys.readouterr().err
