@@ -20,8 +20,6 @@ from alphaapollo.environments.base import (
 )
 from alphaapollo.types import Prompt, Score
 
-NAME = "watched"
-
 
 class Viewer(Protocol):
     """Who is shown an episode."""
@@ -65,8 +63,9 @@ def watch(env: Env, viewer: Viewer) -> Env:
     def factory(services: Services) -> Watched:
         return Watched(known.factory(replace(services, score=ungraded, config=env)), viewer)
 
-    register_environment(NAME, tools=known.tools)(factory)
-    return env.model_copy(update={"env_name": NAME})
+    name = f"watched {env.env_name}"
+    register_environment(name, tools=known.tools)(factory)
+    return env.model_copy(update={"env_name": name})
 
 
 async def _called(method: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,9 +11,11 @@ from rich.console import Console as Terminal
 from alphaapollo.cli import chat, run_folder, serve
 from alphaapollo.cli.main import main
 from alphaapollo.cli.watched import Watched, watch
-from alphaapollo.config.schema import Env, GenerationConfig
+from alphaapollo.config.load import save_config
+from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_registered
 from alphaapollo.types import Message, Prompt, Score
+from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tiny import save_model
 
 
@@ -94,7 +96,7 @@ def test_what_happens_is_shown_as_it_happens() -> None:
 
 
 def test_the_runs_environment_is_watched_and_not_graded() -> None:
-    env = watch(Env(env_name="single_turn"), chat.View(Terminal(file=io.StringIO())))
+    env = watch(Env(env_name="informal_math"), chat.View(Terminal(file=io.StringIO())))
     registered = get_registered(env.env_name)
     assert not registered.graded
 
@@ -104,9 +106,36 @@ def test_the_runs_environment_is_watched_and_not_graded() -> None:
     async def episode() -> StepResult:
         environment = registered.factory(Services(graded, env))
         await environment.reset(Prompt(1, "chat", [Message(role="user", content="hello")]))  # type: ignore[misc]
-        return await environment.step("hi")  # type: ignore[misc]
+        return await environment.step("<answer>42</answer>")  # type: ignore[misc]
 
     assert asyncio.run(episode()).done
+
+
+def test_a_talk_with_a_runs_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the fake engine: what it says is of no account, and every message is answered."""
+    make_tokenizer(tmp_path / "model")
+    make_model(tmp_path / "model", seed=0)
+    role = {"model": {"path": "gone"}, "rollout": {"name": "fake"}}
+    data = {"max_prompt_length": 64, "max_response_length": 8}
+    save_config(Config(actor_rollout_ref=role, data=data), tmp_path / "config.yaml")
+    lines, played = iter(["1+1=", "and now", "/new", "", "again", "/quit"]), []
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    play = chat.Chat._play
+
+    async def noted(self: chat.Chat, crew: object, prompt: Prompt) -> object:
+        played.append(prompt.content)
+        return await play(self, crew, prompt)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(chat.Chat, "_play", noted)
+    assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0
+    assert f"{tmp_path}/model, in single_turn" in capsys.readouterr().out
+    assert [[message["role"] for message in content] for content in played] == [
+        ["user"],
+        ["user", "assistant", "user"],
+        ["user"],
+    ]
 
 
 def test_chat_wants_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> None:
