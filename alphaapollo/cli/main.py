@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(verb_help(verb), end="")
         return 0
     door: Main = importlib.import_module(verb.module).main
-    return door(rest)
+    return door(verb.words(rest))
 
 
 def unknown(name: str) -> str:

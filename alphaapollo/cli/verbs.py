@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -18,6 +19,13 @@ class Verb:
     command: str = ""  # whose schema has the keys (config/keys.py)
     keys: tuple[str, ...] = ()  # the five that matter, for --help
     example: str = ""
+    preset: str = ""  # GROUP=PRESET that it takes, unless another of the group is named
+
+    def words(self, given: Sequence[str]) -> list[str]:
+        """What its main gets."""
+        group = self.preset.partition("=")[0]
+        own = any(word.partition("=")[0] == group for word in given)
+        return [*([self.preset] if self.preset and not own else []), *given]
 
 
 VERBS = {
@@ -66,6 +74,21 @@ VERBS = {
             "main_rm",
             ("model.path", "data.train_files", "data.margin_key", "bradley_terry.centring_coef", "optim.lr"),
             "model.path=Qwen/Qwen3-0.6B data.train_files=pairs.parquet",
+        ),
+        Verb(
+            "distill",
+            "learn from a teacher on the model's own samples",
+            "alphaapollo.trainer.main_ppo",
+            "main_ppo",
+            (
+                "actor_rollout_ref.model.path",
+                "teacher.model.path",
+                "teacher.divergence",
+                "data.train_files",
+                "trainer.experiment_name",
+            ),
+            "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B teacher.model.path=Qwen/Qwen3-8B data.train_files=a.parquet",
+            "algorithm=distill",
         ),
         Verb(
             "generate",

@@ -83,6 +83,14 @@ def test_a_verb_is_its_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Did you mean model.path" in capsys.readouterr().err
 
 
+def test_a_verb_with_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert VERBS["distill"].words(["trainer.seed=1"]) == ["algorithm=distill", "trainer.seed=1"]
+    assert VERBS["distill"].words(["algorithm=grpo"]) == ["algorithm=grpo"]
+    with pytest.raises(SystemExit):
+        main(["distill", "teacher.model.path=t", "--cfg"])
+    assert "  adv_estimator: none\n" in capsys.readouterr().out
+
+
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "trainer.seed", "actor_rollout_ref.actor.use_dynamic_bsz"]) == 0
     first, second = capsys.readouterr().out.splitlines()
