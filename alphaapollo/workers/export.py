@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.workers.base import ALONE, RankPlacement, join, leave
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def export_checkpoint(
@@ -69,7 +66,7 @@ def _write(
         leave()
 
 
-def _built(kind: Kind, loaded: PreTrainedModel) -> PolicyModel | RewardModel | CriticModel:
+def _built(kind: Kind, loaded: Any) -> PolicyModel | RewardModel | CriticModel:
     if kind == "reward model":
         return RewardModel(loaded)
     return CriticModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
