@@ -41,8 +41,11 @@ def child(ppo: Runner, words: str) -> int:
 
 
 def listeners(pid: int) -> list[Any]:
-    """The sockets of a process to which others may connect or send."""
-    return [one for one in psutil.Process(pid).net_connections("inet") if not one.raddr]
+    """The sockets of a process to which others may connect or send; none of one that has just ended."""
+    try:
+        return [one for one in psutil.Process(pid).net_connections("inet") if not one.raddr]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
