@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -84,7 +85,7 @@ def read_inputs(config: Config) -> Inputs:
     graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
     has_function = find_function(config, graded, everything)
     more, tried = check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
-    notices += more
+    notices += more if has_function else [*more, *_unrewarded(config)]
     if graded and has_function:
         asyncio.run(check_named_rewards(config, everything[0], tried))
     notices += asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
@@ -107,6 +108,15 @@ def read_inputs(config: Config) -> Inputs:
         has_function=has_function,
         notices=notices,
     )
+
+
+def _unrewarded(config: Config) -> Iterator[str]:
+    """What to say where there is no reward function."""
+    if not config.reward_model.enable:
+        yield (
+            "nothing gives a reward: reward/* and val/* are of zeros. To see them give rows a data_source with a "
+            "grader and what it needs, or custom_reward_function.path."
+        )
 
 
 def _trained_models(config: Config) -> dict[str, Model]:
