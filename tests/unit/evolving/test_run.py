@@ -12,7 +12,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.evolving.asker import ModelDown
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(120)
 PROBLEMS, ROUNDS, VOTES = 6, 2, 3
 CALLS = PROBLEMS * ROUNDS * (1 + 1 + VOTES)  # a proposer, a summariser, the verifiers
 

@@ -1,0 +1,77 @@
+"""A model that this run serves, and tools: the proposer's and the verifiers'."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.evolving import run as evolving_run
+from tests.unit import tiny
+from tests.unit.evolving.scripted import Command, Server, role_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As tiny's, with a tokenizer that knows chats."""
+    from transformers import AutoTokenizer
+
+    folder = tiny.save_model("qwen3", tmp_path_factory.mktemp("model"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {{ eos_token }} {% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_engine_of_this_run(command: Command, server: Server, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)  # this process is not the run's own
+    for key in ("models.policy.base_url", "models.policy.name", "models.policy.max_retries"):
+        del command.defaults[key]
+    words = [
+        "models={own: {path: MODEL}, judge: {base_url: URL, name: m}}".replace("MODEL", str(model)).replace(
+            "URL", f"'{server.url}'"
+        ),
+        "roles.verifier.model=judge",
+        "roles.summariser.plugin=''",
+        "rollout.name=fake",
+        "data.max_prompt_length=64",
+        "data.max_response_length=16",
+    ]
+    server.script = lambda messages, request: "Random words.\nVERDICT: wrong"
+    command.run(*words)
+    pool = command.pool
+    own = [call for call in pool.calls.values() if call.model == "own"]
+    assert {call.role for call in own} == {"proposer"} and all(1 <= call.tokens <= 16 for call in own)
+    assert {call.stop for call in own} <= {"stop", "length"} and all(call.prompt_tokens for call in own)
+    assert {role_of(one["messages"][0]["content"]) for one in server.requests} == {"verifier"}
+    assert command.report()["table"]["wrong_against"] == len(pool.judgements) == 12
+    assert {len(one.parents) for one in pool.candidates.values() if one.place.round == 1} <= {0, 1}
+
+
+def test_proposer_and_verifiers_call_tools(command: Command, server: Server) -> None:
+    def calculates(messages: list, request: dict) -> str:
+        said = messages[-1]["content"]
+        found = re.search(r'"text": "(\d+)', said)
+        if role_of(messages[0]["content"]) == "summariser":
+            return "It was computed."
+        if found is None:
+            left, right = re.search(r"What is (\d+) \+ (\d+)", messages[0]["content"]).groups()
+            return f"<python_code>{left} + {right}</python_code> and more"
+        if role_of(messages[0]["content"]) == "verifier":
+            return "I computed it too.\nVERDICT: right"
+        return rf"<answer>\boxed{{{found[1]}}}</answer>"
+
+    server.script = calculates
+    command.run("env.env_name=informal_math", "env.max_steps=3", "evolving.rounds=1", "evolving.votes=1")
+    pool = command.pool
+    candidate = pool.candidates["p2.r0.b0.i0"]
+    assert [message["role"] for message in candidate.messages] == ["user", "assistant", "user", "assistant"]
+    assert candidate.messages[1]["content"] == "<python_code>13 + 34</python_code>", "what follows the call is cut"
+    assert candidate.right is True and candidate.answer == "47"
+    assert command.report()["table"]["right_for"] == 6
+    asked = pool.verdicts["p2.r0.b0.i0"][0].messages[0]["content"]
+    assert "<python_code>" in asked and "VERDICT" in asked
+    assert sum(call.role == "verifier" for call in pool.calls.values()) == 12, "a call of a tool, and the report"
