@@ -1,4 +1,4 @@
-"""The Python API: `from alphaapollo import rl, sft, evaluate`.
+"""The Python API: `from alphaapollo import rl, sft, dpo, evaluate`.
 
 run = rl({"algorithm": "grpo", "actor_rollout_ref.model.path": "model", ...}, "env.rollout.n=8", reward=score)
 run.metrics, run.model, run.plot("reward/mean")
@@ -23,13 +23,13 @@ from alphaapollo.cli.outcome import Evaluation, TrainedRun
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys, plain, value_of
 from alphaapollo.config.load import load_config, shipped_configs
-from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, SftConfig
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
 
 Settings = Mapping[str, Any] | str | Path | None
-ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | GenerationConfig)
+ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | DpoConfig | GenerationConfig)
 
 
 def rl(
@@ -70,6 +70,13 @@ def sft(
     return TrainedRun(*_run("sft", SftConfig, "sft", config, overrides, Given(), on_iteration, show))
 
 
+def dpo(
+    config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
+) -> TrainedRun:
+    """Training on preferences, with the keys of main_dpo. Arguments, results and errors as of `rl`."""
+    return TrainedRun(*_run("dpo", DpoConfig, "dpo", config, overrides, Given(), on_iteration, show))
+
+
 def evaluate(
     config: Settings = None,
     *overrides: str,
@@ -81,9 +88,6 @@ def evaluate(
     """Sample and score, with the keys of main_generation. Arguments and errors as of `rl`."""
     given = Given(reward, environment, tools)
     return Evaluation(*_run("evaluate", GenerationConfig, "generation", config, overrides, given, None, show))
-
-
-MAINS = {"ppo": "main_ppo", "sft": "main_sft", "generation": "main_generation"}
 
 
 def _run(
@@ -104,7 +108,7 @@ def _run(
         objects = given.write(folder.with_name(f".{folder.name}.objects"), program)
         _check_free(config, objects)
         config = load_config(schema, name, [*words, *objects])
-        run_to_end(f"alphaapollo.trainer.{MAINS[name]}", [*words, *objects], folder, on_iteration, show)
+        run_to_end(f"alphaapollo.trainer.main_{name}", [*words, *objects], folder, on_iteration, show)
     return folder, config
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, SftConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +21,7 @@ class TrainedRun:
     """A run that has ended. `folder` is the run's: config.yaml, metrics.jsonl, rollouts/, checkpoints/, model/."""
 
     folder: Path
-    config: Config | SftConfig
+    config: Config | SftConfig | DpoConfig
 
     @property
     def metrics(self) -> pd.DataFrame:

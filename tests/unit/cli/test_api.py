@@ -33,7 +33,7 @@ def test_importing_the_package_is_light() -> None:
     code = """
 import sys, alphaapollo
 assert "pydantic" not in sys.modules
-from alphaapollo import rl, sft, evaluate
+from alphaapollo import rl, sft, dpo, evaluate
 assert not {"torch", "ray", "vllm", "pandas"} & set(sys.modules)
 """
     root = str(Path(alphaapollo.__file__).parents[1])
@@ -83,6 +83,13 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
         ConfigError, match=r"custom_reward_function\.path=mine\.py: a Python object is given for it, too"
     ):
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
+
+
+def test_each_has_its_main(started: list[Any], tmp_path: Path) -> None:
+    where = f"trainer.output_dir={tmp_path}"
+    runs = [api.sft(None, where), api.dpo(None, where, "preference.loss=ipo"), api.evaluate(None, where)]
+    assert [module.rpartition(".")[2] for module, *_ in started] == ["main_sft", "main_dpo", "main_generation"]
+    assert [run.folder.name for run in runs] == ["sft", "dpo", "generation"]
 
 
 def test_a_wrong_key_is_told_at_once(started: list[Any]) -> None:
