@@ -268,13 +268,13 @@ def _print_plan(prepared: Prepared, notices: list[str], terminal: Terminal) -> N
     roles = [
         f"{slot} {role.plugin}{f' ({role.model})' if role.model else ''}"
         for slot, role in roles_of(config).items()
-        if role.plugin
+        if role.plugin and (slot != "referee" or evolving.select == "tournament")
     ]
     models = [f"{name}: {model.path or model.base_url or model.name}" for name, model in config.models.items()]
     lines = [
         f"{prepared.folder}",
-        f"  problems   {len(prepared.prompts)} x {solutions} solutions: {evolving.rounds} rounds x "
-        f"{len(prepared.branches)} branches x {config.data.n_samples}",
+        f"  problems   {len(prepared.prompts)} x {solutions} solutions: {evolving.rounds} round(s) x "
+        f"{len(prepared.branches)} branch(es) x {config.data.n_samples}",
         f"  verifiers  {evolving.votes} a solution",
         f"  models     {', '.join(models)}",
         f"  branches   {', '.join(prepared.branches)}",
