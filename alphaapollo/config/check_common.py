@@ -3,6 +3,7 @@ yields a line a problem."""
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -34,14 +35,13 @@ def check_required(key: str, value: str | list[str]) -> Iterator[str]:
 
 def check_files(key: str, files: str | list[str]) -> Iterator[str]:
     for file in [files] if isinstance(files, str) else files:
-        if file and not Path(file).expanduser().is_file():
+        if file and not _is_file(file):
             yield f"{key}: no such file: {file} (looked in {Path.cwd()}). Give the path of a parquet or jsonl file."
 
 
 def check_model(key: str, path: str) -> Iterator[str]:
-    folder = Path(path).expanduser()
-    if path and folder.is_dir():
-        if not (folder / "config.json").is_file():
+    if path and _is_folder(path):
+        if not _is_file(os.path.join(path, "config.json")):
             yield f"{key}: {path} holds no config.json. Give the folder of a Hugging Face model, or a hub id."
     elif path and looks_local(path):
         fix = "Give the folder of a Hugging Face model, or a hub id OWNER/NAME."
@@ -49,14 +49,14 @@ def check_model(key: str, path: str) -> Iterator[str]:
 
 
 def check_python_file(key: str, path: str) -> Iterator[str]:
-    if path and not Path(path).expanduser().is_file():
+    if path and not _is_file(path):
         yield f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file."
 
 
 def check_resume(mode: str, path: str) -> Iterator[str]:
     if mode == "resume_path" and not path:
         yield "trainer.resume_from_path: required with trainer.resume_mode=resume_path. Give a checkpoint folder."
-    elif mode == "resume_path" and not Path(path).expanduser().is_dir():
+    elif mode == "resume_path" and not _is_folder(path):
         yield f"trainer.resume_from_path: no such folder: {path}. Give a checkpoint folder."
 
 
@@ -65,3 +65,13 @@ def check_optimizer(prefix: str, optim: Optimizer) -> Iterator[str]:
         yield f"{prefix}.lr={optim.lr:g}: AdamW moves every weight by about that much a step. Set 1e-6 to 1e-3."
     if 1.0 in optim.betas:
         yield f"{prefix}.betas={plain(optim.betas)}: AdamW needs decay rates below 1. Set [0.9,0.999]."
+
+
+def _is_file(path: str) -> bool:
+    """False also for a name that no file system takes, where pathlib raises."""
+    return os.path.isfile(os.path.expanduser(path))
+
+
+def _is_folder(path: str) -> bool:
+    """As _is_file."""
+    return os.path.isdir(os.path.expanduser(path))

@@ -243,7 +243,7 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
     for word in words:
         try:
             override = parser.parse_override(word)
-        except HydraException as error:
+        except (HydraException, ValueError) as error:  # a number of 5,000 digits is the latter
             why = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
             raise ConfigError(
                 f"{word}: not of the form KEY=VALUE ({why}). Quote values with special characters twice: "

@@ -51,6 +51,10 @@ def test_model_and_data_are_required():
         ("reward_model={enable: true, model: {path: /gone}}", "reward_model.model.path: no such folder: /gone"),
         ("custom_reward_function.path=gone.py", "custom_reward_function.path: no such file: gone.py"),
         ("algorithm.custom_module=gone.py", "algorithm.custom_module: no such file: gone.py"),
+        *(
+            (f"{key}={'x' * 300}", f"{key}: no such {kind}: xxx")  # longer than names may be
+            for key, kind in [("data.train_files", "file"), ("custom_reward_function.path", "file")]
+        ),
         ("trainer.resume_mode=resume_path", "trainer.resume_from_path: required with trainer.resume_mode=resume_path"),
         ("algorithm.filter_groups.enable=True", "groups of one"),
         ("actor_rollout_ref.actor.clip_ratio_c=1.0", "clip_ratio_c=1.0: the dual clip must be above 1"),

@@ -293,3 +293,7 @@ def test_help_lists_the_presets_that_fit_the_command(
 def test_a_word_without_a_name_is_no_preset(word: str):
     with pytest.raises(ConfigError, match="not of the form KEY=VALUE"):
         load_config(Config, "ppo", [word])
+
+
+def test_a_number_that_python_does_not_read_is_refused_by_its_key():
+    assert problem("trainer.seed=" + "9" * 5000).startswith("trainer.seed=999")
