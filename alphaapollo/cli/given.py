@@ -1,6 +1,6 @@
 """Functions and classes that a Python program gives to a run, as the files that every process of the run reads.
 
-    rl(reward=f, tools=[g])  ->  .<experiment>.objects/reward.py + .pkl, environment.py + .pkl, ...  (beside the run)
+    rl(reward=f, tools=[g])  ->  .<experiment>.objects: reward, environment, ...: a module and a pickle each, by the run
                              ->  custom_reward_function.path, env.custom_module, ...: the keys for a user's own files
 
 So grader processes, workers of Ray and a resume find them as they find a file of the user's. What is pickled goes by
