@@ -124,7 +124,7 @@ def _words(settings: Settings, scratch: Path) -> list[str]:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"algorithm": "dapo", "algorithm.lam": 0.9, "trainer": {"seed": 1}}` as a YAML file has it: presets stand in its
+    """`{"algorithm": "dapo", "env.seed": 1, "trainer": {"seed": 1}}` as a YAML file has it: presets stand in its
     `defaults`, and the keys win over them.
 
     ConfigError: a key that is given twice.

@@ -52,7 +52,7 @@ class SftRunner(Runner):
 
     def wait_for(self, program: Program, line: str) -> None:
         """Until the metrics have the line, and the first checkpoint is whole."""
-        metrics, end = self.out / "test/run/metrics.jsonl", time.monotonic() + 200
+        metrics, end = self.out / "test/run/metrics.jsonl", time.monotonic() + 300
         checkpoint = self.out / "test/run/checkpoints/step_000002"
         while not (metrics.exists() and line in metrics.read_text() and checkpoint.exists()):
             assert program.wait(0.02) is None, program.printed[-4000:]
