@@ -34,7 +34,7 @@ def test_right_answers_of_a_generation_are_what_fine_tuning_learns(
     said, folder = str(done.folder / "results.jsonl"), tmp_path / "right"
     monkeypatch.setattr(sys, "argv", ["prepare", "--results", said, "--shortest", "--local_dir", str(folder)])
     prepare_right_answers.main()
-    assert "dropped: cut by a limit" in capsys.readouterr().out
+    assert "dropped: wrong" in capsys.readouterr().out
     rows = read_rows(folder / "train.parquet")
     assert len(rows) >= 8 and all(row["messages"][-1]["role"] == "assistant" for row in rows)
 
