@@ -11,7 +11,7 @@ from alphaapollo.data.files import read_rows
 from examples.data_preprocess import prepare_right_answers
 from tests.loop.conftest import Task
 from tests.loop.test_main_generation import GenerationRunner
-from tests.loop.test_main_sft import sft
+from tests.loop.test_main_sft import SftRunner
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
@@ -38,7 +38,8 @@ def test_right_answers_of_a_generation_are_what_fine_tuning_learns(
     rows = read_rows(folder / "train.parquet")
     assert len(rows) >= 8 and all(row["messages"][-1]["role"] == "assistant" for row in rows)
 
-    tuned = sft(task, tmp_path, f"data.train_files={folder / 'train.parquet'}", "trainer.total_training_steps=4")
-    assert tuned.code == 0, tuned.output[-3000:]
+    tuning = SftRunner(task, tmp_path)
+    tuned = tuning.run(f"data.train_files={folder / 'train.parquet'}", "trainer.total_training_steps=4", name="sft_1")
+    tuning.close()
     assert tuned.metrics[-1]["train/loss"] < tuned.metrics[0]["train/loss"]
     assert (tuned.folder / "model" / "config.json").exists()
