@@ -55,6 +55,8 @@ def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
     if not isinstance(asked, list):
         raise Dropped("the prompt is a text, not a chat")
     messages = [*asked, *_said(turns)]
+    if not all(one["content"].strip() for one in messages if one["role"] == "assistant"):
+        raise Dropped("a turn that says nothing, which main_sft refuses")
     if not all(is_unicode(one["content"]) for one in messages):
         raise Dropped("a message is not valid Unicode")
     truth = record["ground_truth"]

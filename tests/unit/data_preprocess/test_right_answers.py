@@ -49,6 +49,7 @@ SAID = [
     record(2, "4 4 4 4", end="token_limit"),
     record(2, "?", outcome="grader_failed", reward=None),
     record(3, "6"),
+    record(3, " \n"),
 ]
 
 
@@ -57,8 +58,15 @@ def test_right_answers_are_kept_once_and_the_reasons_of_others_are_told(tmp_path
     assert first == ("1+1?", "it is surely 2")
     assert others == [("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
     told = capsys.readouterr().out
-    assert "right answers of 2 problems): 4 rows kept, 5 dropped" in told
-    for reason in ("wrong", "said before", "cut by a limit", "its grader or environment failed", "a torn line"):
+    assert "right answers of 2 problems): 4 rows kept, 6 dropped" in told
+    for reason in (
+        "wrong",
+        "said before",
+        "cut by a limit",
+        "its grader or environment failed",
+        "a torn line",
+        "a turn",
+    ):
         assert f"1 dropped: {reason}" in told
 
 
