@@ -42,7 +42,7 @@ def test_serve_becomes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) 
     main(["serve", str(model), "--port", "8123", "trainer.device=cpu", "rollout.kv_cache_gib=0.25", "--api-key", "x"])
     words, variables = started
     assert isinstance(words, list)
-    assert words[words.index("serve") + 1] == str(model)
+    assert words[words.index("--model") + 1] == str(model)
     assert words[words.index("--port") + 1] == "8123"
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(2**28)
     assert words[-2:] == ["--api-key", "x"]  # vLLM's own
