@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import TuningConfig
-from alphaapollo.folder_lock import FolderInUseError, lone_driver
-from alphaapollo.watchdog import end_when_told
 
 C = TypeVar("C", bound=TuningConfig)
 
@@ -24,8 +22,8 @@ def tune(schema: type[C], name: str, station: Callable[[], Any], argv: Sequence[
         config = load_config(schema, name, sys.argv[1:] if argv is None else argv)
         from alphaapollo.finetuning.prepare import prepare, print_plan
         from alphaapollo.finetuning.run import run
-        from alphaapollo.runs.restarts import NotRestarted, run_with_restarts
-        from alphaapollo.startup.failures import FAILURES
+        from alphaapollo.runs.restarts import run_with_restarts
+        from alphaapollo.startup.drive import drive
         from alphaapollo.startup.resume import already_complete, interrupted
 
         try:
@@ -40,15 +38,4 @@ def tune(schema: type[C], name: str, station: Callable[[], Any], argv: Sequence[
     if prepared.complete:
         print(already_complete(folder, prepared.total_steps))
         return 0
-    end_when_told()
-    try:
-        with lone_driver(folder):
-            run_with_restarts(prepared, run)
-    except FolderInUseError as error:
-        return failed(error, 2)
-    except KeyboardInterrupt:
-        print(f"\n{interrupted(folder)}", file=sys.stderr)
-        return 130
-    except (*FAILURES, NotRestarted) as error:
-        return failed(error, 1)
-    return 0
+    return drive(folder, lambda: run_with_restarts(prepared, run), lambda: interrupted(folder))

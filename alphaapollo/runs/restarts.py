@@ -20,6 +20,7 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.observability.console import Console
 from alphaapollo.runs.background_save import Progress
+from alphaapollo.startup.failures import NotRestarted
 from alphaapollo.startup.input_checks import find_machine
 from alphaapollo.startup.resume import Start, find_start, way_on
 from alphaapollo.watchdog import RUN, end_processes
@@ -44,10 +45,6 @@ class Prepared(Protocol):
     def going_on(self, config: Any, start: Start) -> Self:
         """The same run from elsewhere."""
         ...
-
-
-class NotRestarted(RuntimeError):
-    """Somebody has died, and the run has ended with it; says who, and why it is not started anew."""
 
 
 class Written(NamedTuple):

@@ -6,5 +6,10 @@ from alphaapollo.controller.ranks import WorkerFailed, WorkerLost
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.weights.proof import WeightSyncError
 
-FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed)
+
+class NotRestarted(RuntimeError):
+    """Somebody has died, and the run has ended with it; says who, and why it is not started anew."""
+
+
+FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed, NotRestarted)
 """Each says what happened and to whom."""

@@ -12,8 +12,6 @@ from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.folder_lock import FolderInUseError, lone_driver
-from alphaapollo.watchdog import end_when_told
 
 
 @command
@@ -23,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(GenerationConfig, "generation", sys.argv[1:] if argv is None else argv)
         from alphaapollo.evaluation.generation import prepare, run  # torch from here on: a wrong key is told before
-        from alphaapollo.startup.failures import FAILURES
+        from alphaapollo.startup.drive import drive
 
         try:
             generation = prepare(config, terminal)
@@ -32,18 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.trainer.dry_run:
         print("dry run: the configuration is sound, nothing was started.")
         return 0
-    end_when_told()
-    try:
-        with lone_driver(generation.folder):
-            asyncio.run(run(generation, terminal))
-    except FolderInUseError as error:
-        return failed(error, 2)
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; the same command goes on where {generation.folder} ends", file=sys.stderr)
-        return 130
-    except FAILURES as error:
-        return failed(error, 1)
-    return 0
+    end = f"interrupted; the same command goes on where {generation.folder} ends"
+    return drive(generation.folder, lambda: asyncio.run(run(generation, terminal)), lambda: end)
 
 
 if __name__ == "__main__":

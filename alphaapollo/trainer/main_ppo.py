@@ -9,8 +9,6 @@ from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
-from alphaapollo.folder_lock import FolderInUseError, lone_driver
-from alphaapollo.watchdog import end_when_told
 
 
 @command
@@ -18,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.runs.restarts import NotRestarted, run_with_restarts  # torch: a wrong key is told before
-        from alphaapollo.startup.failures import FAILURES
+        from alphaapollo.runs.restarts import run_with_restarts  # torch: a wrong key is told before
+        from alphaapollo.startup.drive import drive
         from alphaapollo.startup.resume import already_complete, interrupted
         from alphaapollo.trainer.lifecycle import prepare, run
 
@@ -33,18 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if prepared.complete:
         print(already_complete(prepared.plan.folder, prepared.start.step))
         return 0
-    end_when_told()
-    try:
-        with lone_driver(prepared.plan.folder):
-            run_with_restarts(prepared, run)
-    except FolderInUseError as error:
-        return failed(error, 2)
-    except KeyboardInterrupt:
-        print(f"\n{interrupted(prepared.plan.folder)}", file=sys.stderr)
-        return 130
-    except (*FAILURES, NotRestarted) as error:
-        return failed(error, 1)
-    return 0
+    folder = prepared.plan.folder
+    return drive(folder, lambda: run_with_restarts(prepared, run), lambda: interrupted(folder))
 
 
 if __name__ == "__main__":

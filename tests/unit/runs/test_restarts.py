@@ -15,7 +15,8 @@ import pytest
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.ranks import Stalled, WorkerDied, WorkerFailed
-from alphaapollo.runs.restarts import NotRestarted, Restarts, nothing_left, run_with_restarts
+from alphaapollo.runs.restarts import Restarts, nothing_left, run_with_restarts
+from alphaapollo.startup.failures import NotRestarted
 from alphaapollo.startup.resume import find_start
 from alphaapollo.trainer.lifecycle import Prepared
 from alphaapollo.trainer.progress import Progress
