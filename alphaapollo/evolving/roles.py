@@ -152,6 +152,12 @@ def last_word(pattern: re.Pattern[str], text: str) -> str | None:
     return found[-1].lower() if found else None
 
 
+def says(pattern: re.Pattern[str], text: str, yes: str) -> bool | None:
+    """Whether the last line of that form says `yes`; None: there is none."""
+    word = last_word(pattern, text)
+    return None if word is None else word == yes
+
+
 @register_role("verifier")
 class Verifier:
     def build(self, view: View) -> list[Message]:
@@ -165,10 +171,8 @@ class Verifier:
         )
 
     def read(self, said: Said) -> Report | None:
-        verdict = last_word(VERDICT, said.text)
-        if verdict is None:
-            return None
-        return Report(verdict == "right", VERDICT.sub("", bare(said.text)).strip())
+        right = says(VERDICT, said.text, "right")
+        return None if right is None else Report(right, VERDICT.sub("", bare(said.text)).strip())
 
 
 @register_role("verifier_of_verifiers")
@@ -182,8 +186,7 @@ class VerifierOfVerifiers:
         )
 
     def read(self, said: Said) -> bool | None:
-        word = last_word(STANDS, said.text)
-        return None if word is None else word == "yes"
+        return says(STANDS, said.text, "yes")
 
 
 @register_role("aggregator")
@@ -216,5 +219,4 @@ class Referee:
         )
 
     def read(self, said: Said) -> bool | None:
-        word = last_word(BETTER, said.text)
-        return None if word is None else word == "1"
+        return says(BETTER, said.text, "1")
