@@ -19,9 +19,8 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import MiniBatch, Rows
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.sharding import join_process_group, make_mesh, reshard
-from alphaapollo.models.train_state import StepFigures, TrainState
+from alphaapollo.models.train_state import StepFigures
 from alphaapollo.models.ulysses import SequenceGroup, sequence_groups
-from alphaapollo.weights.digest import tensors_digest
 
 LARGEST = "_max"
 ALONE = ""  # the meeting point of one rank
@@ -143,20 +142,6 @@ def step_figures(steps: Sequence[StepFigures], grad_clip: float) -> dict[str, fl
         "grad_clipped": mean(norm > grad_clip for norm in norms),
         "lr": steps[-1].lr,
         "steps_skipped": float(sum(step.skipped for step in steps)),
-    }
-
-
-@torch.no_grad()
-def fingerprint(state: TrainState, shards: DeviceMesh) -> dict[str, tuple[int, float]]:
-    """Of the weights that are trained and of each of their moments: the digest and the sum of squares of this rank's
-    slices. Those of all ranks add up to the model's; of several copies of it the first counts."""
-    counts = shards.ndim == 1 or shards.get_local_rank("replicate") == 0
-    return {
-        name: (
-            tensors_digest(slices if counts else []),
-            sum(torch.linalg.vector_norm(one, dtype=torch.float64).item() ** 2 for one in slices if counts),
-        )
-        for name, slices in state.trained().items()
     }
 
 

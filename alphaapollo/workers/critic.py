@@ -8,10 +8,7 @@ critic's phase on the GPU.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-
 import numpy as np
-import torch
 
 from alphaapollo.algorithms.aggregation import aggregate
 from alphaapollo.algorithms.masked import masked
@@ -19,7 +16,6 @@ from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
-from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
@@ -30,19 +26,15 @@ from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
     compute_column,
-    fingerprint,
-    free_cache,
     inexact,
-    join,
-    leave,
-    process_memory,
     step_figures,
     torch_dtype,
 )
 from alphaapollo.workers.sharing_check import SharingCheck
+from alphaapollo.workers.training import TrainingWorker
 
 
-class CriticWorker:
+class CriticWorker(TrainingWorker):
     """One rank of the critic.
 
     Args:
@@ -61,10 +53,9 @@ class CriticWorker:
         seed: int,
         saves_behind: bool = False,
     ):
-        self.critic, self.placement = critic, placement
         fsdp = critic.fsdp_config
-        self.groups = join(placement, fsdp.fsdp_size)
-        self.device = torch.device(placement.device)
+        super().__init__(placement, fsdp.fsdp_size, saves_behind)
+        self.critic = critic
         self.padded = model.attention == "padded"
         dtype = torch_dtype(model)
         loaded = load_trained(model, chosen_attention(model), dtype, materialise=placement.rank == 0, seed=seed)
@@ -79,7 +70,6 @@ class CriticWorker:
         self.state = TrainState(
             self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, who, fsdp.param_offload
         )
-        self.writer = CheckpointWriter(saves_behind)
         self.batch: RankBatch | None = None
         self.rest()
 
@@ -111,33 +101,6 @@ class CriticWorker:
                 steps.append(self.state.step(skip_bad))
         figures = self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
         return figures | {f"critic/{name}": value for name, value in self.sharing.figures().items()}
-
-    def rest(self) -> None:
-        """The end of the critic's phase: its GPU memory, as far as it can be spared, is free for others."""
-        self.state.rest()
-        free_cache(self.device)
-
-    def save(self, folder: str) -> None:
-        """As of the policy."""
-        self.writer.start([self.state.snapshot(folder)])
-
-    def written(self) -> Future[float]:
-        """As of the policy."""
-        return self.writer.written()
-
-    def load(self, folder: str) -> None:
-        """Go on from a checkpoint, written by any number of ranks."""
-        self.state.load(folder)
-
-    def fingerprint(self) -> dict[str, tuple[int, float]]:
-        return fingerprint(self.state, self.groups.shards)
-
-    def memory(self) -> dict[str, float]:
-        return process_memory()
-
-    def close(self) -> None:
-        self.writer.close()
-        leave()
 
     @property
     def _batch(self) -> RankBatch:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch, Rows
 from alphaapollo.models import checkpoint
-from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.export import export, full_parameters
 from alphaapollo.models.flops import ModelSize, peak_flops
 from alphaapollo.models.lm_head import Other
@@ -44,12 +42,7 @@ from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
     compute_column,
-    fingerprint,
-    free_cache,
     inexact,
-    join,
-    leave,
-    process_memory,
     step_figures,
     torch_dtype,
 )
@@ -57,9 +50,10 @@ from alphaapollo.workers.expert_load import ExpertLoad
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
 from alphaapollo.workers.sharing_check import SharingCheck
 from alphaapollo.workers.teacher import TeacherModel, teaching_figures
+from alphaapollo.workers.training import TrainingWorker
 
 
-class PolicyWorker:
+class PolicyWorker(TrainingWorker):
     """One rank of the policy.
 
     Args:
@@ -92,11 +86,10 @@ class PolicyWorker:
         teacher: Teacher = NO_TEACHER,
         teacher_model: Model | None = None,
     ):
+        super().__init__(placement, actor.fsdp_config.fsdp_size, saves_behind)
         self.config, self.actor, self.engine_form = model, actor, engine_form
-        self.placement, self.temperature, self.sender = placement, temperature, sender
+        self.temperature, self.sender = temperature, sender
         self.correction, self.teaching = correction or RolloutCorrection(), teacher
-        self.groups = join(placement, actor.fsdp_config.fsdp_size)
-        self.device = torch.device(placement.device)
         self.dtype = torch_dtype(model)
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         fsdp = actor.fsdp_config
@@ -125,7 +118,6 @@ class PolicyWorker:
         self.size = ModelSize.of(self.policy.model)
         self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
-        self.writer = CheckpointWriter(saves_behind)
         self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
         self.rest()
@@ -222,14 +214,12 @@ class PolicyWorker:
             self.sender.release()
 
     def rest(self) -> None:
-        """The end of the policy's phase: its GPU memory, as far as it can be spared, is free for others."""
-        self.state.rest()
         if self.reference is not None:
             reshard(self.reference)
             self.frozen.rest()
         if self.teacher is not None:
             self.teacher.rest()
-        free_cache(self.device)
+        super().rest()
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
@@ -261,21 +251,14 @@ class PolicyWorker:
         self.state.reset_optimizer()
 
     def save(self, folder: str) -> None:
-        """Everything that a resumed run needs of this worker, as it is now: what happens to the worker while the files
-        are `written` does not matter."""
         parts = [self.state.snapshot(folder)]
         if self.reference is not None and self.reference_was_reset:
             self.frozen.fetch()
             parts.append(checkpoint.snapshot(f"{folder}/reference", self.reference, None, {}))
         self.writer.start(parts)
 
-    def written(self) -> Future[float]:
-        """Of the last save: the seconds that its writing took, or the OSError that names the folder."""
-        return self.writer.written()
-
     def load(self, folder: str) -> None:
-        """Go on from a checkpoint, written by any number of ranks."""
-        self.state.load(folder)
+        super().load(folder)
         self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
         if self.reference is not None and self.reference_was_reset:
             self.frozen.fetch()
@@ -287,16 +270,6 @@ class PolicyWorker:
         self.state.fetch()
         self.state.check_finite()
         export(folder, self.policy.model, self.config, self.dtype, form)
-
-    def fingerprint(self) -> dict[str, tuple[int, float]]:
-        return fingerprint(self.state, self.groups.shards)
-
-    def memory(self) -> dict[str, float]:
-        return process_memory()
-
-    def close(self) -> None:
-        self.writer.close()
-        leave()
 
     def _load_policy(self, seed: int) -> PolicyModel:
         is_first = self.placement.rank == 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import LoraForm, Model, TuningConfig
 from alphaapollo.data.batch import Stepped, TunedBatch
-from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.experts import Routers
 from alphaapollo.models.export import export
 from alphaapollo.models.lora import load_trained
@@ -30,20 +28,16 @@ from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.workers.base import (
     RankPlacement,
     Sums,
-    fingerprint,
-    free_cache,
     inexact,
-    join,
-    leave,
-    process_memory,
     torch_dtype,
 )
 from alphaapollo.workers.expert_load import ExpertLoad
+from alphaapollo.workers.training import TrainingWorker
 
 B = TypeVar("B", bound=TunedBatch)
 
 
-class TunedWorker(ABC, Generic[B]):
+class TunedWorker(TrainingWorker, ABC, Generic[B]):
     """One rank.
 
     Args:
@@ -64,17 +58,14 @@ class TunedWorker(ABC, Generic[B]):
         optimiser_steps: int,
         saves_behind: bool = False,
     ):
-        self.config, self.placement, self.seed = model, placement, config.trainer.seed
-        self.fsdp = config.fsdp_config
-        self.groups = join(placement, self.fsdp.fsdp_size)
-        self.device = torch.device(placement.device)
+        super().__init__(placement, config.fsdp_config.fsdp_size, saves_behind)
+        self.config, self.seed, self.fsdp = model, config.trainer.seed, config.fsdp_config
         self.dtype = torch_dtype(model)
         self.padded = model.attention == "padded"
         self.load_model()
         reshard(self.model)
         who = Trained("model", "optim", inexact(self.dtype, "model"), "damaged examples in data.train_files")
         self.state = TrainState(self.model, config.optim, config.grad_clip, optimiser_steps, self.fsdp, who)
-        self.writer = CheckpointWriter(saves_behind)
 
     @abstractmethod
     def counts(self, batch: B) -> dict[str, Tensor]:
@@ -135,39 +126,9 @@ class TunedWorker(ABC, Generic[B]):
             return None
         return ExpertLoad(self.routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
 
-    def rest(self) -> None:
-        """What is offloaded goes to host memory, and nothing stays gathered."""
-        self.state.rest()
-        free_cache(self.device)
-
-    def save(self, folder: str) -> None:
-        """Everything that a resumed run needs. Raises OSError that names the folder."""
-        self.writer.start([self.state.snapshot(folder)])
-
-    def written(self) -> Future[float]:
-        """Of the last save: its seconds, or the OSError that names the folder."""
-        return self.writer.written()
-
-    def load(self, folder: str) -> None:
-        """Go on from a checkpoint, written by any number of ranks."""
-        self.state.load(folder)
-        self.state.rest()
-
     def export(self, folder: str, form: LoraForm = "merged") -> None:
         """Write a Hugging Face folder in the dtype of the arithmetic; see models.export. FloatingPointError: ruined
         weights."""
         assert isinstance(self.model, PolicyModel), "a kind with another model has an export of its own"
         self.state.check_finite()
         export(folder, self.model.model, self.config, self.dtype, form)
-
-    def fingerprint(self) -> dict[str, tuple[int, float]]:
-        """As of the policy."""
-        return fingerprint(self.state, self.groups.shards)
-
-    def memory(self) -> dict[str, float]:
-        """GiB."""
-        return process_memory()
-
-    def close(self) -> None:
-        self.writer.close()
-        leave()
