@@ -39,7 +39,7 @@ class Advisor:
     def look(self, step: int, metrics: Metrics) -> list[str]:
         """What is new to tell after iteration `step`."""
         causes = [*_of_one(metrics), *_of_learning(metrics), *_of_engine(metrics)]
-        if "advantage/share_zero" in metrics:
+        if "reward/mean" in metrics:
             self._recent.append(metrics)
             recent = [*self._recent]
             causes += [*_of_several(recent[-WINDOW:]), *_of_the_policy(recent[-WINDOW:]), *_of_reward(recent)]
@@ -151,7 +151,7 @@ def _of_the_policy(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]:
         for metrics in recent
         if "sync/probe_moved" in metrics
         and metrics.get("actor/optimizer_steps", 0.0) > metrics.get("actor/steps_skipped", 0.0)
-        and metrics["advantage/share_zero"] < 1.0
+        and metrics.get("advantage/share_zero", 0.0) < 1.0
     ]
     if len(stepped) < WINDOW or stepped[-1].get("actor/lr", 0.0) > stepped[0].get("actor/lr", 0.0):
         return
@@ -188,8 +188,8 @@ def _of_reward(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]:
 
 def _of_several(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]:
     """(cause, words) of what counts where it lasts."""
-    if len(recent) < WINDOW:
-        return
+    if len(recent) < WINDOW or "advantage/share_zero" not in recent[-1]:
+        return  # too early; or nothing is learnt from rewards
 
     def mean(name: str, default: float) -> float:
         return fmean(metrics.get(name, default) for metrics in recent)

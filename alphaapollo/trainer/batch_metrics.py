@@ -11,15 +11,13 @@ from alphaapollo.data.batch import TrainBatch
 from alphaapollo.types import Trajectory
 
 
-def credit_metrics(shaped: Tensor, advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
-    """`shaped` [N]: what each trajectory is worth to the estimator; advantages and mask [B, L]; has_advantage: bool
-    [B], rows with one that is not 0."""
+def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
+    """advantages and mask [B, L]; has_advantage: bool [B], rows with one that is not 0."""
     own = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # numpy selects several times quicker than torch
     if not own.numel():
         return {}
     low, high = torch.aminmax(own)
     return {
-        "reward/shaped_mean": float(shaped.mean()),
         "advantage/mean": float(own.mean()),
         "advantage/std": float(own.std(correction=0)),
         "advantage/min": float(low),

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator
+from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.divergence import teach
 from alphaapollo.algorithms.kl import kl_in_reward
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
 from alphaapollo.data.batch import Columns
-from alphaapollo.trainer.batch_metrics import credit_metrics, length_penalty
+from alphaapollo.trainer.batch_metrics import advantage_metrics, length_penalty
 from alphaapollo.trainer.token_choice import choose_tokens
 from alphaapollo.trainer.training_batch import Batch, totals
 from alphaapollo.trainer.trajectory_rewards import invalid_cost
@@ -88,7 +89,9 @@ def assign_credit(
         result, told = _with_teacher(result, batch, computed, teacher)
         metrics |= told
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
-    metrics |= credit_metrics(returns, result.advantages, batch.mask, has_advantage)
+    metrics["reward/shaped_mean"] = float(returns.mean())
+    if estimator.name != NO_ESTIMATOR or teacher.sampled:
+        metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
     if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
         worth = whole.join(batch.token_rewards).sum(-1)
         metrics["reward/length_penalty"] = length_penalty(batch.trajectories, worth, invalid_cost(actor))

@@ -72,6 +72,15 @@ def test_equal_groups_count_where_they_last_and_nothing_is_solved() -> None:
     assert told(*[equal | {"reward/accuracy": 0.98}] * 20) == []
 
 
+def test_equal_rewards_are_no_news_where_nothing_is_learnt_from_rewards() -> None:
+    taught = {name: value for name, value in FINE.items() if not name.startswith("advantage/")} | {"groups/equal": 1.0}
+    advisor = Advisor()
+    assert [line for step in range(WINDOW) for line in advisor.look(step, taught)] == []
+    still = taught | {"sync/probe_moved": 0.0}
+    lines = [line for step in range(WINDOW, 2 * WINDOW) for line in advisor.look(step, still)]
+    assert len(lines) == 1 and "the policy does not move" in lines[0]
+
+
 def test_an_entropy_that_collapsed_before_the_task_is_solved() -> None:
     settled = {"groups/equal": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
     (line,) = told(*[settled] * 20)

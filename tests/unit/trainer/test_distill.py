@@ -75,4 +75,4 @@ def test_a_student_comes_nearer_without_a_reward(tmp_path: Path, divergence: str
     assert lines[0][name] > lines[1][name] > lines[2][name] > 0
     assert all(0 < line["distill/agreement"] < 1 and line["actor/grad_norm"] > 0 for line in lines)
     assert all(line["reward/shaped_mean"] == 0 for line in lines)
-    assert ("distill/divergence" in lines[0]) == (divergence == "jsd")
+    assert ("distill/divergence" in lines[0]) == (divergence == "jsd") == ("advantage/share_zero" not in lines[0])
