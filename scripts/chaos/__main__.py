@@ -3,6 +3,7 @@
     python -m scripts.chaos --seed 7                                  # ten kills in the synchronous loop, minutes
     python -m scripts.chaos --seed 7 --kills 25 --stops 5 --damages 5 --fills 1 --scenes sync_single sync_multi \
         async_single async_multi                                      # the table of docs/reliability.md, hours
+    python -m scripts.chaos --kills 0 --stops 20 --steps 80           # each kind of process stopped, many to a run
     python -m scripts.chaos --soak 300                                # one long run with a death every minute or so
 
 A run is disturbed again and again until it is through; the same command begins it again whenever it has ended. Then its

@@ -51,7 +51,8 @@ class Rounds:
         left = [role] * count
 
         def one(command: Command) -> None:
-            if left and command.wait_for(lambda: command.steps > 1, PATIENCE):
+            command.wait_for(lambda: command.steps > 1, PATIENCE)
+            while left and command.code is None and command.steps < self.steps - 1:  # not in its end
                 self._sleep(command, 3.0)
                 if harm := harms.stop(command, role, self.rng):
                     left.pop()
