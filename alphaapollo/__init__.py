@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from alphaapollo.cli.api import dpo as dpo
     from alphaapollo.cli.api import evaluate as evaluate
+    from alphaapollo.cli.api import evolve as evolve
     from alphaapollo.cli.api import rl as rl
     from alphaapollo.cli.api import sft as sft
 
 __version__ = "0.1.0"
 
-API = ("dpo", "evaluate", "rl", "sft")  # of cli/api.py, which is imported where one of them is asked for
+API = ("dpo", "evaluate", "evolve", "rl", "sft")  # of cli/api.py, which is imported where one of them is asked for
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The Python API: `from alphaapollo import rl, sft, dpo, evaluate`.
+"""The Python API: `from alphaapollo import rl, sft, dpo, evaluate, evolve`.
 
 run = rl({"algorithm": "grpo", "actor_rollout_ref.model.path": "model", ...}, "env.rollout.n=8", reward=score)
 run.metrics, run.model, run.plot("reward/mean")
@@ -19,17 +19,18 @@ from pydantic import BaseModel
 
 from alphaapollo.cli.follow import OnIteration, run_to_end
 from alphaapollo.cli.given import Given
-from alphaapollo.cli.outcome import Evaluation, TrainedRun
+from alphaapollo.cli.outcome import Evaluation, EvolvedRun, TrainedRun
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, plain, value_of
-from alphaapollo.config.load import load_config, shipped_configs
-from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, SftConfig
+from alphaapollo.config.keys import accepted_keys, maps, plain, value_of
+from alphaapollo.config.load import load_config, module_of, shipped_configs
+from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
+    from alphaapollo.evolving.roles import Role
 
 Settings = Mapping[str, Any] | str | Path | None
-ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | DpoConfig | GenerationConfig)
+ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | DpoConfig | GenerationConfig | EvolvingConfig)
 
 
 def rl(
@@ -90,6 +91,28 @@ def evaluate(
     return Evaluation(*_run("evaluate", GenerationConfig, "generation", config, overrides, given, None, show))
 
 
+def evolve(
+    config: Settings = None,
+    *overrides: str,
+    reward: Callable[..., Any] | None = None,
+    environment: type | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
+    roles: Mapping[str, type[Role[Any]]] | None = None,
+    on_round: OnIteration | None = None,
+    show: bool = True,
+) -> EvolvedRun:
+    """Better answers without training, with the keys of evolving.main; goes on where an earlier call was ended.
+
+    Args:
+        roles: classes with `build` and `read` (docs/evolving.md) by the slot that they fill, e.g. `{"verifier": Mine}`.
+        on_round: called as `on_round(number, figures)` after each round; what it raises ends the run.
+
+    The other arguments and errors are as of `rl`.
+    """
+    given = Given(reward, environment, tools, roles=roles or {})
+    return EvolvedRun(*_run("evolve", EvolvingConfig, "evolving", config, overrides, given, on_round, show))
+
+
 def _run(
     program: str,
     schema: type[ConfigT],
@@ -102,30 +125,30 @@ def _run(
 ) -> tuple[Path, ConfigT]:
     """To its end; the run's folder, and its configuration."""
     with tempfile.TemporaryDirectory() as scratch:
-        words = [*_words(settings, Path(scratch)), *overrides]
+        words = [*_words(settings, schema, Path(scratch)), *overrides]
         config = load_config(schema, name, words)
         folder = config.trainer.folder.absolute()
         objects = given.write(folder.with_name(f".{folder.name}.objects"), program)
+        with_objects = load_config(schema, name, [*words, *objects])
         _check_free(config, objects)
-        config = load_config(schema, name, [*words, *objects])
-        run_to_end(f"alphaapollo.trainer.main_{name}", [*words, *objects], folder, on_iteration, show)
-    return folder, config
+        run_to_end(f"alphaapollo.{module_of(name)}", [*words, *objects], folder, on_iteration, show)
+    return folder, with_objects
 
 
-def _words(settings: Settings, scratch: Path) -> list[str]:
+def _words(settings: Settings, schema: type[BaseModel], scratch: Path) -> list[str]:
     """As on the command line; a dict goes through a file there."""
     if settings is None:
         return []
     if isinstance(settings, str | Path):
         return ["--config", str(settings)]
     file = scratch / "settings.yaml"
-    file.write_text(yaml.safe_dump(nested(settings), allow_unicode=True), encoding="utf-8")
+    file.write_text(yaml.safe_dump(nested(settings, maps(schema)), allow_unicode=True), encoding="utf-8")
     return ["--config", str(file)]
 
 
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+def nested(settings: Mapping[str, Any], maps: Sequence[str] = ()) -> dict[str, Any]:
     """`{"algorithm": "dapo", "env.seed": 1, "trainer": {"seed": 1}}` as a YAML file has it: presets stand in its
-    `defaults`, and the keys win over them.
+    `defaults`, and the keys win over them. Names in the dict of one of `maps` are the user's, dots and all.
 
     ConfigError: a key that is given twice.
     """
@@ -134,7 +157,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {key for preset in presets for key in preset}
     for key, value in settings.items():
         if key not in chosen:
-            _put(values, key.split("."), _plain(value), key)
+            _put(values, key.split("."), _plain(value), maps)
     return values
 
 
@@ -142,19 +165,20 @@ def _is_group(key: str) -> bool:
     return key.isidentifier() and (shipped_configs() / key).is_dir()
 
 
-def _put(values: dict[str, Any], path: Sequence[str], value: Any, key: str) -> None:
+def _put(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence[str]) -> None:
     *sections, last = path
+    key, inside = ".".join(path), values
     for part in sections:
-        values = values.setdefault(part, {})
-        if not isinstance(values, dict):
+        inside = inside.setdefault(part, {})
+        if not isinstance(inside, dict):
             raise ConfigError(f"{key}: {part} is given as a value, too. Write it once.")
     if isinstance(value, dict):
         for name, inner in value.items():
-            _put(values, [*path[len(sections) :], name], inner, f"{key}.{name}")
-    elif last in values:
+            _put(values, [*path, *([name] if key in maps else name.split("."))], inner, maps)
+    elif last in inside:
         raise ConfigError(f"{key}: it is given twice. Write it once.")
     else:
-        values[last] = value
+        inside[last] = value
 
 
 def _plain(value: Any) -> Any:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import pickle
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from alphaapollo.config.words import word
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
+    from alphaapollo.evolving.roles import Role
 
 LOADER = '''"""Written by alphaapollo.{program}: what it was given as {what}."""
 
@@ -41,6 +42,7 @@ class Given:
     environment: type | None = None  # of the protocol in environments/base.py
     tools: Sequence[Callable[..., Any]] = ()  # functions with types and a docstring
     estimator: Callable[..., Any] | Estimator | None = None  # (inputs, config) -> Advantages
+    roles: Mapping[str, type[Role[Any]]] = field(default_factory=dict)  # by slot: classes of evolving/roles.py's kind
 
     def write(self, folder: Path, program: str) -> list[str]:
         """The files that are needed, and the words that name them. ValueError: what cannot be carried over."""
@@ -67,6 +69,10 @@ class Given:
             path = add("algorithm", "estimator", "load_estimator", self.estimator)
             name = getattr(self.estimator, "name", None) or self.estimator.__name__  # type: ignore[union-attr]
             words += [word("algorithm.custom_module", path), word("algorithm.adv_estimator", name)]
+        if self.roles:
+            path = add("roles", "roles", "load_roles", tuple(dict.fromkeys(self.roles.values())))
+            words.append(word("evolving.custom_module", path))
+            words += [word(f"roles.{slot}.plugin", role.__name__) for slot, role in self.roles.items()]
         return words
 
 
@@ -141,3 +147,11 @@ def load_estimator(file: Path) -> None:
         return
     options = {field.name: getattr(given, field.name) for field in fields(given) if field.name not in ("name", "fn")}
     register_estimator(given.name, **options)(given.fn)
+
+
+def load_roles(file: Path) -> None:
+    """Register them, by the names of their classes."""
+    from alphaapollo.evolving.roles import register_role
+
+    for role in load(file):
+        register_role(role.__name__)(role)

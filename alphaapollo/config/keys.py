@@ -58,14 +58,19 @@ def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
     return {name: list(type(section).model_fields) for name, section in _walk_sections(schema(), "")}
 
 
+@cache
+def maps(schema: type[BaseModel]) -> tuple[str, ...]:
+    """The keys that are maps, of names of the user's: `models`, `reward.components`, ..."""
+    return tuple(key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
+
+
 def in_map(name: str, schema: type[BaseModel]) -> bool:
     """Is it a name of the user's in a key that is a map, e.g. `reward.components.format`?"""
     return map_of(name, schema) is not None
 
 
 def map_of(name: str, schema: type[BaseModel]) -> str | None:
-    maps = (key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
-    return next((key for key in maps if name.startswith(f"{key}.")), None)
+    return next((key for key in maps(schema) if name.startswith(f"{key}.")), None)
 
 
 def _walk(section: BaseModel, prefix: str) -> Iterable[Key]:

@@ -48,7 +48,10 @@ Every key with its type, default and meaning: docs/config.md, or
   python -m alphaapollo.config explain KEY...
 """
 
-MODULES = {"evolving": "evolving.main"}  # of commands that are not trainer.main_NAME
+
+def module_of(name: str) -> str:
+    """The module whose main takes the configuration of that name: `trainer.main_ppo`."""
+    return {"evolving": "evolving.main"}.get(name, f"trainer.main_{name}")
 
 
 def shipped_configs() -> Path:
@@ -88,8 +91,7 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
         folders.insert(0, _own_folder(options.config_dir))
     if options.help:
         presets = ", ".join(_presets(folders, schema)) or "none"
-        module = MODULES.get(config_name, f"trainer.main_{config_name}")
-        print(USAGE.format(module=module, name=config_name, presets=presets, shipped=shipped), end="")
+        print(USAGE.format(module=module_of(config_name), name=config_name, presets=presets, shipped=shipped), end="")
         raise SystemExit(0)
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, folders)

@@ -35,7 +35,7 @@ class Shape:
 
 
 class Evolution:
-    """One run over its problems. `told` gets a line after each round."""
+    """One run over its problems. `told` is called after each round, and for one that was cut short."""
 
     def __init__(
         self,
@@ -53,12 +53,14 @@ class Evolution:
     async def evolve(self, prompts: Sequence[Prompt]) -> str:
         """All rounds, then a choice for each problem. Returns why it ended early; empty: it did not."""
         halted = ""
-        try:
-            for number in range(self._shape.rounds):
+        for number in range(self._shape.rounds):
+            try:
                 await all_settled([self._round(prompt, number) for prompt in prompts])
-                self._told(number)
-        except Halt as reason:
-            halted = str(reason)
+            except Halt as reason:
+                halted = str(reason)
+            self._told(number)
+            if halted:
+                break
         self._budget.open_reserve()
         ends = await all_settled([self._finish(prompt) for prompt in prompts])
         return halted or next(filter(None, ends), "")

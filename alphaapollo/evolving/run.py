@@ -4,8 +4,8 @@ choices, the results."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from alphaapollo.evolving.budget import STOP, Budget
 from alphaapollo.evolving.cast import Cast, fill
 from alphaapollo.evolving.client import Client
 from alphaapollo.evolving.judging import Judge
+from alphaapollo.evolving.metrics import round_metrics, spent_in
 from alphaapollo.evolving.play import Limits
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.results import write_results
@@ -32,6 +33,7 @@ from alphaapollo.evolving.rounds import Evolution, Shape
 from alphaapollo.evolving.selection import Selector, chosen_by_vote
 from alphaapollo.evolving.server_client import ServerClient
 from alphaapollo.evolving.solving import Solver, Truth, row_digest
+from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.rewards.base import is_gradable
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.sync_calls import SyncCalls
@@ -152,8 +154,15 @@ async def run(prepared: Prepared, terminal: Terminal) -> None:
     pool = Pool(folder)
     _tell_resumed(pool, terminal)
     (folder / STOP).unlink(missing_ok=True)  # of an earlier process
-    with pool:
-        async with _evolution(prepared, pool, terminal) as evolution:
+    problems = [prompt.id for prompt in prepared.prompts]
+    with pool, closing(JsonlTracker(folder / "metrics.jsonl", resumed_step=0)) as metrics:  # anew, as all that is made
+
+        def told(number: int) -> None:
+            if spent_in(pool, number).calls:
+                _tell_round(pool, prepared, number, terminal)
+                metrics.log(number, round_metrics(pool, problems, number))
+
+        async with _evolution(prepared, pool, told) as evolution:
             halted = await evolution.evolve(prepared.prompts)
     if halted:
         terminal.print(f"note: it ended early: {halted}. The same command goes on.", markup=False, soft_wrap=True)
@@ -161,7 +170,7 @@ async def run(prepared: Prepared, terminal: Terminal) -> None:
 
 
 @asynccontextmanager
-async def _evolution(prepared: Prepared, pool: Pool, terminal: Terminal) -> AsyncIterator[Evolution]:
+async def _evolution(prepared: Prepared, pool: Pool, told: Callable[[int], None]) -> AsyncIterator[Evolution]:
     """Everything up, and down again whatever happens."""
     config = prepared.config
     async with AsyncExitStack() as stack:
@@ -217,7 +226,7 @@ async def _evolution(prepared: Prepared, pool: Pool, terminal: Terminal) -> Asyn
                 prepared.branches[0],
                 config.evolving.finalists if config.evolving.select == "tournament" else None,
             ),
-            lambda number: _tell_round(pool, prepared, number, terminal),
+            told,
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]  # (step, value), by rising step
+Band = Sequence[tuple[float, float, float]]  # (step, low, high), by rising step
 
 STYLES = ("cyan", "magenta", "green", "yellow")
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille character: [column][row]
@@ -118,23 +120,39 @@ def _legend(curves: Mapping[str, Points], indent: int) -> Text:
 
 
 def empty_figure() -> Figure:
-    """Raises ValueError where matplotlib is not installed."""
+    """Notebooks show it without %matplotlib, too. Raises ValueError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("drawing a picture needs matplotlib. pip install -e '.[plots]' in the clone.") from None
-    return Figure(figsize=(7, 4), layout="constrained")
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            png = BytesIO()
+            self.savefig(png, dpi=100)
+            return png.getvalue()
+
+    return Picture(figsize=(7, 4), layout="constrained")
 
 
-def figure(curves: Mapping[str, Points], title: str = "") -> Figure:
-    """The curves over the steps. Raises ValueError where matplotlib is not installed."""
-    drawn = empty_figure()
+def figure(
+    curves: Mapping[str, Points], title: str = "", over: str = "step", bands: Mapping[str, Band] | None = None
+) -> Figure:
+    """The curves over the steps, those of `bands` with their intervals. Raises ValueError where matplotlib is not
+    installed."""
+    drawn, bands = empty_figure(), bands or {}
     axes = drawn.add_subplot()
     for name, points in curves.items():
-        axes.plot([step for step, _ in points], [value for _, value in points], marker="o", markersize=3, label=name)
-    low, high = value_range([value for points in curves.values() for _, value in points])
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        (line,) = axes.plot(steps, values, marker="o", markersize=3, label=name)
+        if band := bands.get(name):
+            steps, lows, highs = ([row[column] for row in band] for column in range(3))
+            axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15)
+    every = [*curves.values(), *bands.values()]
+    low, high = value_range([value for points in every for _, *values in points for value in values])
     margin = (high - low) / 30
-    axes.set(xlabel="step", title=title, ylim=(low - margin, high + margin))
+    axes.set(xlabel=over, title=title, ylim=(low - margin, high + margin))
+    axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
     return drawn

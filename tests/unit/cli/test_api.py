@@ -14,7 +14,9 @@ from alphaapollo.cli import api
 from alphaapollo.cli.api import nested
 from alphaapollo.cli.outcome import Evaluation, TrainedRun
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.schema import Config, GenerationConfig
+from alphaapollo.config.keys import maps
+from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
+from alphaapollo.evolving.roles import Aggregator, Verifier
 
 
 def score(prompt: object, completion: str) -> float:
@@ -33,7 +35,7 @@ def test_importing_the_package_is_light() -> None:
     code = """
 import sys, alphaapollo
 assert "pydantic" not in sys.modules
-from alphaapollo import rl, sft, dpo, evaluate
+from alphaapollo import rl, sft, dpo, evaluate, evolve
 assert not {"torch", "ray", "vllm", "pandas"} & set(sys.modules)
 """
     root = str(Path(alphaapollo.__file__).parents[1])
@@ -49,14 +51,18 @@ def test_a_dict_as_a_yaml_file_has_it(tmp_path: Path) -> None:
         "algorithm.lam": np.float64(0.5),
         "trainer": {"seed": 1, "experiment_name": "x"},
         "trainer.nnodes": 2,
+        "actor_rollout_ref": {"actor.optim": {"lr": 1}, "actor": {"optim.betas": (0.9, 0.95)}},
         "data.train_files": (tmp_path / "a.parquet",),
     }
     assert nested(settings) == {
         "defaults": [{"algorithm": "dapo"}, "_self_"],
         "algorithm": {"lam": 0.5},
         "trainer": {"seed": 1, "experiment_name": "x", "nnodes": 2},
+        "actor_rollout_ref": {"actor": {"optim": {"lr": 1, "betas": [0.9, 0.95]}}},
         "data": {"train_files": [str(tmp_path / "a.parquet")]},
     }
+    served = {"models": {"qwen2.5": {"path": "m"}}}
+    assert nested(served, maps(EvolvingConfig)) == served, "a name of the user's may have dots"
     for twice in ({"trainer.seed": 1, "trainer": {"seed": 2}}, {"trainer.seed": 1, "trainer.seed.x": 2}):
         with pytest.raises(ConfigError, match="Write it once"):
             nested(twice)
@@ -87,9 +93,26 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
 
 def test_each_has_its_main(started: list[Any], tmp_path: Path) -> None:
     where = f"trainer.output_dir={tmp_path}"
-    runs = [api.sft(None, where), api.dpo(None, where, "preference.loss=ipo"), api.evaluate(None, where)]
-    assert [module.rpartition(".")[2] for module, *_ in started] == ["main_sft", "main_dpo", "main_generation"]
-    assert [run.folder.name for run in runs] == ["sft", "dpo", "generation"]
+    runs = [
+        api.sft(None, where),
+        api.dpo(None, where, "preference.loss=ipo"),
+        api.evaluate(None, where),
+        api.evolve({"models.policy.path": "m"}, where),
+    ]
+    mains = ["trainer.main_sft", "trainer.main_dpo", "trainer.main_generation", "evolving.main"]
+    assert [module.removeprefix("alphaapollo.") for module, *_ in started] == mains
+    assert [run.folder.name for run in runs] == ["sft", "dpo", "generation", "evolving"]
+
+
+def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
+    settings = {"models": {"policy": {"path": "m"}}, "trainer.output_dir": tmp_path}
+    run = api.evolve(settings, reward=score, roles={"verifier": Verifier, "aggregator": Aggregator})
+    assert (run.config.roles.verifier.plugin, run.config.roles.aggregator.plugin) == ("Verifier", "Aggregator")
+    assert run.config.models["policy"].path == "m"
+    with pytest.raises(ConfigError, match=r"roles\.verifier\.plugin=mine: a Python object is given for it, too"):
+        api.evolve(settings, "roles.verifier.plugin=mine", roles={"verifier": Verifier})
+    with pytest.raises(ConfigError, match=r"roles\.verifer\.plugin .*unknown key. Did you mean roles\.verifier"):
+        api.evolve(settings, roles={"verifer": Verifier})
 
 
 def test_a_wrong_key_is_told_at_once(started: list[Any]) -> None:

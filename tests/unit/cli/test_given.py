@@ -11,6 +11,8 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estim
 from alphaapollo.cli.given import Given, is_the_users
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.environments.base import get_registered
+from alphaapollo.evolving.asker import Said
+from alphaapollo.evolving.roles import Report, Verifier, make_role
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.protocol import worker_environment
 from alphaapollo.tools.base import tools
@@ -44,6 +46,11 @@ class Riddle:
         return None
 
     def close(self) -> None: ...
+
+
+class Suspicious(Verifier):
+    def read(self, said: Said) -> Report | None:
+        return Report("7" in said.text, said.text)
 
 
 def my_advantages(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
@@ -99,6 +106,14 @@ def test_an_estimator_comes_with_what_it_needs(tmp_path: Path) -> None:
     assert given["algorithm.adv_estimator"] == "with_values"
     load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
     assert get_estimator("with_values").needs == ("values",)
+
+
+def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> None:
+    both = {"verifier": Suspicious, "verifier_of_verifiers": Suspicious}
+    given = keys(Given(roles=both).write(tmp_path, "evolve"))
+    assert given["roles.verifier.plugin"] == given["roles.verifier_of_verifiers.plugin"] == "Suspicious"
+    load_user_module(given["evolving.custom_module"], "evolving.custom_module")
+    assert make_role("Suspicious").read(Said("a 7", seed=0)) == Report(True, "a 7")
 
 
 def test_nothing_given_writes_nothing(tmp_path: Path) -> None:

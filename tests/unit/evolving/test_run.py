@@ -8,9 +8,12 @@ import threading
 import pandas as pd
 import pytest
 
+from alphaapollo.cli.outcome import EvolvedRun
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.evolving.asker import ModelDown
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
+from tests.unit.metric_names import undocumented
 
 pytestmark = pytest.mark.timeout(120)
 PROBLEMS, ROUNDS, VOTES = 6, 2, 3
@@ -34,6 +37,27 @@ def test_from_problems_to_results(command: Command, server: Server) -> None:
     shown = [request["messages"][0]["content"] for request in server.requests]
     later = [text for text in shown if role_of(text) == "proposer" and "Earlier attempts" in text]
     assert len(later) == PROBLEMS and all("of 3 reviewers say it is right" in text for text in later)
+
+
+def test_what_a_python_program_gets(command: Command, server: Server) -> None:
+    command.run("budget.calls=40")  # nine tenths: round 0 takes 30 of them
+    run = EvolvedRun(command.folder, EvolvingConfig())
+    assert undocumented(run.metrics.columns) == []
+    assert run.metrics["cost/calls"].to_dict() == {0: 30, 1: 6}, "the round that was cut short, too"
+    command.run()
+    rounds, metrics = run.report["rounds"], run.metrics
+    assert metrics["accuracy/oracle"].to_list() == [one["oracle"]["value"] for one in rounds]
+    assert metrics["accuracy/chosen/high"].to_list() == [one["chosen"]["high"] for one in rounds]
+    assert metrics["table/right_for"].to_list() == [one["table"]["right_for"] for one in rounds]
+    assert metrics["cost/calls"].sum() == CALLS and metrics["candidates/made"].to_list() == [PROBLEMS] * 2
+    assert [one["problem"] for one in run.problems] == list(range(PROBLEMS)) and run.pool == command.pool.path
+    pytest.importorskip("matplotlib")
+    (axes,) = run.plot().axes
+    assert len(axes.lines) == 4 and len(axes.collections) == 4  # curves, intervals
+    (axes,) = run.plot("cost/tokens").axes
+    assert (len(axes.lines), len(axes.collections)) == (1, 0)
+    with pytest.raises(ValueError, match="has no values of 'cost/token'"):
+        run.plot("cost/token")
 
 
 def test_the_same_seed_gives_the_same_evolution_in_any_order(command: Command, server: Server) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.observability.curve import draw, main, read_curves, save_png, tick, value_range
+from alphaapollo.observability.curve import draw, figure, main, read_curves, save_png, tick, value_range
 
 
 @pytest.fixture
@@ -47,6 +47,17 @@ def test_axis_and_ticks():
     assert value_range([-3.0, 5.0]) == (-3.0, 5.0)
     assert value_range([2.0]) == (1.5, 2.5)
     assert (tick(1.0), tick(0.08834), tick(20), tick(1234.5)) == ("1", "0.0883", "20", "1234")
+
+
+def test_a_picture_is_shown_by_notebooks_with_its_intervals():
+    pytest.importorskip("matplotlib")
+    curves = {"a": [(0, 0.5), (1, 0.6)], "b": [(0, 0.1), (1, 0.2)]}
+    drawn = figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
+    (axes,) = drawn.axes
+    (band,) = axes.collections
+    assert band.get_paths()[0].get_extents().bounds == (0, 0.4, 1, 0.6)
+    assert (axes.get_xlabel(), len(axes.lines)) == ("round", 2)
+    assert drawn._repr_png_().startswith(b"\x89PNG")
 
 
 def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
