@@ -55,6 +55,14 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()  # the stop token is part of the completion: it is trained on
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One request to a model."""
+
+    token_ids: list[int]
+    sampling: Sampling
+
+
 class StopReason(StrEnum):
     """Why the engine stopped sampling one completion."""
 

@@ -8,10 +8,12 @@ from alphaapollo.config.check_common import (
     check_files,
     check_model,
     check_optimizer,
+    check_python_file,
     check_required,
     check_resume,
     check_template_arguments,
 )
+from alphaapollo.config.check_engine import check_nucleus
 from alphaapollo.config.check_experts import check_balance
 from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.check_lora import check_tuning_lora
@@ -20,7 +22,7 @@ from alphaapollo.config.check_stalls import check_stalls
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.notices import tuning_notices
 from alphaapollo.config.resolve import resolve_device
-from alphaapollo.config.schema import TuningConfig, TuningData
+from alphaapollo.config.schema import SftConfig, TuningConfig, TuningData
 from alphaapollo.config.schema.base import Device
 
 
@@ -53,6 +55,16 @@ def _problems(config: TuningConfig, device: Device, num_gpus: int) -> Iterator[s
     yield from check_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
     yield from check_stalls(config.trainer)
     yield from check_folder(config.trainer)
+
+
+def check_answers(config: SftConfig) -> Iterator[str]:
+    """What cannot work of main_sft's validation by answers: a line each."""
+    sampling = config.rollout.val_kwargs
+    yield from check_files("data.val_prompts", config.data.val_prompts)
+    yield from check_python_file("custom_reward_function.path", config.custom_reward_function.path)
+    yield from check_python_file("reward.custom_module", config.reward.custom_module)
+    yield from check_python_file("env.custom_module", config.env.custom_module)
+    yield from check_nucleus("rollout.val_kwargs", sampling.top_p, sampling.top_k)
 
 
 def _check_weights(data: TuningData) -> Iterator[str]:

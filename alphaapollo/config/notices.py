@@ -15,6 +15,7 @@ from alphaapollo.config.schema import (
     GenerationConfig,
     Optimizer,
     Rollout,
+    SftConfig,
     TuningConfig,
 )
 from alphaapollo.config.schema.base import Device
@@ -114,6 +115,35 @@ def tuning_notices(config: TuningConfig, device: Device) -> list[str]:
     if config.trainer.num_ranks == 1:
         void.append(("fsdp_config.sync_each_micro_batch", "there is one rank"))
     return void_lines(config, void)
+
+
+# of main_sft: keys about data.val_prompts alone
+OF_ANSWERS = (
+    "rollout.",
+    "env.",
+    "reward.",
+    "custom_reward_function.",
+    "data.max_prompt_length",
+    "data.max_response_length",
+)
+
+
+def answer_notices(config: SftConfig) -> list[str]:
+    """As `notices`, of main_sft's keys about held-out prompts."""
+    if not config.data.val_prompts:
+        void = [(key, "data.val_prompts is empty") for key in accepted_keys(SftConfig) if key.startswith(OF_ANSWERS)]
+        return void_lines(config, void)
+    validation = config.rollout.val_kwargs
+    void = [
+        *_switched_off([(config.trainer.test_freq != -1, "trainer.test_freq is -1", ["data.val_prompts"])]),
+        ("env.rollout.n", "rollout.val_kwargs.n counts the samples"),
+        *_switched_off(_env_switches(config.env)),
+        *_void_function_name(config.custom_reward_function.path),
+    ]
+    lines = void_lines(config, void)
+    if validation.temperature == 0 and validation.n > 1:
+        lines.append(f"rollout.val_kwargs.n={validation.n} at temperature 0: the samples will be equal.")
+    return lines
 
 
 def generation_notices(config: GenerationConfig, device: Device) -> list[str]:

@@ -13,6 +13,7 @@ from alphaapollo.config.diff import (
 )
 from alphaapollo.startup.threads import OTHER_ROUNDING, TRAINER
 
+OTHER_VALIDATION = "validations before and after do not compare"
 IDENTITY = {
     **dict.fromkeys(("model.path", "model.tokenizer_path"), ANOTHER_MODEL),
     **dict.fromkeys(("model.lora_rank", "model.lora_alpha", "model.target_modules"), OTHER_ADAPTERS),
@@ -26,7 +27,7 @@ EFFECTS = {
     **dict.fromkeys(("data.max_token_len_per_gpu", "fsdp_config.fsdp_size", "trainer.device"), ROUNDING),
     **dict.fromkeys(("model.dtype", "model.attention", "model.use_torch_compile"), ROUNDING),
     **dict.fromkeys(("trainer.n_gpus_per_node", "trainer.nnodes", "ulysses_sequence_parallel_size"), ROUNDING),
-    **dict.fromkeys(("data.val_files", "data.val_max_samples"), "validations before and after do not compare"),
+    **dict.fromkeys(("data.val_files", "data.val_max_samples"), OTHER_VALIDATION),
     TRAINER: OTHER_ROUNDING,
 }
 """Keys whose new value counts from here on, and what follows."""

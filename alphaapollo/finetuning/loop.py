@@ -54,8 +54,9 @@ async def train(run: TuningRun[C, E, B]) -> None:
         made = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
         metrics = named("train", prepared.station.figures(made.sums) | made.figures)
-        if val and due(step, trainer.test_freq, is_last):
-            metrics |= await validate(run, val)
+        if due(step, trainer.test_freq, is_last):
+            metrics |= await validate(run, val) if val else {}
+            metrics |= await prepared.station.validate(run, step)
         progress.step, progress.examples_consumed = step, progress.examples_consumed + size
         metrics |= await saving.figures()
         if is_last or step % trainer.log_freq == 0 or any(name.startswith("val/") for name in metrics):

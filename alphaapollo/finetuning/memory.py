@@ -8,17 +8,20 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.finetuning.station import Demand
-from alphaapollo.models.footprint import Held, frozen_slices
+from alphaapollo.models.footprint import FLOAT32, Held, Trained, frozen_slices
 from alphaapollo.startup.model_memory import (
     GIB,
     RAY,
     RUNTIME,
     MemoryPlan,
     bytes_of,
+    inference_of,
     largest_micro_batch,
     trained_model,
     with_copies,
 )
+
+ANSWERING = "answers"  # the moment of a validation in which prompts are answered
 
 
 def fit(
@@ -44,7 +47,9 @@ def fit(
     if plan.fits:
         return model, with_copies(plan, device, host)
     moment, held = plan.peak
-    if planned(checkpointing).fits:
+    if moment == ANSWERING:
+        advice = "Lower rollout.max_num_seqs, data.max_prompt_length or data.max_response_length."
+    elif planned(checkpointing).fits:
         advice = "Set model.enable_gradient_checkpointing=true."
     elif device == "cuda" and planned(checkpointing, offload=True).fits:
         advice = (
@@ -68,7 +73,10 @@ def plan_memory(config: TuningConfig, model: Model, device: Device, demand: Dema
     beside = Held(runtime=RUNTIME[device])
     if demand.reference and not trained.adapters and not trained.offload_policy:
         beside += Held(frozen=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))
-    moments = {name: held + beside for name, held in trained.updating().items()}
+    own = trained.updating()
+    if demand.answers:
+        own[ANSWERING] = answering(trained, model, *demand.answers)
+    moments = {name: held + beside for name, held in own.items()}
     copies = trained.saved() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
         on_host = trained.on_host() * trainer.n_gpus_per_node
@@ -76,6 +84,18 @@ def plan_memory(config: TuningConfig, model: Model, device: Device, demand: Dema
     driver = Held(runtime=RUNTIME["cpu"] + RAY) if resolve_controller(trainer) == "ray" else Held()
     node = {name: held * trainer.n_gpus_per_node + driver for name, held in moments.items()}
     return MemoryPlan(node, capacity, "this machine", 0, copies=copies)
+
+
+def answering(trained: Trained, model: Model, count: int, prompt: int, answer: int) -> Held:
+    """While a rank samples so many answers at a time: their prompts in one forward pass, then keys and values of all
+    tokens."""
+    sizes, width = trained.sizes, trained.dtype_bytes
+    return trained.resting() + Held(
+        gathered=width * (sizes.root + 2 * sizes.unit),
+        activations=inference_of(model, count * prompt),
+        logits=2 * FLOAT32 * count * (sizes.head // sizes.hidden_size),
+        kv_cache=width * sizes.kv_elements * count * (prompt + answer),
+    )
 
 
 def micro_batch(config: TuningConfig, demand: Demand) -> tuple[int, int]:

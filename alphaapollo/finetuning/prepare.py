@@ -95,6 +95,7 @@ def prepare(station: Station[C, E, B], config: C) -> Prepared[C, E, B]:
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs)
     train, val, more = _read(station, config, renderer)
+    more += station.read_more(config)
     counts = _counts(config, machine)
     model, memory, unmeasured = _fit(station, config, train, counts, machine)
     stream = make_stream(config, train.sizes)

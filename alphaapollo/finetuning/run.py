@@ -53,6 +53,7 @@ async def run(prepared: Prepared[C, E, B], progress: Progress) -> None:
                 await (saving.guarded(loop, lost) if trainer.save_on_signal else loop)
             await end(ready)
     finally:
+        await prepared.station.end()
         if crew:
             await crew.close()
         tracker.close()

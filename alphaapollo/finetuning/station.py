@@ -35,6 +35,7 @@ class Demand:
     rows: int = 1  # of an example, which stay together
     head: bool = True  # log-probs over the vocabulary are computed, not one number a row
     reference: bool = False  # a frozen copy of the model lies beside it (with LoRA the base is one anyway)
+    answers: tuple[int, int, int] | None = None  # sampled at a time on a rank: how many, tokens of prompt, of answer
 
 
 class Station(ABC, Generic[C, E, B]):
@@ -51,6 +52,10 @@ class Station(ABC, Generic[C, E, B]):
     @abstractmethod
     def read(self, config: C, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> Read[E]:
         """The examples of the files, in order; ValueError names bad rows."""
+
+    def read_more(self, config: C) -> list[str]:
+        """What else is read before the start; what to tell about it."""
+        return []
 
     @abstractmethod
     def demand(self, config: C, examples: Sequence[E]) -> Demand:
@@ -72,4 +77,12 @@ class Station(ABC, Generic[C, E, B]):
 
     async def begin(self, run: TuningRun[C, E, B]) -> None:
         """Before the first step and before a checkpoint is read: the workers hold the model that the run began with."""
+        return
+
+    async def validate(self, run: TuningRun[C, E, B], step: int) -> dict[str, float]:
+        """Metrics of a validation after this step, besides the figures of the validation examples."""
+        return {}
+
+    async def end(self) -> None:
+        """The run is over, or has failed: what `begin` has started ends."""
         return

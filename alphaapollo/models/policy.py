@@ -5,13 +5,17 @@ token ids -> trunk (decoder layers) -> states that predict response tokens [n, H
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from alphaapollo.data.batch import Rows
+from alphaapollo.models import decode
+from alphaapollo.models.attention import is_ours
 from alphaapollo.models.experts import Routers
 from alphaapollo.models.lm_head import Head, Hidden, Other, TokenStats, token_stats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
@@ -30,7 +34,7 @@ DOUBTFUL = 0.1
 class PolicyModel(nn.Module):
     """A causal language model whose forward pass gives log-probs. Parameter names: the model's own, after `model.`."""
 
-    forward_methods = ("hidden", "own_logprobs")  # besides forward: FSDP gathers parameters for these
+    forward_methods = ("hidden", "own_logprobs", "next_logits")  # besides forward: FSDP gathers parameters for these
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -73,6 +77,35 @@ class PolicyModel(nn.Module):
         logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
         self.model.set_attn_implementation(attention)
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
+
+    def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """As models.decode has it; only inside `answering`."""
+        if self.routers is not None:
+            self.routers.forget()
+        return decode.next_logits(self.model, tokens, mask, positions, cache)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Attention of transformers, which knows padding and caches, and no layer that recomputes its activations: such
+        a layer keeps no cache."""
+        attention = self.model.config._attn_implementation
+        recomputing = [module for module in self.model.modules() if module.training]
+        if is_ours(self.model):
+            self.model.set_attn_implementation(_cached_attention(self.model))
+        for module in recomputing:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in recomputing:
+                module.training = True
+            self.model.set_attn_implementation(attention)
+
+
+def _cached_attention(model: PreTrainedModel) -> str:
+    """The quicker one, unless it leaves something out: of caps on scores it knows nothing."""
+    capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    return "sdpa" if model._supports_sdpa and not capped else "eager"
 
 
 def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:

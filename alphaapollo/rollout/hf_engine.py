@@ -8,39 +8,28 @@ from __future__ import annotations
 import asyncio
 import importlib
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from alphaapollo.pulse import PULSE
+from alphaapollo.models.decode import Draw, decode, next_logits
 from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from alphaapollo.types import Completion, Sampling, WeightReceipt
 from alphaapollo.weights.digest import format_digest, tensors_digest
 
 
 @dataclass
-class _Request:
-    token_ids: list[int]
-    sampling: Sampling
-    answer: asyncio.Future[Completion]
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+class _Request(Draw):
+    answer: asyncio.Future[Completion] = field(kw_only=True)
     earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
-
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(self.sampling.seed)
 
     def note(self, version: int) -> None:
         """What was sampled since the last note is this version's, and another may come."""
         if count := len(self.sampled) - sum(count for _, count in self.earlier_versions):
             self.earlier_versions.append((version, count))
-
-    @property
-    def done(self) -> bool:
-        stopped = bool(self.sampled) and self.sampled[-1] in self.sampling.stop_token_ids
-        return stopped or len(self.sampled) == self.sampling.max_tokens
 
 
 class HFEngine:
@@ -77,7 +66,7 @@ class HFEngine:
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         self.spec.check_fits(len(token_ids), sampling.max_tokens)
-        request = _Request(token_ids, sampling, asyncio.get_running_loop().create_future())
+        request = _Request(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._go_on()
         return await request.answer
@@ -100,16 +89,10 @@ class HFEngine:
                 continue
             for request in batch:
                 if request.done and not request.answer.cancelled():
-                    request.answer.set_result(self._completion(request))
+                    request.answer.set_result(request.completion(self.version, tuple(request.earlier_versions)))
                 request.note(self.version)
             left = [request for request in batch if not (request.done or request.answer.cancelled())]
             self._waiting = left + self._waiting
-
-    def _completion(self, request: _Request) -> Completion:
-        stopped = request.sampled[-1] in request.sampling.stop_token_ids
-        reason = StopReason.STOP if stopped else StopReason.LENGTH
-        earlier = tuple(request.earlier_versions)
-        return Completion(request.sampled, request.logprobs, reason, self.version, earlier_versions=earlier)
 
     async def pause(self, keep_cache: bool = False) -> None:
         self._paused = True  # seen after the token at hand
@@ -123,33 +106,7 @@ class HFEngine:
 
     @torch.inference_mode()
     def _sample(self, batch: list[_Request]) -> None:
-        device = self._model.device
-        contexts = [request.token_ids + request.sampled for request in batch]  # sampled: before a pause
-        longest = max(map(len, contexts))
-        padding = torch.tensor([longest - len(context) for context in contexts], device=device)
-        tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts], device=device)
-        cache = None
-        for length in range(longest, longest + max(request.sampling.max_tokens for request in batch)):
-            places = torch.arange(length, device=device)
-            mask = (places >= padding[:, None]).long()
-            positions = (places - padding[:, None]).clamp(min=0)[:, -tokens.shape[1] :]
-            output = self._model(
-                tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-            )
-            PULSE.beat()
-            cache = output.past_key_values
-            logits = output.logits[:, -1].float().cpu()
-            chosen = [
-                sample_token(row, request.sampling, request.generator)
-                for row, request in zip(logits, batch, strict=True)
-            ]
-            for request, (token, logprob) in zip(batch, chosen, strict=True):
-                if not request.done:
-                    request.sampled.append(token)
-                    request.logprobs.append(logprob)
-            if self._paused or all(request.done for request in batch):
-                return
-            tokens = torch.tensor([[token] for token, _ in chosen], device=device)
+        decode(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         return await asyncio.to_thread(self._log_probs, token_ids)
@@ -199,23 +156,3 @@ class HFEngine:
 
     async def close(self) -> None:
         self._model = None
-
-
-def sample_token(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
-    """A token drawn from logits [V] (float32), and its log-prob after temperature, before top-p and top-k."""
-    if sampling.temperature == 0:
-        token = int(logits.argmax())
-        return token, float(logits.log_softmax(dim=-1)[token])
-    logprobs = (logits / sampling.temperature).log_softmax(dim=-1)
-    ordered, order = logprobs.sort(descending=True)
-    kept = torch.ones_like(ordered, dtype=torch.bool)
-    if sampling.top_k > 0:
-        kept[sampling.top_k :] = False
-    if sampling.top_p < 1:
-        before = ordered.masked_fill(~kept, -torch.inf).softmax(dim=-1).cumsum(dim=-1).roll(1)
-        before[0] = 0.0
-        kept &= before < sampling.top_p  # the token that crosses top_p is kept
-    noise = torch.empty_like(ordered).exponential_(generator=generator)
-    place = int((ordered.exp() / noise).masked_fill(~kept, -1.0).argmax())
-    token = int(order[place])
-    return token, float(logprobs[token])

@@ -21,6 +21,7 @@ from alphaapollo.config.schema import (
     Model,
     Reward,
     Rollout,
+    SftConfig,
     Trainer,
     Training,
     TuningConfig,
@@ -89,7 +90,7 @@ def find_environment(env: Env) -> Registered:
     return check_environment(env)
 
 
-def environment_notices(config: Config | GenerationConfig, environment: Registered) -> list[str]:
+def environment_notices(config: Config | GenerationConfig | SftConfig, environment: Registered) -> list[str]:
     """One line for each key of rewards or tools that this environment does not use."""
     env, void = config.env, []
     if not environment.graded and not environment.own_prompts:

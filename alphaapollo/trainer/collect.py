@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from alphaapollo.algorithms.dynamic_sampling import keep_group
-from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import WorkerDied
-from alphaapollo.observability.console import Console
+from alphaapollo.evaluation.playing import generate_missing
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.engine_deaths import replace_engines
 from alphaapollo.trainer.progress import Progress
@@ -91,30 +90,6 @@ async def play(run: Run, requests: Sequence[GroupRequest], recovery: Counter[str
         recovery.update(await replace_engines(run, death, len(requests) - len(groups)))
         await generate_missing(groups, run.crew.engines, requests, run.console, "generate")
     return [groups[index] for index in range(len(requests))]
-
-
-async def generate(
-    engines: EngineGroup, requests: Sequence[GroupRequest], console: Console, phase: str
-) -> list[TrajectoryGroup]:
-    """All requests at once; the groups come back in the requests' order, whatever order they end in."""
-    groups: dict[int, TrajectoryGroup] = {}
-    await generate_missing(groups, engines, requests, console, phase)
-    return [groups[index] for index in range(len(requests))]
-
-
-async def generate_missing(
-    groups: dict[int, TrajectoryGroup],
-    engines: EngineGroup,
-    requests: Sequence[GroupRequest],
-    console: Console,
-    phase: str,
-) -> None:
-    """Those that `groups`, by the requests' index, lacks; it has them as they end."""
-    missing = [index for index in range(len(requests)) if index not in groups]
-    console.phase(phase, len(groups), len(requests))
-    async for place, group in engines.generate([requests[index] for index in missing]):
-        groups[missing[place]] = group
-        console.phase(phase, len(groups), len(requests))
 
 
 def metric_of(trajectory: Trajectory, metric: str) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from alphaapollo.due import due
+from alphaapollo.evaluation.validation import Validation, validate
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import speed_metrics
 from alphaapollo.trainer.collect import collect
@@ -21,7 +22,6 @@ from alphaapollo.trainer.record import learn_recorded
 from alphaapollo.trainer.reference_reset import reset_is_due
 from alphaapollo.trainer.rollout_metrics import rollout_metrics
 from alphaapollo.trainer.run_state import Run
-from alphaapollo.trainer.validate import Validation, validate
 
 
 async def train(run: Run) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.data.batch import RankBatch
+from alphaapollo.models.decode import Draw, decode
 from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.policy import PolicyModel
+from alphaapollo.models.sharding import reshard
+from alphaapollo.types import Asked, Completion, Sampling
+from alphaapollo.workers.base import free_cache
 from alphaapollo.workers.tuned import TunedWorker
 
 
@@ -24,3 +30,22 @@ class SftWorker(TunedWorker[RankBatch]):
         micro = build_micro_batch(batch.rows, positions, self.padded, self.device, sequence=self.groups.sequence)
         total = -(self.model(micro, 1.0).logprobs * micro.mask).sum()
         return total / counts["tokens"], {"loss": total}
+
+    @torch.no_grad()
+    def answer(self, asked: Sequence[Asked], version: int) -> list[Completion]:
+        """This rank's answers by the present weights, all sampled at once. A collective: who has none, or is done,
+        takes part in the forward passes of the others."""
+        assert isinstance(self.model, PolicyModel)
+        draws = [Draw(one.token_ids, one.sampling) for one in asked] or [Draw([0], Sampling(max_tokens=1))]
+        with self.model.answering():
+            decode(self.model.next_logits, draws, self.device, on_all_ranks)
+        reshard(self.model)
+        free_cache(self.device)
+        return [draw.completion(version) for draw in draws[: len(asked)]]
+
+
+def on_all_ranks(here: bool) -> bool:
+    """A collective."""
+    least = torch.tensor(int(here))
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return bool(least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -90,6 +91,28 @@ def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
 
     AutoModelForCausalLM.from_pretrained(done.folder / "model")
     AutoTokenizer.from_pretrained(done.folder / "model")
+
+
+def test_held_out_prompts_are_answered_by_the_ranks(sft: SftRunner, leaves_nothing: Callable[[], None]) -> None:
+    """Alone and on two ranks with adapters: the same prompts, rewards and files as a validation of main_ppo."""
+    answered = (
+        f"data.val_prompts={sft.task.data / 'val.parquet'}",
+        *("data.max_prompt_length=32", "data.max_response_length=16", "rollout.max_num_seqs=4"),
+        *("rollout.val_kwargs.n=2", "rollout.val_kwargs.greedy=true", f"custom_reward_function.path={sft.reward}"),
+        *("trainer.total_training_steps=3", "trainer.test_freq=2", "trainer.log_freq=100"),
+    )
+    for number, more in enumerate([(), ("trainer.n_gpus_per_node=2", "model.lora_rank=4")]):
+        done = sft.run(*answered, *more, name=f"run_{number}")
+        assert [line["step"] for line in done.metrics] == [2, 3]
+        for line in done.metrics:
+            assert {"val/accuracy", "val/accuracy_greedy", "val/pass@2", "val/response_length"} <= line.keys()
+            assert line["val/failed"] == 0.0 and 0.0 < line["val/response_length"] <= 16.0
+        rows = [json.loads(line) for line in (done.folder / "rollouts/val_000003.jsonl").read_text().splitlines()]
+        assert len(rows) == 16 and {row["weight_version"] for row in rows} == {3}
+        rewards = [sum(letter.isdigit() for letter in row["text"]) / 10 for row in rows]
+        assert sum(rewards) / 16 == pytest.approx(done.metrics[-1]["val/reward"])
+        assert "val: accuracy" in done.output, done.output[-3000:]
+    leaves_nothing()
 
 
 def test_a_rank_of_two_dies_and_another_number_goes_on(

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.check_tuning import check_tuning
+from alphaapollo.config.check_tuning import check_answers, check_tuning
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
+from alphaapollo.config.notices import answer_notices
 from alphaapollo.config.schema import SftConfig
 
 
@@ -48,3 +49,26 @@ def test_checks_of_fine_tuning(needed: list[str]):
 def test_ranks_and_sources_of_fine_tuning(needed: list[str], words: list[str], says: str):
     with pytest.raises(ConfigError, match=re.escape(says)):
         check_tuning(load_config(SftConfig, "sft", ["model.path=a/b", needed[1], *words]), num_gpus=0)
+
+
+def test_keys_about_held_out_prompts(needed: list[str], tmp_path: Path):
+    def of(*words: str) -> SftConfig:
+        return load_config(SftConfig, "sft", [*needed, *words])
+
+    prompts = ("data.val_prompts=train.jsonl", "trainer.test_freq=5")
+    assert answer_notices(of()) == answer_notices(of(*prompts)) == []
+    assert answer_notices(of("rollout.val_kwargs.n=4", "reward.timeout=3")) == [
+        "rollout.val_kwargs.n=4 has no effect: data.val_prompts is empty.",
+        "reward.timeout=3.0 has no effect: data.val_prompts is empty.",
+    ]
+    assert answer_notices(of(prompts[0])) == ["data.val_prompts=train.jsonl has no effect: trainer.test_freq is -1."]
+    assert answer_notices(of(*prompts, "env.max_steps=3", "env.rollout.n=2")) == [
+        "env.rollout.n=2 has no effect: rollout.val_kwargs.n counts the samples.",
+        "env.max_steps=3 has no effect: env.env_name is single_turn, which has one turn.",
+    ]
+    wrong = of("data.val_prompts=no.jsonl", "custom_reward_function.path=no.py", "rollout.val_kwargs.top_p=0")
+    assert [line.split(":")[0] for line in check_answers(wrong)] == [
+        "data.val_prompts",
+        "custom_reward_function.path",
+        "rollout.val_kwargs.top_p=0",
+    ]

@@ -28,6 +28,9 @@ class Station:
     def figures(self, sums: dict[str, float]) -> dict[str, float]:
         return {"loss": sums["loss"] / sums["tokens"]}
 
+    async def validate(self, run: Any, step: int) -> dict[str, float]:
+        return {"val/accuracy": step / 10} if run.prepared.config.data.val_prompts else {}
+
 
 class Trainer:
     """Notes what it is given."""
@@ -65,8 +68,11 @@ class Log:
     step = log
 
 
-def run(folder: Path, progress: Progress, val: dict[str, list[int]], **trainer: Any) -> tuple[Trainer, Log]:
-    config = SftConfig.model_validate({"data": {"train_batch_size": 2}, "trainer": trainer})
+def run(
+    folder: Path, progress: Progress, val: dict[str, list[int]], val_prompts: str = "", **trainer: Any
+) -> tuple[Trainer, Log]:
+    data = {"train_batch_size": 2, "val_prompts": val_prompts}
+    config = SftConfig.model_validate({"data": data, "trainer": trainer})
     prepared: Any = SimpleNamespace(
         station=Station(),
         config=config,
@@ -108,6 +114,11 @@ def test_validation_is_over_all_examples_and_over_those_of_each_source(tmp_path:
     assert found == {"val/loss": 3.0, "val/loss/maths": 1.5, "val/loss/code": 6.0}
     _, log = run(tmp_path, Progress(), {"maths": [1, 2]}, test_freq=4)
     assert {name for name in log.lines[4] if name.startswith("val/")} == {"val/loss"}
+
+
+def test_what_a_kind_validates_beside_the_examples_comes_when_they_do(tmp_path: Path) -> None:
+    _, log = run(tmp_path, Progress(), {}, "prompts", test_freq=3, log_freq=2)
+    assert {step: line.get("val/accuracy") for step, line in log.lines.items()} == {2: None, 3: 0.3, 4: 0.4}
 
 
 def test_sums_of_batches_are_added_and_the_largest_stays() -> None:

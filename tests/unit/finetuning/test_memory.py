@@ -61,3 +61,12 @@ def test_a_reference_and_the_copies_of_checkpoints_are_counted():
     plans = [fit(config, model, "cuda", Demand(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)]
     assert plans[0].copies == pytest.approx(6 * frozen * 8, rel=1e-3)
     assert [plan.saves_behind for plan in plans] == [True, False]
+
+
+def test_keys_and_values_of_answers_are_counted():
+    """Qwen2.5 0.5B: 2 x 24 layers x 2 heads x 64 bfloat16 numbers a token."""
+    few, many = (Demand(1024, answers=(count, 512, 512)) for count in (4, 4096))
+    plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]
+    assert plan.moments["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
+    problem = fitted("qwen2.5-0.5b", 1, 80, many)[1].problem
+    assert "at its peak (answers). Lower rollout.max_num_seqs" in problem

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.hf_engine import HFEngine, sample_token
+from alphaapollo.models.decode import sample_token
+from alphaapollo.rollout.hf_engine import HFEngine
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling
 from alphaapollo.weights.shared_memory import SharedMemorySender

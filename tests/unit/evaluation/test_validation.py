@@ -8,8 +8,8 @@ import pytest
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.evaluation.figures import Result, summarize
+from alphaapollo.evaluation.validation import val_metrics, validate
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer.validate import val_metrics, validate
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.evaluation.figures import Result, join_repeats, mean_figures, most_samples, result_of
+from alphaapollo.evaluation.playing import generate
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer.collect import generate
-from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
+
+
+class TrainedReward(Protocol):
+    """trainer/trained_reward.py"""
+
+    async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None: ...
+
+    def figures(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,197 @@
+"""Held-out prompts, answered by the model in fine-tuning and rewarded as in reinforcement learning.
+
+    data.val_prompts -> environments -> TrainerEngine, what waits dealt to all ranks -> rewards -> val/accuracy
+
+Nothing is published: the ranks themselves sample (SftWorker.answer), with the weights of the step before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
+from alphaapollo.controller.crew import started
+from alphaapollo.controller.handles import EngineGroup
+from alphaapollo.controller.ranks import LocalRanks, Ranks
+from alphaapollo.data.stream import choose_rows
+from alphaapollo.evaluation.validation import validate
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.startup.input_checks import (
+    check_lengths,
+    check_rewards,
+    environment_notices,
+    find_environment,
+    make_renderer,
+    read_prompts,
+)
+from alphaapollo.startup.try_environment import try_resets
+from alphaapollo.types import Asked, Completion, Prompt, Sampling, WeightReceipt
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.sft import SftWorker
+
+BURST = 0.02  # seconds: requests that come so soon after each other are sampled together
+
+
+def read_held_out(config: SftConfig) -> tuple[list[Prompt], list[str]]:
+    """The prompts, and what to tell. ValueError: what cannot be asked, or not be graded."""
+    environment, data = find_environment(config.env), prompt_data(config)
+    notices = environment_notices(config, environment)
+    check_lengths(config.model, Rollout(), data)
+    renderer = make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
+
+    def chosen(prompts: list[Prompt]) -> list[Prompt]:
+        own = config.data
+        return [prompts[index] for index in choose_rows(len(prompts), own.val_max_samples, own.seed, own.shuffle)]
+
+    prompts, cut = read_prompts(data.path, "data.val_prompts", renderer, data, chosen)
+    told, _ = check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
+    return prompts, [*notices, *cut, *told, *asyncio.run(try_resets(config.env, prompts[:1]))]
+
+
+def prompt_data(config: SftConfig) -> GenerationData:
+    """What the rollout worker has to know about the prompts."""
+    names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
+    return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
+
+
+@dataclass
+class _Request:
+    asked: Asked
+    answer: Completion | None = None
+
+
+@dataclass
+class TrainerEngine:
+    """The model in fine-tuning as an engine. Its weights change by themselves, so there is nothing to publish."""
+
+    ranks: Ranks[SftWorker]
+    most: int  # answers that a rank samples at a time
+    step: int = 0  # behind the weights
+    holds_weights = False
+    _waiting: list[_Request] = field(default_factory=list)
+    _serving: asyncio.Task[None] | None = None
+
+    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+        request = _Request(Asked(token_ids, sampling))
+        self._waiting.append(request)
+        while request.answer is None:
+            if self._serving is None or self._serving.done():
+                self._serving = asyncio.ensure_future(self._serve())
+            await asyncio.shield(self._serving)  # what goes wrong there goes wrong for all who wait
+        return request.answer
+
+    async def _serve(self) -> None:
+        """One call of the ranks. Of those that wait the longest contexts come first: neighbours are of a length."""
+        seen, room = 0, self.ranks.size * self.most
+        while len(self._waiting) > seen and seen < room:
+            seen = len(self._waiting)
+            await asyncio.sleep(BURST)
+        self._waiting.sort(key=lambda request: -len(request.asked.token_ids))
+        batch, self._waiting = self._waiting[:room], self._waiting[room:]
+        dealt = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
+        step, asked = self.step, [[request.asked for request in own] for own in dealt]
+        answers = await self.ranks.call_each(lambda worker, own: worker.answer(own, step), asked)
+        for own, given in zip(dealt, answers, strict=True):
+            for request, answer in zip(own, given, strict=True):
+                request.answer = answer
+
+    # the rest of rollout.engine.Engine, of which nothing is left to do
+
+    async def prepare(self) -> None:
+        pass
+
+    async def start(self) -> None:
+        pass
+
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
+        raise AssertionError("there is nothing to prove")
+
+    async def pause(self, keep_cache: bool = False) -> None:
+        pass
+
+    async def resume(self) -> None:
+        pass
+
+    async def sleep(self) -> None:
+        pass
+
+    async def wake_weights(self) -> None:
+        pass
+
+    async def receive_weights(self, folder: str) -> None:
+        raise AssertionError("nothing is published")
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        raise AssertionError("nothing is published")
+
+    async def release_cache(self) -> None:
+        pass
+
+    async def wake_cache(self) -> None:
+        pass
+
+    def pids(self) -> list[int]:
+        return []
+
+    def progress(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        pass
+
+
+class Answers:
+    """The environments and graders of the prompts, at work in this process."""
+
+    def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[SftWorker], folder: Path):
+        self.config, self.prompts, self.folder = config, prompts, folder
+        self.engine = TrainerEngine(ranks, config.rollout.max_num_seqs)
+        self._worker: RolloutWorker | None = None
+        self._log = RolloutLog(folder / "rollouts")
+
+    async def start(self) -> None:
+        from alphaapollo.rollout.worker import RolloutWorker
+
+        config = self.config
+        self._worker = RolloutWorker(
+            model=config.model,
+            rollout=Rollout(),
+            env=config.env,
+            data=prompt_data(config),
+            reward=config.reward,
+            custom_reward=config.custom_reward_function,
+            device="cpu",
+            run_dir=str(self.folder.resolve()),
+            engine=self.engine,
+        )
+        await started(self._worker)
+
+    async def validate(self, step: int, console: Console) -> dict[str, float]:
+        """val/accuracy and what else a validation of main_ppo has; the answers go to rollouts/."""
+        assert self._worker is not None, "start() first"
+        self.engine.step = step
+        engine, config = self.engine, self.config
+        validation = await validate(
+            EngineGroup(LocalRanks(self._worker), 2 * engine.most * engine.ranks.size),
+            self.prompts,
+            config.rollout.val_kwargs,
+            config.data.max_response_length,
+            config.trainer.seed,
+            console,
+        )
+        for suffix, groups in validation.groups.items():
+            self._log.write_validation(step, groups, suffix)
+        return validation.metrics
+
+    async def close(self) -> None:
+        """End the graders; what was written is on disk. A second call does nothing."""
+        if self._worker is not None:
+            await self._worker.close()
+        self._log.close()

@@ -1,0 +1,129 @@
+"""Held-out prompts of a fine-tuning: read and refused before the start; dealt to ranks; rewarded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.controller.ranks import Ranks, WorkerDied
+from alphaapollo.finetuning.answers import Answers, TrainerEngine, read_held_out
+from alphaapollo.observability.console import Console
+from alphaapollo.types import Asked, Completion, Sampling, StopReason
+from tests.unit.tiny import save_model
+
+REWARD = "def compute_score(prompt, completion):\n    return float(completion == prompt.ground_truth)\n"
+ROWS = [
+    {"data_source": "a" if index < 3 else "b", "prompt": f"w{5 + index}", "reward_model": {"ground_truth": "w9"}}
+    for index in range(5)
+]
+
+
+class Worker:
+    """Answers with the first token of the context plus the version, and ends."""
+
+    def __init__(self, calls: list[list[int]], dies: bool = False):
+        self.calls, self.dies = calls, dies
+
+    def answer(self, asked: Sequence[Asked], version: int) -> list[Completion]:
+        self.calls.append([len(one.token_ids) for one in asked])
+        if self.dies:
+            raise WorkerDied("gone", "trainer")
+        return [Completion([one.token_ids[0] + version, 1], [-0.5, -0.5], StopReason.STOP, version) for one in asked]
+
+
+class Several(Ranks[Any]):
+    def __init__(self, workers: list[Worker]):
+        self.workers, self.size, self.role = workers, len(workers), "trainer"
+
+    async def call(self, function: Callable[[Any], Any]) -> list[Any]:
+        return [function(worker) for worker in self.workers]
+
+    async def call_each(self, function: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[Any]:
+        return [function(worker, item) for worker, item in zip(self.workers, items, strict=True)]
+
+    async def call_one(self, rank: int, function: Callable[[Any], Any]) -> Any:
+        return function(self.workers[rank])
+
+    async def close(self) -> None:
+        pass
+
+
+async def ask(engine: TrainerEngine, lengths: Sequence[int]) -> list[Completion]:
+    requests = [engine.generate([length, *[0] * (length - 1)], Sampling(4), str(length)) for length in lengths]
+    return await asyncio.gather(*requests)
+
+
+def test_what_waits_is_dealt_by_length_to_all_ranks() -> None:
+    first, second = [], []
+    engine = TrainerEngine(Several([Worker(first), Worker(second)]), most=2, step=3)
+    answers = asyncio.run(ask(engine, [1, 5, 2, 4, 3]))
+    assert [answer.token_ids[0] for answer in answers] == [4, 8, 5, 7, 6]  # each its own
+    assert (first, second) == ([[5, 3], [1]], [[4, 2], []])
+
+
+def test_a_death_reaches_everybody_who_waits() -> None:
+    engine = TrainerEngine(Several([Worker([], dies=True)]), most=1)
+    with pytest.raises(WorkerDied):
+        asyncio.run(ask(engine, [1, 2, 3]))
+
+
+def config_of(folder: Path, **data: Any) -> SftConfig:
+    save_model("llama", folder / "model")
+    (folder / "val.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    (folder / "reward.py").write_text(REWARD)
+    given = {"val_prompts": str(folder / "val.jsonl"), "max_prompt_length": 8, "max_response_length": 4}
+    return SftConfig.model_validate(
+        {
+            "model": {"path": str(folder / "model")},
+            "data": given | data,
+            "rollout": {"val_kwargs": {"n": 2, "greedy": True}},
+            "custom_reward_function": {"path": str(folder / "reward.py")},
+            "trainer": {"output_dir": str(folder)},
+        }
+    )
+
+
+@pytest.mark.timeout(120)
+def test_figures_are_those_of_a_validation_and_the_answers_are_kept(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    prompts, notices = read_held_out(config)
+    assert len(prompts) == 5 and notices == []
+
+    async def play() -> dict[str, float]:
+        answers = Answers(config, prompts, Several([Worker([])]), tmp_path / "run")
+        await answers.start()
+        try:
+            return await answers.validate(2, Console())  # w7 -> w9: right
+        finally:
+            await answers.close()
+
+    metrics = asyncio.run(play())
+    right = {"val/accuracy": 0.2, "val/a/accuracy": 1 / 3, "val/b/accuracy": 0.0, "val/pass@2": 0.2}
+    assert {name: metrics[name] for name in right} == pytest.approx(right)
+    assert metrics["val/accuracy_greedy"] == 0.2 and metrics["val/failed"] == 0.0
+    lines = (tmp_path / "run/rollouts/val_000002.jsonl").read_text().splitlines()
+    assert len(lines) == 10 and json.loads(lines[4])["text"] == "w9"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"prompt_key": "question"}, "question"),
+        ({"max_response_length": 1000}, "128 positions"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_the_start(tmp_path: Path, data: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_held_out(config_of(tmp_path, **data))
+
+
+def test_rows_without_a_grader_are_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path).model_copy(update={"custom_reward_function": SftConfig().custom_reward_function})
+    with pytest.raises(ValueError, match="no reward function"):
+        read_held_out(config)
