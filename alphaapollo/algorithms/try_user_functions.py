@@ -18,7 +18,8 @@ from torch import Tensor
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator
 from alphaapollo.algorithms.advantages.base import NEEDS, Turns
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs, PolicyLossOutput
-from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.algorithms.preference_losses import Answers, PreferenceLoss
+from alphaapollo.config.schema import Actor, Algorithm, Preference
 from alphaapollo.user_module import describe
 
 GROUPS, LENGTH = 2, 3
@@ -59,6 +60,21 @@ def try_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
             scalar = isinstance(value, Tensor) and value.ndim == 0
             _want(scalar, f"its metric {name!r} must be a tensor of one number, and is {_kind(value)}")
         result.loss.sum().backward()
+
+
+def try_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
+    """As try_estimator, on two pairs (or four single answers) of which the log-probs have a gradient.
+
+    ValueError: it raises, or what it returns has the wrong shape, is not finite, or has no gradient.
+    """
+    if _is_ours(loss.fn):
+        return
+    with _blamed(loss.fn, f"the preference loss {loss.name!r}"):
+        answers = toy_answers(loss)
+        losses = loss.fn(answers, loss.beta if config.beta is None else config.beta, config)
+        _want_floats("loss", losses, (2,) if loss.of_pairs else (4,))
+        _want(losses.requires_grad, "its loss has no gradient: nothing in it depends on answers.logp")
+        losses.sum().backward()
 
 
 def moves_without_advantage(policy_loss: PolicyLoss, config: Actor) -> bool:
@@ -111,6 +127,18 @@ def toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
         chosen = torch.zeros_like(inside)
         chosen[inside] = policy_loss.choose(old[inside], advantages[inside], config)
     return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, chosen=chosen)
+
+
+def toy_answers(loss: PreferenceLoss) -> Answers:
+    """Two pairs, with what the loss asks for besides."""
+    logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
+    return Answers(
+        logp,
+        lengths=torch.tensor([2, 3, 2, 1]),
+        good=torch.tensor([True, False, True, False]),
+        ref_logp=logp.detach() - 0.1 if loss.needs_reference else None,
+        kl=None if loss.of_pairs else torch.tensor(0.1),
+    )
 
 
 def _is_ours(function: Callable[..., object]) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from alphaapollo.algorithms.preference_losses import check_preference, figures_of, get_preference_loss
+from alphaapollo.algorithms.try_user_functions import try_preference_loss
 from alphaapollo.config.check_tuning import check_tuning
 from alphaapollo.config.diff import OTHER_DATA, ROUNDING, Verdict
 from alphaapollo.config.notices import void_lines
@@ -23,6 +24,7 @@ from alphaapollo.data.sources import Read
 from alphaapollo.finetuning import change_rule, pairs, reference
 from alphaapollo.finetuning.layout import Layout
 from alphaapollo.finetuning.station import Demand, Station
+from alphaapollo.user_module import load_user_module
 
 if TYPE_CHECKING:
     from alphaapollo.controller.ranks import Ranks
@@ -51,6 +53,7 @@ class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
     share_prompts = False
 
     def check(self, config: DpoConfig, num_gpus: int) -> list[str]:
+        load_losses(config.preference)
         return [*check_tuning(config, num_gpus, problems(config)), *void_lines(config, void_keys(config))]
 
     def change_rule(self, key: str) -> tuple[Verdict, str]:
@@ -116,9 +119,16 @@ def workers_of(run: TuningRun[Any, Any, Any]) -> Ranks[PreferenceWorker]:
     return cast("Ranks[PreferenceWorker]", run.trainer.ranks)
 
 
+def load_losses(preference: Preference) -> None:
+    """Those of the user's own file, into this process's registry. ValueError: it is not there, or does not import."""
+    if preference.custom_module:
+        load_user_module(preference.custom_module, "preference.custom_module")
+
+
 def problems(config: DpoConfig) -> Iterator[str]:
     """What cannot work."""
     try:
+        try_preference_loss(get_preference_loss(config.preference.loss), config.preference)
         check_preference(config.preference)
     except ValueError as error:
         yield f"preference.loss: {error}"
@@ -129,7 +139,7 @@ def problems(config: DpoConfig) -> Iterator[str]:
 def void_keys(config: DpoConfig) -> list[tuple[str, str]]:
     """Keys that the loss, a known one, does not read, and why."""
     loss = get_preference_loss(config.preference.loss)
-    others = {*Preference.model_fields} - {*loss.reads, "loss", "reference"}
+    others = {*Preference.model_fields} - {*loss.reads, "loss", "reference", "custom_module"}
     void = [(f"preference.{name}", f"preference.loss={loss.name} does not read it") for name in sorted(others)]
     if not loss.needs_reference:
         void.append(("preference.reference", f"preference.loss={loss.name} has no reference"))
@@ -143,4 +153,5 @@ def build_worker(
 ) -> PreferenceWorker:
     from alphaapollo.workers.preference import PreferenceWorker
 
+    load_losses(config.preference)
     return PreferenceWorker(config, model, placement, optimiser_steps, saves_behind)

@@ -55,6 +55,8 @@ class Preference(Section):
     """Where the reference's log-probs come from: kept = computed once, before training, by the model that is trained,
     and kept in <run>/reference.npz; live = by a frozen second model in every step (with LoRA: by the model without its
     adapters)."""
+    custom_module: str = ""
+    """Python file that registers your own losses (docs/preferences.md)."""
 
 
 class DpoTrainer(TuningTrainer):
