@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.data.batch import RankBatch
 from tests.unit.plain import jsd, kl_full
 from tests.unit.tiny import free_address, run_ranks
 from tests.unit.workers.test_policy_gradients import alone, assert_same
@@ -39,12 +40,13 @@ def test_same_gradients_however_the_batch_is_cut(model_folder):
 
 @pytest.mark.timeout(240)
 def test_same_gradients_on_two_ranks(model_folder):
-    """Also where one has no row."""
+    """Also where one has no row, and where they share every sequence: padded, and packed."""
     case = Case(str(model_folder("qwen3")), teacher=JSD, teacher_folder=str(model_folder("llama")), max_tokens=40)
-    cases = [case, replace(case, num_rows=1)]
+    shared = replace(case, sequence_parallel=2)
+    cases = [case, replace(case, num_rows=1), shared, replace(shared, attention="sdpa")]
     ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
     for index, one in enumerate(cases):
-        expected, figures = alone(one)
+        expected, figures = alone(replace(one, sequence_parallel=1))
         for rank in ranks:
             ours, own_figures = rank[index]
             assert_same(ours, expected)
@@ -103,5 +105,17 @@ def test_the_teachers_log_probs_are_the_plain_models(model_folder):
             logp = (plain(ids[None]).logits[0, start - 1 : -1] / 0.9).log_softmax(-1)
         expected.append(logp.gather(1, ids[start:, None])[:, 0])
     worker.load_batch(batch)
-    np.testing.assert_allclose(worker.compute_teacher_log_probs(), torch.cat(expected).numpy(), atol=1e-5)
+    column = worker.compute_teacher_log_probs()
     worker.close()
+    np.testing.assert_allclose(column, torch.cat(expected).numpy(), atol=1e-5)
+    shared = replace(case, sequence_parallel=2, attention="sdpa")
+    for own in run_ranks(teacher_column, 2, shared, batch):  # whole on each of two that share every sequence
+        np.testing.assert_allclose(own, column, atol=1e-5)
+
+
+def teacher_column(rank: int, num_ranks: int, address: str, case: Case, batch: RankBatch) -> np.ndarray:
+    worker = make_worker(case, rank, num_ranks, address)
+    worker.load_batch(batch)
+    column = worker.compute_teacher_log_probs()
+    worker.close()
+    return column
