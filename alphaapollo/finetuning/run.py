@@ -53,9 +53,9 @@ async def run(prepared: Prepared[C, E, B], progress: Progress) -> None:
                 await (saving.guarded(loop, lost) if trainer.save_on_signal else loop)
             await end(ready)
     finally:
-        await prepared.station.end()
         if crew:
             await crew.close()
+        await prepared.station.end()
         tracker.close()
         console.close()
 

@@ -86,8 +86,8 @@ class PolicyModel(nn.Module):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Attention of transformers, which knows padding and caches, and no layer that recomputes its activations: such
-        a layer keeps no cache."""
+        """Attention of transformers, which knows padding and caches; no layer that recomputes its activations, for such
+        a layer keeps no cache; and none that is compiled, for these shapes never come again."""
         attention = self.model.config._attn_implementation
         recomputing = [module for module in self.model.modules() if module.training]
         if is_ours(self.model):
@@ -95,7 +95,8 @@ class PolicyModel(nn.Module):
         for module in recomputing:
             module.training = False
         try:
-            yield
+            with torch.compiler.set_stance("force_eager"):
+                yield
         finally:
             for module in recomputing:
                 module.training = True

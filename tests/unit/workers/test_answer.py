@@ -10,7 +10,7 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.models import sharding
+from alphaapollo.models import load, sharding
 from alphaapollo.types import Asked, Completion, Sampling, StopReason
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.sft import SftWorker
@@ -81,6 +81,21 @@ def test_they_are_those_of_the_model_that_it_would_write(
             assert one.stop_reason is (StopReason.STOP if ended else StopReason.LENGTH)
             assert ended or len(one.token_ids) == DRAWN[index].max_tokens
             assert len(one.logprobs) == len(one.token_ids) and max(one.logprobs) < 0.0
+
+
+def test_nothing_is_compiled_for_answers(model_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+    monkeypatch.setattr(load, "COMPILER", lambda graph, inputs: graphs.append(graph) or graph.forward)
+    folder = str(model_folder("llama"))
+    config = SftConfig(model={"path": folder, "use_torch_compile": True, "attention": "padded"})
+    worker = SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(0, 1, free_address(), "cpu", 1), 2)
+    batch = deal(SftCase(folder), some_rows(4), 0, 1)
+    worker.evaluate(batch)
+    before = len(graphs)
+    assert before and [len(one.token_ids) for one in worker.answer([Asked(PROMPTS[0], DRAWN[0])], version=0)]
+    assert len(graphs) == before
+    worker.evaluate(batch)
+    worker.close()
 
 
 def with_nothing_to_do(rank: int, num_ranks: int, address: str, folder: str) -> list[Completion]:
