@@ -1,4 +1,4 @@
-"""Gradients of TRL's DPO and reward trainers on one batch: run by preference_gradients.py in an environment of its own.
+"""Gradients of TRL's trainers on one batch: run by preference_gradients.py in an environment of its own.
 
     python _trl_gradients.py '{"policy": "...", "reference": "...", "scorer": "...", "pairs": "...", ...}'
 
@@ -20,9 +20,15 @@ def make_trainer(given: dict[str, Any], case: dict[str, Any], folder: str) -> An
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-    rows = [json.loads(line) for line in Path(given["pairs"]).read_text().splitlines()]
+    own = {name: value for name, value in case.items() if name != "trainer"}
+    kind = case.get("trainer", "dpo" if "loss_type" in case else "reward")
+    rows = [json.loads(line) for line in Path(given["singles" if kind == "kto" else "pairs"]).read_text().splitlines()]
+    if kind == "kto":
+        rows = [{"prompt": row["prompt"], "completion": row["response"], "label": row["label"]} for row in rows]
     shared = {
         "output_dir": folder,
         "use_cpu": True,
@@ -38,16 +44,22 @@ def make_trainer(given: dict[str, Any], case: dict[str, Any], folder: str) -> An
         "processing_class": AutoTokenizer.from_pretrained(given["policy"]),
         "train_dataset": Dataset.from_list(rows),
     }
-    if "loss_type" not in case:
+    if kind == "reward":
         scorer = AutoModelForSequenceClassification.from_pretrained(given["scorer"], dtype=torch.float32)
-        return RewardTrainer(model=scorer, args=RewardConfig(**shared, **case), **data)
-    load = AutoModelForCausalLM.from_pretrained
-    return DPOTrainer(
-        model=load(given["policy"], dtype=torch.float32),
-        ref_model=load(given["reference"], dtype=torch.float32),
-        args=DPOConfig(**shared, **case),
-        **data,
-    )
+        return RewardTrainer(model=scorer, args=RewardConfig(**shared, **own), **data)
+
+    def load(name: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(given[name], dtype=torch.float32)
+
+    trainers = {
+        "dpo": (DPOTrainer, DPOConfig),
+        "kto": (KTOTrainer, KTOConfig),
+        "cpo": (CPOTrainer, CPOConfig),
+        "orpo": (ORPOTrainer, ORPOConfig),
+    }
+    trainer, config = trainers[kind]
+    reference = {"ref_model": load("reference")} if kind in ("dpo", "kto") else {}
+    return trainer(model=load("policy"), args=config(**shared, **own), **data, **reference)
 
 
 def gradients(given: dict[str, Any], case: dict[str, Any], folder: str) -> dict[str, np.ndarray]:
