@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.algorithms.accuracy_estimates import RESAMPLES
 from alphaapollo.config.keys import COMMANDS, accepted_keys
-from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig
+from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
 from alphaapollo.evaluation.figures import problem_values
 from alphaapollo.evaluation.report import FIELDS
 from alphaapollo.evaluation.scoring import RESPONSES
@@ -27,7 +27,7 @@ def test_the_commands_work() -> None:
 
 
 def test_the_keys_exist() -> None:
-    known = {key for schema in (Config, GenerationConfig, EvalConfig) for key in accepted_keys(schema)}
+    known = {key for schema in (Config, GenerationConfig, EvalConfig, SftConfig) for key in accepted_keys(schema)}
     named = re.findall(
         r"`((?:data|model|rollout|trainer|reward|env|custom_reward_function|actor_rollout_ref)\.[\w.]+)", TEXT
     )
