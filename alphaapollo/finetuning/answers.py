@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,8 @@ class TrainerEngine:
         answers = await self.ranks.call_each(lambda worker, own: worker.answer(own, step), asked)
         for own, given in zip(dealt, answers, strict=True):
             for request, answer in zip(own, given, strict=True):
-                request.answer = answer
+                ids, logprobs = list(answer.token_ids), list(answer.logprobs)  # from another process they are arrays
+                request.answer = replace(answer, token_ids=ids, logprobs=logprobs)
 
     # the rest of rollout.engine.Engine, of which nothing is left to do
 

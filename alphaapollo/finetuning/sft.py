@@ -59,7 +59,8 @@ class Sft(Station[SftConfig, Row, RankBatch]):
         from alphaapollo.finetuning.answers import read_held_out
 
         self.prompts, notices = read_held_out(config)
-        return notices
+        passes = config.rollout.val_kwargs.n + config.rollout.val_kwargs.greedy
+        return [f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at every validation", *notices]
 
     def answers_in(self, config: SftConfig) -> bool:
         """Whether a run of it has prompts answered."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class Several(Ranks[Any]):
         return [function(worker) for worker in self.workers]
 
     async def call_each(self, function: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[Any]:
-        return [function(worker, item) for worker, item in zip(self.workers, items, strict=True)]
+        answers = [function(worker, item) for worker, item in zip(self.workers, items, strict=True)]
+        return pickle.loads(pickle.dumps(answers))  # as from other processes
 
     async def call_one(self, rank: int, function: Callable[[Any], Any]) -> Any:
         return function(self.workers[rank])
