@@ -1,4 +1,4 @@
-"""Whether asynchronous training can work as asked (docs/async.md)."""
+"""Whether what works beside generation can work as asked: asynchronous training (docs/async.md), the reference."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ CORRECTION = "algorithm.rollout_correction"
 def check_async(config: Config, device: Device, num_cores: int) -> Iterator[str]:
     """One line for each combination that cannot work, with the key to turn. num_cores: of one node."""
     trainer = config.trainer
+    yield from _check_reference_ahead(config, device)
     if trainer.async_mode is None:
         return
     if trainer.max_staleness:
@@ -22,6 +23,22 @@ def check_async(config: Config, device: Device, num_cores: int) -> Iterator[str]
         yield from _check_kept_requests(config, device)
     if trainer.async_mode == "separate":
         yield from _check_own_places(config, device, num_cores)
+
+
+def _check_reference_ahead(config: Config, device: Device) -> Iterator[str]:
+    key, role = "actor_rollout_ref.ref.log_probs_ahead", config.actor_rollout_ref
+    if role.ref.log_probs_ahead is not True:
+        return
+    if mode := config.trainer.async_mode:
+        yield (
+            f"{key}=true is the synchronous loop's, and trainer.async_mode={mode}: that generates beside the update, "
+            f"or carries what is unfinished. Set {key}=auto, or trainer.async_mode=null."
+        )
+    elif device == "cuda" and role.rollout.colocate:
+        yield (
+            f"{key}=true: the engines share the training GPUs and hold their memory while they generate. Set "
+            f"{ROLLOUT}.colocate=false and leave them GPUs of their own (trainer.n_gpus_per_node), or {key}=auto."
+        )
 
 
 def _check_stale_samples(config: Config) -> Iterator[str]:

@@ -275,7 +275,7 @@ def _reward_switches(algorithm: Algorithm) -> list[Switch]:
 
 
 def _trainer_switches(config: Config) -> list[Switch]:
-    algorithm, trainer = config.algorithm, config.trainer
+    actor, algorithm, trainer = config.actor_rollout_ref.actor, config.algorithm, config.trainer
     of_reward_model = [key for key in accepted_keys(Config) if key.startswith("reward_model.")]
     distance, of_teacher = (
         config.teacher.divergence,
@@ -314,6 +314,11 @@ def _trainer_switches(config: Config) -> list[Switch]:
             ["trainer.resume_from_path"],
         ),
         (trainer.export_hf, "trainer.export_hf is false", ["trainer.export_lora"]),
+        (
+            algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.full_kl),
+            "no KL compares log-probs with the reference's",
+            ["actor_rollout_ref.ref.log_probs_ahead"],
+        ),
         (
             not config.actor_rollout_ref.model.lora_rank,
             "with LoRA the reference is the policy without its adapters",

@@ -142,9 +142,14 @@ class PolicyGroup(LoadedGroup["PolicyWorker"]):
         """Log-probs of the loaded rows under the present weights."""
         return (await self.ranks.call(lambda worker: worker.compute_log_probs()))[:: self.sequence_parallel]
 
-    async def compute_ref_log_probs(self) -> list[np.ndarray]:
-        """Log-probs of the loaded rows under the reference."""
-        return (await self.ranks.call(lambda worker: worker.compute_ref_log_probs()))[:: self.sequence_parallel]
+    async def compute_ref_log_probs(self, batches: Sequence[RankBatch] | None = None) -> list[np.ndarray]:
+        """Log-probs of the loaded rows under the reference, or of others, which are not loaded."""
+        if batches is None:
+            columns = await self.ranks.call(lambda worker: worker.compute_ref_log_probs())
+        else:
+            own = for_each_rank(batches, self.sequence_parallel)
+            columns = await self.ranks.call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), own)
+        return columns[:: self.sequence_parallel]
 
     async def compute_teacher_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the teacher."""

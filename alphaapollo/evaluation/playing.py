@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.observability.console import Console
@@ -24,10 +24,13 @@ async def generate_missing(
     requests: Sequence[GroupRequest],
     console: Console,
     phase: str,
+    ended: Callable[[TrajectoryGroup], None] | None = None,
 ) -> None:
-    """Those that `groups`, by the requests' index, lacks; it has them as they end."""
+    """Those that `groups`, by the requests' index, lacks; it has them as they end, and `ended` is told."""
     missing = [index for index in range(len(requests)) if index not in groups]
     console.phase(phase, len(groups), len(requests))
     async for place, group in engines.generate([requests[index] for index in missing]):
         groups[missing[place]] = group
         console.phase(phase, len(groups), len(requests))
+        if ended:
+            ended(group)

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.controller.ranks import WorkerDied
@@ -49,7 +50,7 @@ async def collect(run: Run, step: int, timer: Timer) -> Collected:
         check_not_all_failed(groups)
         generated += groups
         groups = [group for group in groups if usable(group)]
-        kept += [group for group in groups if not filters.enable or has_signal(group, filters.metric)]
+        kept += [group for group in groups if stays(run, group)]
         rounds += 1
     if filters.enable and len(kept) < size:
         run.console.notice(
@@ -79,17 +80,39 @@ def request_of(run: Run, draw: int) -> GroupRequest:
     )
 
 
+def stays(run: Run, group: TrajectoryGroup) -> bool:
+    """Dynamic sampling, where it is on, has a use for a usable group."""
+    filters = run.config.algorithm.filter_groups
+    return not filters.enable or has_signal(group, filters.metric)
+
+
 async def play(run: Run, requests: Sequence[GroupRequest], recovery: Counter[str]) -> list[TrajectoryGroup]:
+    """The requests' groups; the plan may have the reference look at those that have ended while others are played."""
+    playing = play_all(run, requests, recovery)
+    return await (run.reference.beside(playing) if run.reference else playing)
+
+
+async def play_all(run: Run, requests: Sequence[GroupRequest], recovery: Counter[str]) -> list[TrajectoryGroup]:
     """The requests' groups. Where an engine dies over them, another one takes its place, and what it has not played is
     played again, with the same draws; `recovery` counts that. Raises WorkerDied where that cannot be, or does not
     help."""
     groups: dict[int, TrajectoryGroup] = {}
+    ended = partial(has_ended, run) if run.reference else None
     try:
-        await generate_missing(groups, run.crew.engines, requests, run.console, "generate")
+        await generate_missing(groups, run.crew.engines, requests, run.console, "generate", ended)
     except WorkerDied as death:
+        if run.reference:
+            await run.reference.settle()  # the new engine's publish is a matter of the policy's workers, too
         recovery.update(await replace_engines(run, death, len(requests) - len(groups)))
-        await generate_missing(groups, run.crew.engines, requests, run.console, "generate")
+        await generate_missing(groups, run.crew.engines, requests, run.console, "generate", ended)
     return [groups[index] for index in range(len(requests))]
+
+
+def has_ended(run: Run, group: TrajectoryGroup) -> None:
+    """The reference may look at it, if it is going to be trained on; before a reward model has, that is not known."""
+    assert run.reference is not None
+    if usable(group) and (run.trained_reward or stays(run, group)):
+        run.reference.add(group)
 
 
 def metric_of(trajectory: Trajectory, metric: str) -> float:

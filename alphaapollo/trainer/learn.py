@@ -51,7 +51,7 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             share_prompts=run.shares_prompts,
         )
     with timer("columns"):
-        computed = await compute_columns(run, batch)
+        computed = await compute_columns(run, groups, batch)
     with timer("advantage"):
         actor = config.actor_rollout_ref.actor
         algorithm, dtype = config.algorithm, run.column_dtype
@@ -76,8 +76,8 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
     return Learned(metrics, coef, batch.layout.num_tokens, batch, credit)
 
 
-async def compute_columns(run: Learner, batch: Batch) -> WorkerColumns:
-    """Send the rows down once, and fetch the float columns that the algorithm asks for: often none."""
+async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
+    """Send the rows of `groups` down once, and fetch the float columns that the algorithm asks for: often none."""
     policy, critic, plan, layout = run.crew.policy, run.crew.critic, run.plan, batch.layout
     await policy.load_batch(layout.rank_batches)
     if critic:
@@ -87,17 +87,24 @@ async def compute_columns(run: Learner, batch: Batch) -> WorkerColumns:
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
         old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
-    ref = await policy.compute_ref_log_probs() if plan.needs_ref_columns else None
+    ref = await reference_matrix(run, groups, batch) if plan.needs_ref_columns else None
     teacher = await policy.compute_teacher_log_probs() if run.config.teacher.sampled else None
     if critic:
         await policy.rest()
     values = await critic.compute_values() if critic else None
     return WorkerColumns(
         old_logprobs=None if old is None else layout.to_matrix(old),
-        ref_logprobs=None if ref is None else layout.to_matrix(ref),
+        ref_logprobs=ref,
         values=None if values is None else layout.to_matrix(values),
         teacher_logprobs=None if teacher is None else layout.to_matrix(teacher),
     )
+
+
+async def reference_matrix(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> np.ndarray:
+    """The reference's log-probs of the loaded rows, or what is there of them already. [B, L]"""
+    if run.reference:
+        return await run.reference.matrix(groups, batch)
+    return batch.layout.to_matrix(await run.crew.policy.compute_ref_log_probs())
 
 
 async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:

@@ -247,6 +247,7 @@ async def begin(run: Run, checkpoint: Path | None, timer: Timer) -> None:
     for doubt in await run.crew.policy.doubts():
         run.console.notice(doubt)
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompts(run)
+    run.begin_reference()
     await run.crew.engines.sleep()
     if checkpoint:
         with SPANS("load"):

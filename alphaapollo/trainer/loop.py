@@ -39,6 +39,7 @@ async def train(run: Run) -> None:
         metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
         metrics |= collected.recovery
         metrics |= run.trained_reward.figures() if run.trained_reward else {}
+        metrics |= run.reference.figures() if run.reference else {}
         run.rollout_log.write(step, collected.generated)
         learned = await learn_recorded(run, step, collected.groups, timer)
         metrics |= learned.metrics

@@ -37,6 +37,7 @@ class Plan:
     shares_prompts: bool  # prompts are computed once for all their samples, where the model's self-check allows it
     skips_still_rows: bool  # the policy's update leaves out rows whose advantages are all zero: nothing would move
     needs_ref_columns: bool  # the reference's log-probs (the full KL compares distributions inside the update instead)
+    reference_ahead: bool  # those of each group by themselves, while others are still played
     sampling: Sampling  # of training rollouts
     folder: Path  # of the run
     presets: tuple[str, ...]  # that the command line chose, e.g. algorithm=dapo
@@ -80,16 +81,18 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     model = resolve_model(config.actor_rollout_ref.model, device)
     rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
     kl_on_columns = actor.use_kl_loss and not actor.full_kl
+    needs_ref_columns = kl_on_columns or algorithm.use_kl_in_reward
+    placement = make_placement(
+        trainer,
+        rollout,
+        device,
+        machine,
+        actor.ulysses_sequence_parallel_size,
+        critic,
+        config.reward_model.enable,
+    )
     return Plan(
-        placement=make_placement(
-            trainer,
-            rollout,
-            device,
-            machine,
-            actor.ulysses_sequence_parallel_size,
-            critic,
-            config.reward_model.enable,
-        ),
+        placement=placement,
         model=model,
         rollout=rollout,
         estimator=estimator,
@@ -99,7 +102,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
         skips_still_rows=skips_still_rows(config, policy_loss),
-        needs_ref_columns=kl_on_columns or algorithm.use_kl_in_reward,
+        needs_ref_columns=needs_ref_columns,
+        reference_ahead=needs_ref_columns and _reference_ahead(config, placement),
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),
@@ -117,6 +121,14 @@ def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
     others = others or config.teacher.whole
     return not others and not moves_without_advantage(policy_loss, role.actor)
+
+
+def _reference_ahead(config: Config, placement: Placement) -> bool:
+    """config/check_async.py refuses it where it is asked for and cannot be."""
+    asked = config.actor_rollout_ref.ref.log_probs_ahead
+    if asked != "auto":
+        return asked
+    return placement.device == "cuda" and not placement.colocate and config.trainer.async_mode is None
 
 
 def _shares_prompts(config: Config, notices: list[str]) -> bool:

@@ -69,6 +69,8 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
     if "values" in plan.estimator.needs:
         rates.append(f"critic {_learning_rate(config.critic.optim)}")
     ahead = {"ahead of an iteration": _ahead(config)} if trainer.async_mode else {}
+    if plan.reference_ahead:
+        ahead |= {"the reference's log-probs": "group by group, while others are played"}
     return ahead | {
         "iterations": f"{inputs.total_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",

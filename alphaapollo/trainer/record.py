@@ -58,6 +58,7 @@ async def keep_inputs(run: Run, step: int, groups: list[TrajectoryGroup]) -> Pat
         iterations=run.goal.steps,
         kl_coef=run.progress.kl_coef,
         shares_prompts=run.shares_prompts,
+        reference_ahead=run.reference is not None,
         ranks=placement.num_ranks,
         threads=placement.threads,
         device=placement.device,

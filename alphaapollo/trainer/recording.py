@@ -43,6 +43,7 @@ class About:
     device: str
     model: dict[str, Any]  # the section of the policy's, all chosen
     machine: dict[str, str]  # what the bits depend on besides
+    reference_ahead: bool = False  # its log-probs were computed group by group
 
 
 @dataclass(frozen=True)

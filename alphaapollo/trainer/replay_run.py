@@ -74,6 +74,7 @@ def prepare(recording: Recording, config: Config, overrides: Sequence[str], floa
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     plan = resolve_plan(config, machine, [])
+    plan = replace(plan, reference_ahead=plan.needs_ref_columns and about.reference_ahead)
     load_config(plan.model)
     if float64:
         plan = replace(
@@ -108,6 +109,7 @@ async def replay(prepared: Prepared) -> Outcome:
                 column_dtype="float64" if prepared.float64 else "float32",
                 shares_prompts=about.shares_prompts and plan.shares_prompts,
             )
+            run.begin_reference()
             try:
                 learned = await learn(run, about.step, recording.groups, Timer())
             except FAILURES as error:

@@ -54,6 +54,7 @@ OF_ROUNDING = (
         for name in ("max_num_batched_tokens", "block_size", "enforce_eager", "engine_kwargs.vllm")
     ),
     f"{ROLE}.rollout.enable_prefix_caching",
+    f"{ROLE}.ref.log_probs_ahead",
 )
 OF_REWARDS = (
     *("custom_reward_function.path", "custom_reward_function.name"),

@@ -16,6 +16,7 @@ from alphaapollo.trainer.credit import ColumnDtype
 from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.reference_ahead import ReferenceAhead
 from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.trained_reward import TrainedReward
 from alphaapollo.types import Prompt
@@ -35,12 +36,21 @@ class Learner:
     console: Console
     column_dtype: ColumnDtype = "float32"  # of what the driver computes for the training ranks
     shares_prompts: bool = False  # the plan's, if the workers' self-check allows it
+    reference: ReferenceAhead | None = None  # where its log-probs are computed group by group
+
+    def begin_reference(self) -> None:
+        """Where the plan says so, and it is known whether prompts are shared."""
+        plan, actor = self.plan, self.config.actor_rollout_ref.actor
+        if plan.reference_ahead:
+            budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
+            ranks, policy = plan.placement.data_parallel, self.crew.policy
+            self.reference = ReferenceAhead(policy, ranks, budget, plan.padded, self.shares_prompts)
 
 
 @dataclass(kw_only=True)
 class Run(Learner):
-    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts` and
-    `engines_replaced` outlive an iteration."""
+    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts`,
+    `reference` and `engines_replaced` outlive an iteration."""
 
     crew: Crew
     weights: WeightPublisher

@@ -134,12 +134,13 @@ class PolicyWorker(TrainingWorker):
         """Of the response tokens, at the rollouts' temperature. float32 [sum responses]"""
         self.state.fetch()
         self.sharing.check_batch(self._batch)
-        return self._log_probs(self.policy, self._batch.mini_batches)
+        return self._log_probs(self.policy, self._batch.rows, self._batch.mini_batches)
 
-    def compute_ref_log_probs(self) -> np.ndarray:
-        """The same by the reference."""
+    def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
+        """The same by the reference. batch: other rows than those loaded, which stay."""
+        batch = batch or self._batch
         with self._as_reference() as reference:
-            column = self._log_probs(reference, self._batch.mini_batches)
+            column = self._log_probs(reference, batch.rows, batch.mini_batches)
         self.frozen.rest()
         return column
 
@@ -317,10 +318,9 @@ class PolicyWorker(TrainingWorker):
         logprobs: torch.Tensor = self.policy(micro, self.temperature).logprobs
         return logprobs
 
-    def _log_probs(self, model: PolicyModel, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
-        """Log-probs of the rows in `mini_batches`, zero elsewhere. float32 [sum responses]"""
-        rows, sequence = self._batch.rows, self.groups.sequence
-        of = (rows, mini_batches, self.padded, self.device, sequence)
+    def _log_probs(self, model: PolicyModel, rows: Rows, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+        """Log-probs of those rows that are in `mini_batches`, zero elsewhere. float32 [sum responses]"""
+        of = (rows, mini_batches, self.padded, self.device, self.groups.sequence)
         return compute_column(model, lambda micro: model(micro, self.temperature).logprobs, *of)
 
     def _expert_load(self) -> ExpertLoad | None:
@@ -336,7 +336,8 @@ class PolicyWorker(TrainingWorker):
 
     def _old_log_probs(self, columns: Columns[np.ndarray], later: Sequence[MiniBatch]) -> np.ndarray:
         """As given, or computed for all mini-batches but the first. float32 [sum responses]"""
-        return self._log_probs(self.policy, later) if columns.old_logprobs is None else columns.old_logprobs
+        given = columns.old_logprobs
+        return self._log_probs(self.policy, self._batch.rows, later) if given is None else given
 
     def _accumulate(
         self,

@@ -135,6 +135,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         rollout_log=Log(),
         console=Silent(),
         trained_reward=None,
+        reference=None,
         profiler=Profiler(),
         update_seconds=args.update_share * samples * MEDIAN * args.token_ms / 1e3 / args.slots,
     )

@@ -119,6 +119,11 @@ class Actor(Section):
 
 
 class Reference(Section):
+    log_probs_ahead: bool | Literal["auto"] = "auto"
+    """In the synchronous loop, compute the reference's log-probs of groups that have ended while others are still
+    played: each group in micro-batches of its own, so that sums round otherwise than without, but alike whatever ends
+    first. auto = where engines have GPUs of their own (rollout.colocate=false), for training GPUs idle then. Engines
+    that share the training GPUs hold their memory, so true is refused; on a CPU they hold the cores."""
     ulysses_sequence_parallel_size: PositiveInt | None = None
     """null = the actor's, which it must be: the reference computes beside it."""
     fsdp_config: FrozenFsdp = FrozenFsdp()

@@ -72,6 +72,7 @@ class Case:
             progress=SimpleNamespace(step=7),
             console=SimpleNamespace(notice=self.notices.append, phase=lambda *_: None),
             engines_replaced=0,
+            reference=None,
         )
 
     async def replace(self, index: int) -> None:

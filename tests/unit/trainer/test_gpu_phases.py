@@ -246,6 +246,8 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         trained_reward=reward,
         column_dtype="float32",
         shares_prompts=False,
+        reference=None,
+        begin_reference=lambda: None,
     )
 
 

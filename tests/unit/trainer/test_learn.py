@@ -62,6 +62,7 @@ def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: i
         ),
         column_dtype="float32",
         shares_prompts=False,
+        reference=None,
         progress=progress,
         estimator=get_estimator("gae"),
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),

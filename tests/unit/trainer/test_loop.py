@@ -107,6 +107,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         console=Console(),
         profiler=Profiler(),
         trained_reward=None,
+        reference=None,
         saving=Saves(),
     )
 

@@ -134,6 +134,7 @@ def make_run(
         console=Console(),
         profiler=SimpleNamespace(turn_to=turn_to),
         trained_reward=None,
+        reference=None,
         trained={},
         saving=SimpleNamespace(save=save, figures=memory, moves=lambda: None, stands=lambda progress: None),
         saved=saved,
