@@ -24,34 +24,33 @@ POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
 
 
 def mismatch_metrics(
-    trainer_logp: np.ndarray, engine_logp: np.ndarray, mask: np.ndarray, trajectory_ids: np.ndarray
+    trainer_logp: np.ndarray, engine_logp: np.ndarray, trajectory_ids: np.ndarray, positions: np.ndarray
 ) -> dict[str, float]:
-    """The figures above under `mismatch/`; {} where there is no action token. Matrices are [B, L], response-aligned,
-    trajectory_ids int64 [B], 0 .. N-1."""
-    is_action = mask.astype(bool)
-    if not is_action.any():
+    """The figures above under `mismatch/`; {} where there is no action token.
+
+    All [n], of the action tokens in any order: their log-probs, their trajectories 0 .. N-1, and their positions in the
+    response of their row."""
+    if not len(trainer_logp):
         return {}
-    d = trainer_logp[is_action].astype(np.float64) - engine_logp[is_action]
-    d = d.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    gap = np.zeros(mask.shape)
-    gap[is_action] = d
-    k3 = np.expm1(d) - d
+    d = np.subtract(trainer_logp, engine_logp, dtype=np.float64)
+    np.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO, out=d)
+    away = np.expm1(d)
+    k3 = away - d
     metrics = {"k1": float(-d.mean()), "k3": float(k3.mean()), "abs": float(np.abs(d).mean())}
     ratios = np.exp(np.quantile(d, list(QUANTILES.values())))
     metrics |= {f"rho_{name}": float(ratio) for name, ratio in zip(QUANTILES, ratios, strict=True)}
-    products = np.bincount(trajectory_ids, weights=gap.sum(axis=1))
-    nonempty = np.bincount(trajectory_ids, weights=is_action.any(axis=1)) > 0
-    metrics |= {"ess": _effective_share(d), "ess_sequence": _effective_share(products[nonempty])}
-    k3_at = gap  # its memory: from here k3 where the tokens are
-    k3_at[is_action] = k3
-    for start, end in zip(POSITIONS, (*POSITIONS[1:], mask.shape[1]), strict=True):
-        inside = is_action[:, start:end]
-        if inside.any():
-            metrics[f"k3_at_{start}"] = float(k3_at[:, start:end][inside].mean())
+    nonempty = np.bincount(trajectory_ids) > 0
+    products = np.bincount(trajectory_ids, weights=d)[nonempty]
+    metrics |= {
+        "ess": _effective_share(away + 1),
+        "ess_sequence": _effective_share(np.exp(products - products.max())),
+    }
+    bins = np.searchsorted(POSITIONS, positions, side="right") - 1
+    counts, sums = np.bincount(bins), np.bincount(bins, weights=k3)
+    metrics |= {f"k3_at_{POSITIONS[i]}": float(sums[i] / counts[i]) for i in np.flatnonzero(counts)}
     return {f"mismatch/{name}": value for name, value in metrics.items()}
 
 
-def _effective_share(log_weights: np.ndarray) -> float:
-    """(sum w)^2 / (n sum w^2) of weights e^x. [n] -> share in (0, 1]."""
-    weights = np.exp(log_weights - log_weights.max())
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+def _effective_share(weights: np.ndarray) -> float:
+    """(sum w)^2 / (n sum w^2). [n] -> share in (0, 1]."""
+    return float(weights.sum() ** 2 / (len(weights) * weights.dot(weights)))

@@ -33,14 +33,14 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
 
 
 def resolve_model(model: Model, device: Device) -> Model:
-    """dtype and attention of training, without gradient checkpointing where the plan is to choose (startup/memory.py).
-    Raises ValueError for an attention that the device cannot run."""
+    """dtype, attention and kernels of training, without gradient checkpointing where the plan is to choose
+    (startup/memory.py); whether the kernels know the architecture: startup/input_checks.py. Raises ValueError for what
+    the device cannot run."""
     dtype: Dtype = _device_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
     attention = _attention(model.attention, dtype, device)
-    return model.model_copy(
-        update={"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
-    )
+    chosen = {"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
+    return model.model_copy(update=chosen | {"use_liger": _use_liger(model, dtype, device)})
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
@@ -123,6 +123,24 @@ def _attention(asked: Literal["auto"] | Attention, dtype: Dtype, device: Device)
             "--no-build-isolation; docs/install.md) or set model.attention=varlen, torch's own kernel."
         )
     return asked
+
+
+def _use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
+    has_liger, key = importlib.util.find_spec("liger_kernel") is not None, "model.use_liger"
+    if model.use_liger == "auto":
+        return device == "cuda" and dtype == "bfloat16" and has_liger and not model.use_torch_compile
+    if not model.use_liger:
+        return False
+    if device == "cpu":
+        raise ValueError(f"{key}=true: Liger's kernels run on a GPU. Set {key}=auto.")
+    if not has_liger:
+        raise ValueError(f"{key}=true, but liger-kernel is not installed. pip install liger-kernel, or set {key}=auto.")
+    if model.use_torch_compile:
+        raise ValueError(
+            f"{key}=true and model.use_torch_compile=true fuse the same parts, and have not been tried together. Set "
+            "one of them."
+        )
+    return True
 
 
 def has_flash_attn() -> bool:

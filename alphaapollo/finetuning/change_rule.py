@@ -25,7 +25,7 @@ EFFECTS = {
     **dict.fromkeys(("data.max_length", "data.truncation"), OTHER_SELECTION),
     **dict.fromkeys(("trainer.total_epochs", "trainer.total_training_steps"), LENGTH),
     **dict.fromkeys(("data.max_token_len_per_gpu", "fsdp_config.fsdp_size", "trainer.device"), ROUNDING),
-    **dict.fromkeys(("model.dtype", "model.attention", "model.use_torch_compile"), ROUNDING),
+    **dict.fromkeys((f"model.{name}" for name in ("dtype", "attention", "use_torch_compile", "use_liger")), ROUNDING),
     **dict.fromkeys(("trainer.n_gpus_per_node", "trainer.nnodes", "ulysses_sequence_parallel_size"), ROUNDING),
     **dict.fromkeys(("data.val_files", "data.val_max_samples"), OTHER_VALIDATION),
     TRAINER: OTHER_ROUNDING,

@@ -23,6 +23,7 @@ from alphaapollo.startup.input_checks import (
     check_adapters,
     check_experts,
     check_sequence_parallel,
+    choose_kernels,
     find_machine,
     missing_cluster,
 )
@@ -162,7 +163,8 @@ def _fit(
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
     """The model, resolved, its memory, and what to tell where that is not known. ValueError: it cannot fit."""
     device = counts.device
-    model, demand = resolve_model(config.model, device), station.demand(config, train.examples)
+    model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
+    demand = station.demand(config, train.examples)
     try:
         model, memory = fit(config, model, device, demand, machine.memory_for(device), machine.memory)
     except UNMEASURED as error:

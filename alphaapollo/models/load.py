@@ -16,6 +16,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.hub import looks_local
 from alphaapollo.models.attention import register
 from alphaapollo.models.cpu_linear import accelerate
+from alphaapollo.models.fused import fuse
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.seeds import derive_seed
 
@@ -191,6 +192,8 @@ def _load(
         loaded = _without_weights(auto_class, model, config, settings)
     loaded.eval()
     accelerate(loaded)
+    if model.use_liger is True:  # resolved, on a GPU
+        fuse(loaded)
     if model.use_torch_compile:
         _compile_layers(loaded)
     return loaded

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from alphaapollo.config.notices import void_lines
 from alphaapollo.config.resolve import resolve_controller
@@ -205,6 +205,23 @@ def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
             f"{section}.tensor_model_parallel_size={size}: {model.path} has {heads} attention heads, which {size} "
             f"processes cannot share. Set one of {fits}."
         )
+
+
+def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
+    """A resolved section, without Liger's kernels where they were not compared on its architecture. ValueError: they
+    are asked for all the same."""
+    from alphaapollo.models.fused import ARCHITECTURES
+    from alphaapollo.models.load import load_config  # brings torch
+
+    if not model.use_liger:
+        return model
+    kind = load_config(model).model_type
+    if asked is True and kind not in ARCHITECTURES:
+        raise ValueError(
+            f"model.use_liger=true: {model.path} is a {kind!r} model, and Liger's kernels were compared on "
+            f"{', '.join(ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same parts."
+        )
+    return model.model_copy(update={"use_liger": kind in ARCHITECTURES})
 
 
 def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str, Model]) -> None:

@@ -111,8 +111,13 @@ async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> 
     """How far engine and trainer are apart. computed: bool [B], rows of which the trainer has log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs are the engine's own, or there are none
-    layout = batch.layout
-    trainer = layout.to_matrix(await run.crew.policy.old_log_probs())
-    engine = layout.to_matrix([rank.rows.rollout_logprobs for rank in layout.rank_batches])
-    mask = (batch.mask.numpy() != 0) & computed[:, None]
-    return mismatch_metrics(trainer, engine, mask, batch.trajectory_ids.numpy())
+    layout, trajectory_ids = batch.layout, batch.trajectory_ids.numpy()
+    parts = []
+    columns = await run.crew.policy.old_log_probs()
+    for rank, order, trainer in zip(layout.rank_batches, layout.row_order, columns, strict=True):
+        rows = rank.rows
+        counts = (rank.rows.action_mask != 0) & np.repeat(computed[order], rows.response_lengths)
+        position = np.arange(len(counts)) - np.repeat(rows.response_offsets[:-1], rows.response_lengths)
+        ids = np.repeat(trajectory_ids[order], rows.response_lengths)
+        parts.append([column[counts] for column in (trainer, rows.rollout_logprobs, ids, position)])
+    return mismatch_metrics(*(np.concatenate(column) for column in zip(*parts, strict=True)))

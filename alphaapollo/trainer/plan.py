@@ -14,7 +14,7 @@ from alphaapollo.config.notices import ACTOR
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.worker_counts import Machine, Placement, make_placement
-from alphaapollo.startup.input_checks import environment_notices, find_environment
+from alphaapollo.startup.input_checks import choose_kernels, environment_notices, find_environment
 from alphaapollo.startup.memory import Roles, fit_memory
 from alphaapollo.startup.model_memory import UNMEASURED, MemoryPlan, unmeasured_notice
 from alphaapollo.trainer.combinations import check_combinations
@@ -153,9 +153,10 @@ def _shares_prompts(config: Config, notices: list[str]) -> bool:
 
 
 def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:
-    """The plan with what it needs of memory, and gradient checkpointing chosen where nobody chose. Reads the models'
-    configurations; `memory.problem` says what cannot fit."""
+    """The plan with what it needs of memory, and kernels and gradient checkpointing chosen where nobody chose. Reads
+    the models' configurations; `memory.problem` says what cannot fit."""
     role = config.actor_rollout_ref
+    plan = replace(plan, model=choose_kernels(plan.model, role.model.use_liger))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     roles = Roles(
         reference=plan.needs_reference,

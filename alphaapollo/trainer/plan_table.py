@@ -56,9 +56,10 @@ def _teacher(teacher: Teacher) -> str:
 
 
 def _dtype(plan: Plan) -> str:
-    """`float32 (auto on a CPU), engines bfloat16`"""
+    """`float32 (auto on a CPU), engines bfloat16`, `bfloat16, Liger's kernels`"""
+    kernels = ", Liger's kernels" if plan.model.use_liger is True else ""
     engines = f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
-    return f"{plan.model.dtype}{plan.why_dtype}{engines}"
+    return f"{plan.model.dtype}{plan.why_dtype}{kernels}{engines}"
 
 
 def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[str, str]:

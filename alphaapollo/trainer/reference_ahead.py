@@ -1,6 +1,6 @@
 """The reference's log-probs of groups that have ended, while others are still played.
 
-a group ends -> add -> one training rank computes it, in micro-batches of its own -> matrix, when its batch is learnt from
+a group ends -> add -> one training rank computes it, in micro-batches of its own -> matrix, of the whole batch
 
 So what they round to depends on the group alone: not on when it ended, nor on who ended with it.
 """
@@ -59,7 +59,7 @@ class ReferenceAhead:
         await self._ended.join()
 
     async def beside(self, playing: Coroutine[Any, Any, T]) -> T:
-        """What `playing` returns, when all that it has added is computed, too. The first failure of either ends both."""
+        """What `playing` returns, when all that it has added is computed. The first failure of either ends both."""
         work = asyncio.ensure_future(self._work())
         whole = asyncio.ensure_future(self._played_and_settled(playing))
         try:

@@ -24,6 +24,7 @@ from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.startup.failures import FAILURES
+from alphaapollo.startup.input_checks import choose_kernels
 from alphaapollo.trainer.learn import learn
 from alphaapollo.trainer.plan import Plan, resolve_plan
 from alphaapollo.trainer.progress import Progress
@@ -76,11 +77,17 @@ def prepare(recording: Recording, config: Config, overrides: Sequence[str], floa
     plan = resolve_plan(config, machine, [])
     plan = replace(plan, reference_ahead=plan.needs_ref_columns and about.reference_ahead)
     load_config(plan.model)
+    plan = replace(plan, model=choose_kernels(plan.model, config.actor_rollout_ref.model.use_liger))
     if float64:
         plan = replace(
             plan,
             model=plan.model.model_copy(
-                update={"dtype": "float64", "use_torch_compile": False, "enable_gradient_checkpointing": False}
+                update={
+                    "dtype": "float64",
+                    "use_torch_compile": False,
+                    "use_liger": False,
+                    "enable_gradient_checkpointing": False,
+                }
             ),
         )
     changes = [word for word, key in zip(overrides, given, strict=True) if key not in SAME]

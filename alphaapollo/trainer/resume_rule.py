@@ -41,7 +41,7 @@ IDENTITY = {
 }
 OF_ROUNDING = (
     *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.device"),
-    *(f"{ROLE}.model.{name}" for name in ("dtype", "attention", "use_torch_compile")),
+    *(f"{ROLE}.model.{name}" for name in ("dtype", "attention", "use_torch_compile", "use_liger")),
     *(f"{ROLE}.actor.{name}" for name in ("ppo_max_token_len_per_gpu", "use_prefix_grouper", "fsdp_config.fsdp_size")),
     *("critic.fsdp_config.fsdp_size", "critic.ulysses_sequence_parallel_size"),
     f"{ROLE}.actor.ulysses_sequence_parallel_size",

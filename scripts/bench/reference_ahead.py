@@ -1,4 +1,4 @@
-"""The reference's log-probs beside generation against those after it: whole runs of main_ppo on the real engine, in turns.
+"""The reference's log-probs beside generation against those after it: runs of main_ppo on the real engine, in turns.
 
     .venv/bin/python scripts/bench/reference_ahead.py
 

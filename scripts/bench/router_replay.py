@@ -79,12 +79,9 @@ def gap(policy: PolicyModel, rows: Rows) -> dict[str, float]:
         assert policy.routers is not None and policy.routers.now is not None
         differs += float(policy.routers.now.differs)
         chosen += float(policy.routers.now.counts.sum())
-    width = int(rows.response_lengths.max())
-    pad = [np.pad(column, (0, width - len(column))) for column in columns]
-    engine = np.split(rows.rollout_logprobs, rows.response_offsets[1:-1])
-    mask = [np.pad(np.ones(len(column)), (0, width - len(column))) for column in columns]
-    engine = [np.pad(column, (0, width - len(column))) for column in engine]
-    figures = mismatch_metrics(np.stack(pad), np.stack(engine), np.stack(mask), np.arange(len(rows)))
+    ids = np.repeat(np.arange(len(rows)), rows.response_lengths)
+    positions = np.concatenate([np.arange(len(column)) for column in columns])
+    figures = mismatch_metrics(np.concatenate(columns), rows.rollout_logprobs, ids, positions)
     names = ("k3", "abs", "rho_p01", "rho_p99", "ess", "ess_sequence")
     found = {name: round(figures[f"mismatch/{name}"], 6) for name in names}
     return found | ({"router_differs": round(differs / chosen, 4)} if rows.routed_experts is not None else {})

@@ -22,7 +22,7 @@ ARCHITECTURES = ["qwen3", "llama", "qwen3_moe", "gemma2", "granite"]
 
 
 def _config(name: str, head_dim: int):
-    from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+    from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     shape = {
         "vocab_size": VOCABULARY,
@@ -41,6 +41,8 @@ def _config(name: str, head_dim: int):
             return Qwen3Config(**shape, head_dim=head_dim, tie_word_embeddings=True)
         case "llama":
             return LlamaConfig(**shape, tie_word_embeddings=False)
+        case "qwen2":
+            return Qwen2Config(**shape, tie_word_embeddings=True)
         case "qwen3_moe":
             return Qwen3MoeConfig(
                 **shape,

@@ -51,6 +51,10 @@ class Model(Lora):
     use_torch_compile: bool = False
     """Compile each layer but for its attention (torch.compile): norms, rotations and gates in few kernels. The first
     batches take a minute longer. For GPUs; not measured there yet."""
+    use_liger: bool | Literal["auto"] = "auto"
+    """Compute norms, rotations and gates by Liger's fused kernels (liger-kernel, docs/install.md); losses are this
+    project's own. auto = on a GPU, in bfloat16, where it is installed, for the architectures that it was compared on
+    (granite, llama, qwen2, qwen3), and without use_torch_compile, which fuses the same parts. Not measured yet."""
     router_aux_loss_coef: NonNegativeFloat = 0.0
     """Weight of the loss that evens out the load of a mixture of experts (docs/moe.md), beside the policy's or the
     next-token loss; 0 = none, as is usual in RL. config.json names the one of pre-training, e.g. 0.001."""

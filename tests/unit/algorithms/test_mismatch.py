@@ -8,9 +8,15 @@ import pytest
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 
 
+def figures_of(trainer: np.ndarray, engine: np.ndarray, mask: np.ndarray, ids: np.ndarray) -> dict[str, float]:
+    """Of response-aligned matrices [B, L] and the trajectories of their rows: of the action tokens alone."""
+    rows, positions = np.nonzero(mask)
+    return mismatch_metrics(trainer[rows, positions], engine[rows, positions], ids[rows], positions)
+
+
 def test_equal_log_probs() -> None:
     logp = np.full((2, 3), -1.5, dtype=np.float32)
-    figures = mismatch_metrics(logp, logp, np.array([[1, 1, 1], [1, 0, 0]]), np.arange(2))
+    figures = figures_of(logp, logp, np.array([[1, 1, 1], [1, 0, 0]]), np.arange(2))
     assert figures == {
         "mismatch/k1": 0.0,
         "mismatch/k3": 0.0,
@@ -27,7 +33,7 @@ def test_equal_log_probs() -> None:
 def test_figures_by_hand() -> None:
     """Two tokens with ratios 2 and 1/2, one masked token of nonsense."""
     trainer = np.array([[math.log(2), -math.log(2), 99.0]])
-    figures = mismatch_metrics(trainer, np.zeros((1, 3)), np.array([[1, 1, 0]]), np.array([0]))
+    figures = figures_of(trainer, np.zeros((1, 3)), np.array([[1, 1, 0]]), np.array([0]))
     assert figures["mismatch/k1"] == pytest.approx(0.0)
     assert figures["mismatch/k3"] == pytest.approx((2 - 1 - math.log(2) + 0.5 - 1 + math.log(2)) / 2)
     assert figures["mismatch/abs"] == pytest.approx(math.log(2))
@@ -40,8 +46,8 @@ def test_a_sequence_is_a_trajectory_not_a_row() -> None:
     """Three rows of products 2, 1/2 and 1: of two trajectories the first has both of the former."""
     gap = np.array([[math.log(2)], [-math.log(2)], [0.0]])
     args = gap, np.zeros((3, 1)), np.ones((3, 1))
-    assert mismatch_metrics(*args, np.array([0, 0, 1]))["mismatch/ess_sequence"] == pytest.approx(1.0)
-    alone = mismatch_metrics(*args, np.arange(3))["mismatch/ess_sequence"]
+    assert figures_of(*args, np.array([0, 0, 1]))["mismatch/ess_sequence"] == pytest.approx(1.0)
+    alone = figures_of(*args, np.arange(3))["mismatch/ess_sequence"]
     assert alone == pytest.approx(3.5**2 / (3 * 5.25))
 
 
@@ -49,9 +55,7 @@ def test_k3_estimates_the_kl_of_engine_from_trainer() -> None:
     """By enumeration over the engine's distribution."""
     engine, trainer = np.array([0.2, 0.3, 0.5]), np.array([0.25, 0.25, 0.5])
     tokens = np.repeat([0, 1, 2], [2, 3, 5])
-    figures = mismatch_metrics(
-        np.log(trainer)[tokens][None], np.log(engine)[tokens][None], np.ones((1, 10)), np.array([0])
-    )
+    figures = figures_of(np.log(trainer)[tokens][None], np.log(engine)[tokens][None], np.ones((1, 10)), np.array([0]))
     kl = float((engine * np.log(engine / trainer)).sum())
     assert figures["mismatch/k1"] == pytest.approx(kl)
     assert figures["mismatch/k3"] == pytest.approx(kl)
@@ -60,11 +64,11 @@ def test_k3_estimates_the_kl_of_engine_from_trainer() -> None:
 def test_by_position() -> None:
     gap = np.zeros((1, 80))
     gap[0, 70] = math.log(2)
-    figures = mismatch_metrics(gap, np.zeros((1, 80)), np.ones((1, 80)), np.array([0]))
+    figures = figures_of(gap, np.zeros((1, 80)), np.ones((1, 80)), np.array([0]))
     assert figures["mismatch/k3_at_0"] == figures["mismatch/k3_at_16"] == 0.0
     assert figures["mismatch/k3_at_64"] == pytest.approx((2 - 1 - math.log(2)) / 16)
     assert "mismatch/k3_at_256" not in figures
 
 
 def test_nothing_to_measure() -> None:
-    assert mismatch_metrics(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), np.arange(2)) == {}
+    assert figures_of(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), np.arange(2)) == {}

@@ -7,6 +7,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_counts import Machine, make_placement
+from alphaapollo.trainer.plan import make_plan
 
 CORRECTED = "algorithm.rollout_correction.method=tis"
 CARRY, SEPARATE = "trainer.async_mode=carry", "trainer.async_mode=separate"
@@ -88,3 +89,44 @@ def test_separate_engines_have_their_own_cores(needed: list[str], mode: str, thr
     rollout = config.actor_rollout_ref.rollout.model_copy(update={"num_engines": 2})
     placement = make_placement(config.trainer, rollout, "cpu", Machine(8, 0), 1, False, False)
     assert placement.threads == threads
+
+
+REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.ref.log_probs_ahead=true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "says"),
+    [
+        ((), 8, r"log_probs_ahead=true: the engines share the training GPUs.*Set actor_rollout_ref.rollout.colocate="),
+        ((CARRY, CORRECTED), 0, r"log_probs_ahead=true is the synchronous loop's, and trainer.async_mode=carry"),
+    ],
+)
+def test_a_reference_that_cannot_work_beside_engines(
+    needed: list[str], overrides: tuple[str, ...], gpus: int, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        outcome([*needed, *REFERENCE, *overrides], gpus)
+
+
+def test_a_reference_that_nobody_asks_is_not_ahead(needed: list[str]) -> None:
+    (told,) = outcome([*needed, REFERENCE[1]])
+    assert told == f"{REFERENCE[1]} has no effect: no KL compares log-probs with the reference's."
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "ahead"),
+    [
+        (OWN_GPUS, 8, True),
+        ((), 8, False),
+        ((), 0, False),
+        ((*OWN_GPUS, SEPARATE, CORRECTED), 8, False),
+        (("actor_rollout_ref.ref.log_probs_ahead=true",), 0, True),
+        ((*OWN_GPUS, "actor_rollout_ref.ref.log_probs_ahead=false"), 8, False),
+        ((*OWN_GPUS, "actor_rollout_ref.actor.kl_loss_type=full"), 8, False),
+    ],
+)
+def test_where_the_reference_is_ahead(needed: list[str], overrides: tuple[str, ...], gpus: int, ahead: bool) -> None:
+    """Where training GPUs would be idle while engines generate on others."""
+    argv = [*needed, "algorithm.adv_estimator=grpo", "env.rollout.n=4", REFERENCE[0], *overrides]
+    plan = make_plan(load_config(Config, "ppo", argv), Machine(num_cores=8, num_gpus=gpus))
+    assert plan.reference_ahead is ahead

@@ -1,0 +1,90 @@
+"""Liger's fused kernels against the plain layers: log-probs, gradients, and a worker that trains."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.data.batch import Rows
+from alphaapollo.data.packing import build_train_batch
+from alphaapollo.models import sharding
+from alphaapollo.models.fused import ARCHITECTURES
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.policy import PolicyModel
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.policy import PolicyWorker
+from tests.gpu.test_attention import check_near
+from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
+from tests.unit.workers.training import Case, make_columns
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="no liger-kernel")
+WORKERS = {"weights": {}, "adapters": {"lora_rank": 4}, "recomputed": {"enable_gradient_checkpointing": True}}
+
+
+def save(name: str, folder: Path) -> str:
+    build_model(name, head_dim=64).save_pretrained(folder)
+    save_tokenizer(folder)
+    return str(folder)
+
+
+# The plain side first: rotations are replaced for all models of the architecture in this process.
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("attention", ["padded", "sdpa"])
+def test_kernels_are_the_plain_layers(tmp_path: Path, name: str, attention: Any, monkeypatch: pytest.MonkeyPatch):
+    keep_rotations(name, monkeypatch)
+    folder, device = save(name, tmp_path), torch.device("cuda")
+    rows, padded = Rows.from_rows(some_rows(6)), attention == "padded"
+    results = []
+    for fused in (False, True):
+        model = load_causal_lm(Model(path=folder, use_liger=fused), attention, torch.bfloat16).to(device)
+        policy = PolicyModel(model)
+        assert ("Liger" in repr(model)) is fused
+        logprobs = policy(build_micro_batch(rows, list(range(6)), padded, device), 1.0).logprobs
+        logprobs.sum().backward()
+        results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
+    check_near(*results)
+
+
+def keep_rotations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernels replace in the architecture's module is there again after the test."""
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    classes = [attribute for attribute in vars(module) if attribute.endswith(("RMSNorm", "MLP"))]
+    for attribute in ("apply_rotary_pos_emb", *classes):
+        monkeypatch.setattr(module, attribute, getattr(module, attribute))
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+def test_a_worker_trains_with_them(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Under FSDP2, layer by layer: its first log-probs are those of the plain layers, and a step moves them."""
+    keep_rotations("qwen3", monkeypatch)
+    monkeypatch.setattr(sharding, "MIN_UNIT", 0)
+    case = Case(save("qwen3", tmp_path))
+    found = []
+    for fused in (False, True):
+        own = WORKERS[kind] | {"use_liger": fused}
+        worker = PolicyWorker(
+            model=resolve_model(Model(path=case.folder, **own), "cuda"),
+            actor=Actor(optim={"lr": 1e-3}),
+            ref=Reference(),
+            needs_reference=False,
+            placement=RankPlacement(0, 1, free_address(), "cuda", 1),
+            optimiser_steps=10,
+            temperature=1.0,
+        )
+        batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.padded, 0, False)
+        worker.load_batch(batch.rank_batches[0])
+        before = worker.compute_log_probs()
+        figures = worker.update(make_columns(case, batch, 0, old=False))
+        found.append((before, figures["actor/grad_norm"]))
+        assert np.abs(worker.compute_log_probs() - before).max() > 1e-3
+        worker.close()
+    assert np.abs(found[1][0] - found[0][0]).mean() < 0.03
+    assert found[1][1] == pytest.approx(found[0][1], rel=0.05)
