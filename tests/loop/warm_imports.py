@@ -40,6 +40,9 @@ for module in (
     "alphaapollo.trainer.main_rm",
     "alphaapollo.finetuning.rm",
     "alphaapollo.workers.reward_training",
+    "alphaapollo.evolving.main",
+    "alphaapollo.evolving.run",
+    "alphaapollo.evolving.own_engines",
 ):
     importlib.import_module(module)
 gc.freeze()

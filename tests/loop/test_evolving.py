@@ -1,0 +1,247 @@
+"""Self-evolution as a process of its own: killed in the middle and resumed, no call is made again, and it comes to what
+an undisturbed run comes to; on engines of the run's own and on a server that counts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from alphaapollo.cli import api
+from alphaapollo.evolving.asker import Said
+from alphaapollo.evolving.pool import Pool
+from alphaapollo.evolving.roles import Proposer, Report, Verifier, View, user
+from alphaapollo.types import Message, Prompt
+from tests.loop.conftest import MARK, Finished, Runner, Task, wait_until_nothing_is_left
+from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+PROBLEMS, ROUNDS, VOTES = 3, 2, 2
+ROLES = f'''
+"""Short words for a small model, and a kill at an instant of its own where a file called death is beside this one."""
+
+import os
+import signal
+from pathlib import Path
+
+from alphaapollo.evolving.roles import Proposer, Report, Verifier, register_role, user
+
+DEATH = Path(__file__).with_name("death")
+built = []
+
+
+@register_role("short_proposer")
+class Short(Proposer):
+    def build(self, view):
+        return user(" ".join([view.question, *(past.solution for past in view.past)]))
+
+
+@register_role("digits")
+class Digits(Verifier):
+    """Votes by the digits of what the model says; without one there is no report, and it is asked again."""
+
+    def build(self, view):
+        built.append(view)
+        if len(built) == {PROBLEMS * VOTES + 2} and DEATH.exists():
+            DEATH.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return user(f"{{view.question}} {{view.solution}} ?")
+
+    def read(self, said):
+        digits = sum(map(str.isdigit, said.text))
+        return Report(digits % 2 == 0, said.text) if digits else None
+'''  # in the second round, with others in flight
+
+
+class EvolvingRunner(Runner):
+    """Starts evolving.main with small sizes."""
+
+    module = "alphaapollo.evolving.main"
+
+    def sizes(self, name: str) -> dict[str, Any]:
+        return {
+            "data.path": self.out / "problems.parquet",
+            "data.max_prompt_length": 200,
+            "data.max_response_length": 16,
+            "models.policy.path": self.task.model,
+            "rollout.kv_cache_gib": 0.1,
+            "rollout.cpu_threads": 1,
+            "roles.proposer.plugin": "short_proposer",
+            "roles.summariser.plugin": "''",
+            "roles.verifier.plugin": "digits",
+            "evolving.rounds": ROUNDS,
+            "evolving.votes": VOTES,
+            "evolving.custom_module": self.out / "roles.py",
+            "env.env_name": "single_turn",
+            "custom_reward_function.path": self.reward,
+            "trainer.output_dir": self.out,
+            "trainer.project_name": "test",
+            "trainer.experiment_name": name,
+        }
+
+
+@pytest.fixture
+def evolving(task: Task, tmp_path: Path) -> Iterator[EvolvingRunner]:
+    runner = EvolvingRunner(task, tmp_path)
+    pd.read_parquet(task.data / "val.parquet").head(PROBLEMS).to_parquet(tmp_path / "problems.parquet")
+    (tmp_path / "roles.py").write_text(ROLES)
+    yield runner
+    runner.close()
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """All that a run has come to, but for the clock."""
+    report = json.loads((folder / "report.json").read_text())
+    for cost in report["roles"].values():
+        del cost["seconds"]
+    problems = [json.loads(path.read_text()) for path in sorted((folder / "problems").iterdir())]
+    return {"report": report, "problems": problems, "metrics": (folder / "metrics.jsonl").read_text()}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "hf"])
+def test_an_engine_of_the_run(evolving: EvolvingRunner, engine: str) -> None:
+    words = [f"rollout.name={engine}"]
+    whole = evolving.finish(evolving.start(*words, name="whole", warm=True), "whole")
+    assert whole.code == 0, whole.output[-4000:]
+
+    (evolving.out / "death").touch()
+    killed = evolving.finish(evolving.start(*words, warm=engine == "vllm"))  # one of them starts as a user's does
+    assert killed.code == -signal.SIGKILL and not (evolving.out / "death").exists(), killed.output[-4000:]
+    wait_until_nothing_is_left(evolving)
+    held = Pool(killed.folder)
+    assert 0 < len(held.judgements) < len(held.candidates) and not held.choices, "killed in the middle"
+
+    resumed = evolving.finish(evolving.start(*words, warm=True))
+    assert resumed.code == 0, resumed.output[-4000:]
+    assert f"goes on from {len(held.calls)} calls, {len(held.candidates)} candidates" in resumed.output
+    wait_until_nothing_is_left(evolving)
+    pool = Pool(resumed.folder)
+    assert len(pool.all_calls) == len(pool.calls), "a call was made again"
+    assert any(one.parents for one in pool.candidates.values())
+    assert results(resumed.folder) == results(whole.folder)
+
+
+class Gate:
+    """A script that answers so many requests, and nobody after them. `answered`: how often each was."""
+
+    def __init__(self, count: int):
+        self.answered: Counter[str] = Counter()
+        self._left, self._lock, self._closed = count, threading.Lock(), threading.Event()
+
+    def __call__(self, messages: list[dict[str, str]], request: dict[str, Any]) -> Any:
+        with self._lock:
+            self._left -= 1
+            passes = self._left >= 0
+            self.answered.update([json.dumps(request, sort_keys=True)] if passes else [])
+        if not passes:
+            self._closed.wait(200)
+        return arithmetic(messages, request) if passes else 503
+
+    def close(self) -> None:
+        """Let go of those who wait."""
+        self._closed.set()
+
+
+class OnServer(EvolvingRunner):
+    """With the roles as they are, on a server."""
+
+    def __init__(self, task: Task, out: Path, server: Server):
+        super().__init__(task, out)
+        self.server, self.defaults = server, Command(out, server.url, problems=4).defaults
+
+    def sizes(self, name: str) -> dict[str, Any]:
+        own = {"models.policy.max_concurrent": 3, "trainer.output_dir": self.out, "trainer.experiment_name": name}
+        return self.defaults | own
+
+    def through(self, gate: Gate, end: signal.Signals, calls: int, warm: bool) -> Finished:
+        """Ended by a signal when it has noted so many calls, and waits for others."""
+        self.server.script = gate
+        program = self.start(warm=warm)
+        folder, last = self.out / "test/run", time.monotonic() + 150
+        while len(Pool(folder).calls) < calls:
+            assert program.wait(0.05) is None, program.printed[-4000:]
+            assert time.monotonic() < last, "it does not get going"
+        program.signal(end)
+        done = self.finish(program, deadline=60)
+        gate.close()
+        wait_until_nothing_is_left(self)
+        return done
+
+
+@pytest.fixture
+def on_server(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnServer]:
+    pytest.importorskip("openai", reason="the client of servers is an optional package")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(arithmetic) as server:
+        runner = OnServer(task, tmp_path, server)
+        yield runner
+        runner.close()
+
+
+def test_killed_and_interrupted_no_request_is_made_again(on_server: OnServer) -> None:
+    everything = Gate(10**6)
+    on_server.server.script = everything
+    whole = on_server.finish(on_server.start(name="whole", warm=True), "whole")
+    assert whole.code == 0, whole.output[-4000:]
+
+    killed, interrupted, rest = Gate(14), Gate(13), Gate(10**6)
+    assert on_server.through(killed, signal.SIGKILL, 14, warm=False).code == -signal.SIGKILL
+    told = on_server.through(interrupted, signal.SIGTERM, 27, warm=True)
+    assert told.code == 130 and "goes on from 14 calls" in told.output, told.output[-4000:]
+    assert "interrupted; the same command goes on where" in told.output and "Traceback" not in told.output, told.output
+    on_server.server.script = rest
+    done = on_server.finish(on_server.start(warm=True))
+    assert done.code == 0 and "goes on from 27 calls" in done.output, done.output[-4000:]
+    wait_until_nothing_is_left(on_server)
+
+    answered = killed.answered + interrupted.answered + rest.answered
+    assert answered == everything.answered, "the same requests, each answered once"
+    assert set(answered.values()) == {1} and answered.total() == 4 * 2 * 5
+    assert len(Pool(done.folder).all_calls) == answered.total()
+    assert results(done.folder) == results(whole.folder)
+
+
+class Short(Proposer):
+    def build(self, view: View) -> list[Message]:
+        return user(" ".join([view.question, *(past.solution for past in view.past)]))
+
+
+class Cheerful(Verifier):
+    def build(self, view: View) -> list[Message]:
+        return user(f"{view.solution} ?")
+
+    def read(self, said: Said) -> Report | None:
+        return Report(True, said.text)
+
+
+def likes_digits(prompt: Prompt, completion: str) -> float:
+    return float(sum(map(str.isdigit, completion)) % 2)
+
+
+def test_python_objects(evolving: EvolvingRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, str(evolving.out))
+    given = ("custom_reward_function.path", "evolving.custom_module", "roles.proposer.plugin", "roles.verifier.plugin")
+    settings = {key: value for key, value in evolving.sizes("run").items() if key not in given}
+    told: list[tuple[int, float]] = []
+
+    run = api.evolve(
+        settings | {"rollout.name": "fake", "roles.summariser.plugin": ""},
+        reward=likes_digits,
+        roles={"proposer": Short, "verifier": Cheerful},
+        on_round=lambda number, figures: told.append((number, figures["candidates/made"])),
+    )
+    assert told == [(0, PROBLEMS), (1, PROBLEMS)]
+    assert run.metrics["accuracy/sampled"].between(0, 1).all()
+    assert run.metrics["table/right_for"].sum() + run.metrics["table/wrong_for"].sum() == PROBLEMS * ROUNDS
+    assert run.report["roles"]["verifier"]["calls"] == PROBLEMS * ROUNDS * VOTES
+    assert run.problems[2]["candidates"][1]["parents"]
+    wait_until_nothing_is_left(evolving)
