@@ -1,0 +1,90 @@
+"""The Python API in a real notebook: the tour, cell by cell, and an interrupt in the middle of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.conftest import MARK, ROOT, Runner, processes_of, wait_until_nothing_is_left
+
+nbclient = pytest.importorskip("nbclient", reason="runs notebooks: it is in requirements/dev.txt, with ipykernel")
+pytest.importorskip("ipykernel", reason="runs notebooks: it is in requirements/dev.txt, with nbclient")
+nbformat = pytest.importorskip("nbformat", reason="reads notebooks: it comes with nbclient")
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(900)]
+
+
+def client(ppo: Runner, notebook: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its kernel, and all that runs of it, works in the test's folder and is known as the test's."""
+    monkeypatch.setenv(MARK, str(ppo.out))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # not those of whoever runs the tests
+        monkeypatch.setenv(name, str(ppo.out / name.lower()))
+    return nbclient.NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(ppo.out)}})
+
+
+def shown(cell: Any, kind: str) -> str:
+    """What a cell's outputs have of a kind."""
+    return "".join(output.get("data", {}).get(kind, "") for output in cell.outputs)
+
+
+def test_the_tour(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = nbformat.read(ROOT / "examples/notebook/tour.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    client(ppo, notebook, monkeypatch).execute()
+    (table,), pictures, (evaluated,), (evolved,), (best,) = (
+        [cell for cell in notebook.cells if cell.cell_type == "code" and said in cell.source]
+        for said in ("run.metrics[[", ".plot(", "evaluate(", "evolve(", "best = ")
+    )
+    assert "reward/mean" in shown(table, "text/html")
+    assert len(pictures) == 2 and all(shown(cell, "image/png") for cell in pictures)
+    assert "avg@4" in shown(evaluated, "text/plain")
+    told = "".join(output.get("text", "") for output in evolved.outputs)
+    assert "round 0 sampled" in told and "round 1 sampled" in told
+    assert ", 2)" in shown(best, "text/plain")
+    assert {path.name for path in (ppo.out / "outputs/notebook/alphaapollo").iterdir()} >= {"rl", "evolving"}
+    wait_until_nothing_is_left(ppo)
+
+
+CELL = """
+from pathlib import Path
+
+from alphaapollo import rl
+
+rl({settings!r}, reward=lambda prompt, completion: len(completion) / 10,
+   on_iteration=lambda step, metrics: Path({told!r}).touch())
+"""
+
+
+def test_an_interrupt_leaves_nothing_but_the_kernel(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ppo.out / "told"
+    own = {"trainer.controller": "local", "actor_rollout_ref.rollout.name": "hf", "data.val_files": []}
+    own |= {"trainer.total_training_steps": 100_000, "trainer.save_freq": -1}
+    sizes = {key: value for key, value in (ppo.sizes("run") | own).items() if key != "custom_reward_function.path"}
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in sizes.items()}
+    cells = [CELL.format(settings=settings, told=str(told)), "import os\nos.getpid()"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    kernel = client(ppo, notebook, monkeypatch)
+
+    async def interrupted() -> None:
+        async with kernel.async_setup_kernel():
+            running = asyncio.create_task(kernel.async_execute_cell(notebook.cells[0], 0))
+            end = time.monotonic() + 200
+            while not told.exists():
+                assert not running.done() and time.monotonic() < end, notebook.cells[0].outputs
+                await asyncio.sleep(0.05)
+            assert len(processes_of(ppo)) > 1
+            await kernel.km.interrupt_kernel()
+            with pytest.raises(nbclient.exceptions.CellExecutionError, match="KeyboardInterrupt"):
+                await running
+            await kernel.async_execute_cell(notebook.cells[1], 1)
+            (pid,) = processes_of(ppo)
+            assert shown(notebook.cells[1], "text/plain") == str(pid), "the kernel lives, alone, and answers"
+
+    asyncio.run(interrupted())
+    wait_until_nothing_is_left(ppo)
