@@ -34,8 +34,9 @@ def check_grading(grading: Grading) -> None:
         raise ValueError(f"{path}: importing it takes more than {IMPORT_TIMEOUT:g} s.") from error
     message = done.stdout[HEADER.size :]
     if message not in (READY, READY_FOR_TURNS):
-        ended = f"{path}: importing it ended the process with exit code {done.returncode}."
-        raise ValueError(message.decode() or ended)
+        killed = f" Something killed it by signal {-done.returncode}: its memory limit, perhaps, or somebody."
+        ended = f"{path}: importing it ended the grader's process with exit code {done.returncode}."
+        raise ValueError(message.decode() or ended + killed * (done.returncode < 0))
 
 
 def load_reward_function(path: str, name: str) -> RewardFunction:

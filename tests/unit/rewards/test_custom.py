@@ -52,7 +52,11 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ),
         ("def f(:\n    pass", r"SyntaxError: .*my_reward\.py, line 1"),
         ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
-        ("import os\nos._exit(3)", "ended the process with exit code 3"),
+        ("import os\nos._exit(3)", r"ended the grader's process with exit code 3\.$"),
+        (
+            "import os\nos.kill(os.getpid(), 9)",
+            "ended the grader's process with exit code -9. Something killed it by signal 9",
+        ),
         (
             "def f(prompt, completion, ground_truth): return 1.0",
             r"must take \(prompt, completion\).*ground_truth",
