@@ -21,6 +21,7 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.rollout.engine import InThisProcess
 from alphaapollo.startup.input_checks import (
     check_lengths,
     check_rewards,
@@ -68,7 +69,7 @@ class _Request:
 
 
 @dataclass
-class TrainerEngine:
+class TrainerEngine(InThisProcess):
     """The model in fine-tuning as an engine. Its weights change by themselves, so there is nothing to publish."""
 
     ranks: Ranks[SftWorker]
@@ -103,14 +104,6 @@ class TrainerEngine:
                 ids, logprobs = list(answer.token_ids), list(answer.logprobs)  # from another process they are arrays
                 request.answer = replace(answer, token_ids=ids, logprobs=logprobs)
 
-    # the rest of rollout.engine.Engine, of which nothing is left to do
-
-    async def prepare(self) -> None:
-        pass
-
-    async def start(self) -> None:
-        pass
-
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         raise AssertionError("there is nothing to prove")
 
@@ -120,32 +113,11 @@ class TrainerEngine:
     async def resume(self) -> None:
         pass
 
-    async def sleep(self) -> None:
-        pass
-
-    async def wake_weights(self) -> None:
-        pass
-
     async def receive_weights(self, folder: str) -> None:
         raise AssertionError("nothing is published")
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
         raise AssertionError("nothing is published")
-
-    async def release_cache(self) -> None:
-        pass
-
-    async def wake_cache(self) -> None:
-        pass
-
-    def pids(self) -> list[int]:
-        return []
-
-    def progress(self) -> int:
-        return 0
-
-    async def close(self) -> None:
-        pass
 
 
 class Answers:

@@ -19,6 +19,38 @@ class EngineDied(EngineError):
     """Its core process is gone. Another one in its place would do."""
 
 
+class InThisProcess:
+    """What an engine has nothing to do for that has no processes of its own and keeps no cache between requests; of
+    `Engine`, by default."""
+
+    async def prepare(self) -> None:
+        pass
+
+    async def start(self) -> None:
+        pass
+
+    async def sleep(self) -> None:
+        pass
+
+    async def wake_weights(self) -> None:
+        pass
+
+    async def release_cache(self) -> None:
+        pass
+
+    async def wake_cache(self) -> None:
+        pass
+
+    def pids(self) -> list[int]:
+        return []
+
+    def progress(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        pass
+
+
 class Engine(Protocol):
     """One engine replica. All calls are awaited on one event loop; generate and log_probs may overlap each other."""
 

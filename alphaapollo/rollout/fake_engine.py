@@ -8,13 +8,14 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from alphaapollo.rollout.engine import InThisProcess
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
 Script = Callable[[list[int], Sampling], list[int]]
 """(context, sampling) -> the tokens to answer with, before the cut at max_tokens."""
 
 
-class FakeEngine:
+class FakeEngine(InThisProcess):
     """Answers with tokens that are a function of (context, seed) alone; each is given log-prob `logprob`.
 
     `script` says what to answer; the default draws `min_tokens` to `max_tokens` random tokens below `vocab_size` and
@@ -45,12 +46,6 @@ class FakeEngine:
         self._version = 0
         self._gate: asyncio.Future[None] | None = None  # of those who wait for the pause's end
         self._running: set[asyncio.Task[None]] = set()  # what a pause cuts short
-
-    async def prepare(self) -> None:
-        pass
-
-    async def start(self) -> None:
-        pass
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         async with self._slots:
@@ -114,27 +109,6 @@ class FakeEngine:
     async def confirm_weights(self, version: int) -> WeightReceipt:
         self._version = version
         return WeightReceipt(version, digest="")
-
-    async def sleep(self) -> None:
-        pass
-
-    async def wake_weights(self) -> None:
-        pass
-
-    async def release_cache(self) -> None:
-        pass
-
-    async def wake_cache(self) -> None:
-        pass
-
-    def pids(self) -> list[int]:
-        return []
-
-    def progress(self) -> int:
-        return 0
-
-    async def close(self) -> None:
-        pass
 
     def _draw(self, token_ids: list[int], sampling: Sampling) -> list[int]:
         draws = random.Random(f"{sampling.seed}:{token_ids[-1]}:{len(token_ids)}")

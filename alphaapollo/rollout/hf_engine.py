@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from alphaapollo.models.decode import Draw, decode, next_logits
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engine import EngineError, InThisProcess
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightReceipt
 from alphaapollo.weights.digest import format_digest, tensors_digest
@@ -32,8 +32,9 @@ class _Request(Draw):
             self.earlier_versions.append((version, count))
 
 
-class HFEngine:
-    """One model in this process, sampled in a thread."""
+class HFEngine(InThisProcess):
+    """One model in this process, sampled in a thread. New weights come as a model of their own, and a cache lives for
+    the length of a batch: there is nothing to wake."""
 
     holds_weights = True
 
@@ -138,21 +139,6 @@ class HFEngine:
         if self.spec.shares_gpu:
             self._model = self._model.to("meta")  # its shape is all that receiving needs
             torch.cuda.empty_cache()
-
-    async def wake_weights(self) -> None:
-        pass  # they come as a model of their own
-
-    async def release_cache(self) -> None:
-        pass  # the cache lives for the length of a batch
-
-    async def wake_cache(self) -> None:
-        pass
-
-    def pids(self) -> list[int]:
-        return []
-
-    def progress(self) -> int:
-        return 0
 
     async def close(self) -> None:
         self._model = None
