@@ -19,6 +19,7 @@ from alphaapollo.config.check_common import (
     check_required,
     check_resume,
     check_template_arguments,
+    check_user_files,
 )
 from alphaapollo.config.check_engine import check_engine, check_nucleus, check_sampling
 from alphaapollo.config.check_experts import check_experts
@@ -84,9 +85,7 @@ def check_generation(config: GenerationConfig, num_gpus: int, num_cores: int) ->
         *check_model("model.path", config.model.path),
         *check_required("data.path", config.data.path),
         *check_files("data.path", config.data.path),
-        *check_python_file("custom_reward_function.path", config.custom_reward_function.path),
-        *check_python_file("reward.custom_module", config.reward.custom_module),
-        *check_python_file("env.custom_module", config.env.custom_module),
+        *check_user_files(config.env, config.reward, config.custom_reward_function),
         *check_template_arguments(config.data.apply_chat_template_kwargs),
         *check_nucleus("rollout", rollout.top_p, rollout.top_k),
         *check_engine("rollout", rollout, config.data, device),
@@ -159,14 +158,8 @@ def _check_paths(config: Config) -> Iterator[str]:
     yield from check_files("data.train_files", config.data.train_files)
     yield from check_files("data.val_files", config.data.val_files)
     yield from check_resume(config.trainer.resume_mode, config.trainer.resume_from_path)
-    python_files = {
-        "custom_reward_function.path": config.custom_reward_function.path,
-        "reward.custom_module": config.reward.custom_module,
-        "algorithm.custom_module": config.algorithm.custom_module,
-        "env.custom_module": config.env.custom_module,
-    }
-    for key, path in python_files.items():
-        yield from check_python_file(key, path)
+    yield from check_user_files(config.env, config.reward, config.custom_reward_function)
+    yield from check_python_file("algorithm.custom_module", config.algorithm.custom_module)
 
 
 def _check_batch(config: Config) -> Iterator[str]:

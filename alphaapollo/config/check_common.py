@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from alphaapollo.config.keys import plain
-from alphaapollo.config.schema import Optimizer
+from alphaapollo.config.schema import CustomRewardFunction, Env, Optimizer, Reward
 from alphaapollo.hub import looks_local
 
 TEMPLATE_ARGUMENTS = {  # of apply_chat_template that are not the template's own, or that the project gives
@@ -51,6 +51,13 @@ def check_model(key: str, path: str) -> Iterator[str]:
 def check_python_file(key: str, path: str) -> Iterator[str]:
     if path and not _is_file(path):
         yield f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file."
+
+
+def check_user_files(env: Env, reward: Reward, function: CustomRewardFunction) -> Iterator[str]:
+    """Of who plays and grades."""
+    yield from check_python_file("custom_reward_function.path", function.path)
+    yield from check_python_file("reward.custom_module", reward.custom_module)
+    yield from check_python_file("env.custom_module", env.custom_module)
 
 
 def check_resume(mode: str, path: str) -> Iterator[str]:

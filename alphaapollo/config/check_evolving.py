@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alphaapollo.config.check_common import check_files, check_model, check_python_file, check_required
+from alphaapollo.config.check_common import (
+    check_files,
+    check_model,
+    check_python_file,
+    check_required,
+    check_user_files,
+)
 from alphaapollo.config.check_engine import check_engine, check_nucleus
 from alphaapollo.config.check_folder import check_folder
 from alphaapollo.config.errors import ConfigError
@@ -37,9 +43,7 @@ def check_evolving(config: EvolvingConfig, num_gpus: int) -> list[str]:
         *_check_money(config),
         *_check_engines(config, device, num_gpus),
         *check_python_file("evolving.custom_module", config.evolving.custom_module),
-        *check_python_file("env.custom_module", config.env.custom_module),
-        *check_python_file("reward.custom_module", config.reward.custom_module),
-        *check_python_file("custom_reward_function.path", config.custom_reward_function.path),
+        *check_user_files(config.env, config.reward, config.custom_reward_function),
         *_check_environment(config),
         *check_folder(config.trainer),
     ]

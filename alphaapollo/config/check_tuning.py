@@ -8,10 +8,10 @@ from alphaapollo.config.check_common import (
     check_files,
     check_model,
     check_optimizer,
-    check_python_file,
     check_required,
     check_resume,
     check_template_arguments,
+    check_user_files,
 )
 from alphaapollo.config.check_engine import check_nucleus
 from alphaapollo.config.check_experts import check_balance
@@ -61,9 +61,7 @@ def check_answers(config: SftConfig) -> Iterator[str]:
     """What cannot work of main_sft's validation by answers: a line each."""
     sampling = config.rollout.val_kwargs
     yield from check_files("data.val_prompts", config.data.val_prompts)
-    yield from check_python_file("custom_reward_function.path", config.custom_reward_function.path)
-    yield from check_python_file("reward.custom_module", config.reward.custom_module)
-    yield from check_python_file("env.custom_module", config.env.custom_module)
+    yield from check_user_files(config.env, config.reward, config.custom_reward_function)
     yield from check_nucleus("rollout.val_kwargs", sampling.top_p, sampling.top_k)
 
 
