@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ARCHITECTURES = (
-    "granite",
-    "llama",
-    "qwen2",
-    "qwen3",
-)  # whose log-probs and gradients were compared with the plain ones
+ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
+"""Those whose log-probs and gradients were compared with the plain ones."""
 NO_LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 
 

@@ -22,14 +22,7 @@ from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.train_state import StepFigures, Trained, TrainState
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import (
-    RankPlacement,
-    Sums,
-    compute_column,
-    inexact,
-    step_figures,
-    torch_dtype,
-)
+from alphaapollo.workers.base import RankPlacement, Sums, compute_column, inexact, step_figures, torch_dtype
 from alphaapollo.workers.sharing_check import SharingCheck
 from alphaapollo.workers.training import TrainingWorker
 

@@ -25,12 +25,7 @@ from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.train_state import Trained, TrainState
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import (
-    RankPlacement,
-    Sums,
-    inexact,
-    torch_dtype,
-)
+from alphaapollo.workers.base import RankPlacement, Sums, inexact, torch_dtype
 from alphaapollo.workers.expert_load import ExpertLoad
 from alphaapollo.workers.training import TrainingWorker
 
