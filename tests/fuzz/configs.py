@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,24 +71,32 @@ def tried_keys() -> list[str]:
 
 @st.composite
 def settings(draw: st.DrawFn) -> dict[str, Any]:
-    """One to three keys with values near or far from what they take."""
+    """One to three keys with values that their types take, whatever else they do; or with values near and far."""
     names = draw(st.lists(st.sampled_from(tried_keys()), min_size=1, max_size=3, unique=True))
-    return {name: _local(name, draw(_value_of(KEYS[name]))) for name in names}
+    value_of = _fitting if draw(st.booleans()) else _any_value
+    return {name: _local(name, draw(value_of(KEYS[name]))) for name in names}
 
 
-def _value_of(key: Key) -> st.SearchStrategy[Any]:
-    choices = key.type.split(" | ")
-    near: st.SearchStrategy[Any] = st.sampled_from([*choices, key.default])
+def _fitting(key: Key) -> st.SearchStrategy[Any]:
+    words = [word for word in re.split(r" \| | or ", key.type) if " " not in word]
+    values = [key.default, *(yaml.safe_load(word) for word in words if word not in ("integer", "number", "text"))]
+    if key.type.startswith("integer"):
+        values += [1, 2, 2 * (key.default or 4)]
+    elif key.type.startswith("number"):
+        values += [1.0, 0.5 * (key.default or 1.0)]
+    return st.sampled_from(values)
+
+
+def _any_value(key: Key) -> st.SearchStrategy[Any]:
+    near = _fitting(key)
     if key.type.startswith(("integer", "number")):
-        near = numbers
+        near |= numbers
     elif key.type.startswith("text"):
-        near = texts
+        near |= texts
     elif key.type.startswith("list of"):
-        near = st.lists(texts | numbers, max_size=3)
+        near |= st.lists(texts | numbers, max_size=3)
     elif key.type.startswith("map of"):
-        near = st.dictionaries(texts, anything, max_size=2)
-    elif len(choices) == 1:
-        near = st.booleans()
+        near |= st.dictionaries(texts, anything, max_size=2)
     return near | near | near | anything
 
 
