@@ -74,17 +74,26 @@ class Pulse:
         """One more of whatever there are many of."""
         self._beats += 1
 
-    @contextmanager
-    def doing(self, what: str, whom: str = "", limit: float | None = None) -> Iterator[None]:
-        """The block is what this process is in the middle of, and a beat at both ends. Blocks overlap as they like."""
+    def begin(self, what: str, whom: str = "", limit: float | None = None) -> object:
+        """This process is in the middle of something, until `end` of what this returns. A beat."""
         key = object()
         self._open[key] = (what, whom, self._clock(), limit)
         self._beats += 1
+        return key
+
+    def end(self, key: object) -> None:
+        """It is over, or was. A beat."""
+        self._open.pop(key, None)
+        self._beats += 1
+
+    @contextmanager
+    def doing(self, what: str, whom: str = "", limit: float | None = None) -> Iterator[None]:
+        """The block is what this process is in the middle of, and a beat at both ends. Blocks overlap as they like."""
+        key = self.begin(what, whom, limit)
         try:
             yield
         finally:
-            del self._open[key]
-            self._beats += 1
+            self.end(key)
 
     def watch(self, progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
         """What else tells: `progress` changes while somebody gets on; `helpers`: processes without which this one gets

@@ -6,7 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -264,6 +266,9 @@ class RayRanks(Ranks[W]):
     async def _all(self, pending: list[Any], what: str = "") -> list[Any]:
         """Wait for all; the first failure ends the wait, for the others may wait for the failed rank for ever. Of a
         rank that has died the others may know first, by a connection that is closed: the death is what is told."""
+        answers = await self._answers(pending, what)
+        if answers is not None:
+            return answers
         tasks = [asyncio.ensure_future(self._one(rank, ref, what)) for rank, ref in enumerate(pending)]
         try:
             return list(await asyncio.gather(*tasks))
@@ -273,6 +278,32 @@ class RayRanks(Ranks[W]):
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def _answers(self, pending: list[Any], what: str) -> list[Any] | None:
+        """What all return; None as soon as one fails. The loop is woken once, and not once a rank: it is a thread of
+        Ray's that each answer comes to."""
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+        owing = {rank: PULSE.begin(what, f"{self.role} {rank}") for rank in range(len(pending))}
+
+        def wake() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def answered(rank: int, future: Future[Any]) -> None:
+            PULSE.end(owing.pop(rank))
+            if (future.exception() or not owing) and not over.done():
+                loop.call_soon_threadsafe(wake)
+
+        futures = [ref.future() for ref in pending]
+        try:
+            for rank, future in enumerate(futures):
+                future.add_done_callback(partial(answered, rank))
+            await over
+        finally:
+            for key in list(owing.values()):
+                PULSE.end(key)
+        return None if owing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
     async def _one(self, rank: int, pending: Any, what: str = "") -> Any:
         try:

@@ -2,9 +2,10 @@
 
     .venv/bin/python scripts/bench/ray_call.py
 
-The calls go through the controller's own RayRanks on a Ray of this machine, many at once. scripts/simulate_cluster.py
-takes these figures, for it has no Ray (`--ray-call`, `--ray-threads`). The last line is a JSON object; `ratio` is how
-many thousand calls a second one core carries.
+The calls go through the controller's own RayRanks on a Ray of this machine, many at once: each by itself, as groups are
+generated, or one of all ranks. scripts/simulate_cluster.py has no Ray and is charged for it (`--ray-call`,
+`--ray-call-of-all`, `--ray-threads`): what a call takes here beyond what the same call takes there (`charge_us`). The
+last line is a JSON object, medians of the rounds; `ratio` is how many thousand ranks a second one core calls so.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import pickle
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,20 +30,44 @@ from alphaapollo.controller.ray_crew import start_local_cluster  # noqa: E402
 from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
-from scripts.simulation.clock import Clock  # noqa: E402
-from scripts.simulation.workers import FakeRollout, Latencies  # noqa: E402
+from scripts.simulation.clock import Clock, Loop  # noqa: E402
+from scripts.simulation.workers import FakeRollout, Latencies, Network, SimulatedRanks  # noqa: E402
+
+Calls = Callable[[RayRanks[Any], Callable[[Any], Any]], Awaitable[Any]]
 
 
-async def measure(ranks: RayRanks[Any], function: Callable[[Any], Any], calls: int) -> dict[str, float]:
-    """Microseconds a call: of the main thread, of all threads, and of the clock."""
+async def one_by_one(ranks: RayRanks[Any], function: Callable[[Any], Any]) -> None:
+    await asyncio.gather(*(ranks.call_one(rank, function) for rank in range(ranks.size)))
+
+
+async def of_all(ranks: RayRanks[Any], function: Callable[[Any], Any]) -> None:
+    await ranks.call(function)
+
+
+async def measure(ranks: RayRanks[Any], calls: Calls, function: Callable[[Any], Any]) -> dict[str, float]:
+    """Microseconds a call: of the main thread, of all others, and of the clock."""
     before = time.thread_time(), time.process_time(), time.perf_counter()
-    await asyncio.gather(*(ranks.call_one(index % ranks.size, function) for index in range(calls)))
+    await calls(ranks, function)
     after = time.thread_time(), time.process_time(), time.perf_counter()
-    own, every, wall = ((end - begin) / calls * 1e6 for begin, end in zip(before, after, strict=True))
+    own, every, wall = ((end - begin) / ranks.size * 1e6 for begin, end in zip(before, after, strict=True))
     return {"main_thread_us": own, "other_threads_us": every - own, "wall_us": wall}
 
 
-async def bench(calls: int) -> dict[str, Any]:
+def simulated(size: int, calls: Calls) -> float:
+    """Microseconds of the same call in the simulation, without what it is charged for Ray."""
+    clock = Clock()
+    latencies = Latencies(ray_call=0.0, ray_call_of_all=0.0)
+    ranks = SimulatedRanks("rollout", Network(clock, latencies), [FakeRollout(latencies, clock)] * size)
+    loop = Loop(clock)
+    begin = clock.work()
+    loop.run_until_complete(calls(ranks, lambda worker: None))
+    taken = clock.work() - begin
+    loop.close()
+    return taken / size * 1e6
+
+
+async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Figures by kind of call, one a round. The ranks are two actors again and again."""
     actors = 2
     bundles = placement_group([{"CPU": 0.1}] * actors)
     await bundles.ready()
@@ -50,25 +75,43 @@ async def bench(calls: int) -> dict[str, Any]:
     request = GroupRequest(Prompt(0, "bench", "question"), 8, Sampling(2048), draw=0)
     group = await FakeRollout(Latencies(tokens_per_second=1e9, grading=0.0), Clock()).generate(request)
     await ranks.start([lambda: group] * actors, [])
-    await measure(ranks, lambda worker: None, calls)  # warm up
-    return {
-        "call": await measure(ranks, lambda worker: None, calls),
-        "group_of_8": await measure(ranks, lambda worker: worker, max(1, calls // 10)),
-        "group_bytes": len(pickle.dumps(group, protocol=5)),
+    own = ranks.actors
+    figures: dict[str, list[dict[str, float]]] = {"call": [], "call_of_all": [], "group_of_8": []}
+    for _ in range(1 + rounds):
+        ranks.actors, ranks.size = own * (size // actors), size
+        ranks.where = ranks.where[:1] * size
+        figures["call"].append(await measure(ranks, one_by_one, lambda worker: None))
+        figures["call_of_all"].append(await measure(ranks, of_all, lambda worker: None))
+        ranks.size = size // 10
+        figures["group_of_8"].append(await measure(ranks, one_by_one, lambda worker: worker))
+    return {kind: every[1:] for kind, every in figures.items()}  # the first warms up
+
+
+def summary(figures: dict[str, list[dict[str, float]]], size: int) -> dict[str, Any]:
+    """Medians, and what the simulation is to charge."""
+    kinds = {
+        kind: {name: round(median(one[name] for one in rounds), 1) for name in rounds[0]}
+        for kind, rounds in figures.items()
     }
+    charged: dict[str, Calls] = {"call": one_by_one, "call_of_all": of_all}
+    there = {kind: median([simulated(size, calls) for _ in figures[kind]]) for kind, calls in charged.items()}
+    charges = {kind: round(kinds[kind]["main_thread_us"] - there[kind], 1) for kind in charged}
+    return {**kinds, "charge_us": charges, "simulated_us": {kind: round(own, 1) for kind, own in there.items()}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--calls", type=int, default=1024, help="at once; an even number")
+    parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     start_local_cluster()
     try:
-        figures = asyncio.run(bench(args.calls))
+        figures = asyncio.run(real(args.calls, args.rounds))
     finally:
         ray.shutdown()
-    ratio = round(1e3 / figures["call"]["main_thread_us"], 3)
-    print(json.dumps({"benchmark": "ray_call", "ratio": ratio, **figures, **machine()}))
+    result = summary(figures, args.calls)
+    ratio = round(1e3 / result["call_of_all"]["main_thread_us"], 3)
+    print(json.dumps({"benchmark": "ray_call", "ratio": ratio, **result, **machine()}))
 
 
 if __name__ == "__main__":

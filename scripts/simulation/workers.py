@@ -12,7 +12,7 @@ import asyncio
 import math
 import pickle
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,11 @@ class Latencies:
     update: float = 1000.0  # tokens a second and training rank
     publish: float = 3.0
     hop: float = 0.002  # there and back
-    ray_threads: float = 2.5e-4  # and of Ray's own threads there, which do not hold the interpreter
-    ray_call: float = 1.5e-4  # processor time that one call of an actor takes of the controller's main thread
+    # Processor time that Ray takes of the controller's main thread, beyond what the simulation does itself: a single
+    # call, a rank's share of a call of all of them; and that its own threads take, of either
+    ray_call: float = 2.0e-4
+    ray_call_of_all: float = 5.0e-5
+    ray_threads: float = 3.1e-4
 
 
 class Network:
@@ -66,8 +69,7 @@ class Network:
         self.sent = 0
 
     def send(self, *arguments: Any) -> None:
-        """The controller's work for one call."""
-        self.clock.charge(self.latencies.ray_call)
+        """The controller's work for one call, but for what Ray takes."""
         self.sent += sum(len(pickle.dumps(argument)) for argument in arguments)
         self.calls += 1
 
@@ -98,18 +100,34 @@ class Stored:
         return (Stored, (None,))
 
 
+class Pending:
+    """What Ray gives for a call: awaited where it is a single one, a future of a call of all (RayRanks)."""
+
+    def __init__(self, network: Network, answer: asyncio.Task[Any]):
+        self._network, self._answer = network, answer
+
+    def future(self) -> asyncio.Task[Any]:
+        self._network.clock.charge(self._network.latencies.ray_call_of_all)
+        return self._answer
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        self._network.clock.charge(self._network.latencies.ray_call)
+        return self._answer.__await__()
+
+
 class Method:
     """`actor.call.remote(...)`."""
 
     def __init__(self, network: Network, worker: Any):
         self.network, self.worker = network, worker
 
-    def remote(self, function: bytes, *arguments: Any) -> Awaitable[Any]:
+    def remote(self, function: bytes, *arguments: Any) -> Pending:
         self.network.send(function, *arguments)
         items = [one.item if isinstance(one, Stored) else one for one in arguments]
         with self.network.clock.elsewhere():
             call = cloudpickle.loads(function)
-        return asyncio.ensure_future(self.network.answer(lambda: call(self.worker, *items)))
+            answer = asyncio.ensure_future(self.network.answer(lambda: call(self.worker, *items)))
+        return Pending(self.network, answer)
 
 
 class Actor:

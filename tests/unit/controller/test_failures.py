@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Generator
+from concurrent.futures import Future
+from functools import partial
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -10,6 +15,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_ranks import RayRanks
+from alphaapollo.pulse import PULSE
 
 
 class OutOfMemoryError(RuntimeError):
@@ -37,18 +43,70 @@ def test_a_gpu_without_room_names_the_keys() -> None:
     assert "which is a bug" in said(RuntimeError("shapes differ"))
 
 
-def test_of_a_rank_that_died_the_others_may_know_first() -> None:
+class Ref:
+    """As Ray's: it can be awaited again, and its future is another thread's."""
+
+    def __init__(self, after: float, error: Exception | None = None):
+        self._future: Future[str] = Future()
+        end = partial(self._future.set_exception, error) if error else partial(self._future.set_result, "done")
+        self.timer = Timer(after, end)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def future(self) -> Future[str]:
+        return self._future
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+def two_ranks() -> Any:
     ranks: Any = object.__new__(RayRanks)
     ranks.role, ranks.where, ranks.several_nodes = "policy", ["pid 7 on node 10.0.0.1", "pid 9 on node 10.0.0.2"], True
+    return ranks
 
-    async def closed() -> None:
-        raise RayTaskError("call", "Connection closed by peer", RuntimeError())
 
-    async def dies() -> None:
-        await asyncio.sleep(0.05)
-        raise ActorDiedError
+def closed() -> Ref:
+    return Ref(0, RayTaskError("call", "Connection closed by peer", RuntimeError()))
 
+
+def test_of_a_rank_that_died_the_others_may_know_first() -> None:
+    ranks = two_ranks()
     with pytest.raises(WorkerDied, match=r"rank 1 \(pid 9 on node 10\.0\.0\.2\) died"):
-        asyncio.run(ranks._all([closed(), dies()]))
+        asyncio.run(ranks._all([closed(), Ref(0.05, ActorDiedError())]))
     with pytest.raises(WorkerFailed, match="Connection closed by peer"):
         asyncio.run(ranks._all([closed(), closed()]))  # all have failed: nothing is waited for
+
+
+def test_the_first_failure_ends_the_wait() -> None:
+    begin, late = time.monotonic(), Ref(20)
+    with pytest.raises(WorkerDied, match="rank 1"):
+        asyncio.run(two_ranks()._all([late, Ref(0.05, ActorDiedError())], "update"))
+    assert time.monotonic() - begin < 10
+    assert not PULSE.report().doing
+
+
+def test_while_some_have_answered_the_others_are_waited_for() -> None:
+    async def look() -> tuple[list[str], list[str]]:
+        call = asyncio.ensure_future(two_ranks()._all([Ref(0), Ref(1.0)], "update"))
+        await asyncio.sleep(0.3)
+        return [f"{one.what} of {one.whom}" for one in PULSE.report().doing], await call
+
+    assert asyncio.run(look()) == (["update of policy 1"], ["done", "done"])
+    assert not PULSE.report().doing
+
+
+def test_a_cancelled_call_waits_for_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Ref(0.3)
+
+    async def cancel() -> None:
+        call = asyncio.ensure_future(two_ranks()._all([slow, slow], "update"))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not PULSE.report().doing
+
+    asyncio.run(cancel())
+    slow.timer.join()  # it comes when nobody waits any more, and the loop is closed
+    assert not caplog.records
