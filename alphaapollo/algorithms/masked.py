@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,18 +57,8 @@ def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Ten
 
 def last_action(mask: Tensor) -> Tensor:
     """Position of each row's last action token; -1 for an empty row. [B, L] -> [B] int64."""
-    is_action = mask != 0
-    from_the_end = is_action.flip(1).to(torch.uint8).argmax(dim=1)  # the first of the largest
-    return torch.where(is_action.any(dim=1), mask.shape[1] - 1 - from_the_end, -1)
-
-
-def put_on_last_action(amounts: Tensor, mask: Tensor) -> Tensor:
-    """One amount a row on its last action token, zero elsewhere; lost in an empty row. [B] -> [B, L]."""
-    last = last_action(mask)
-    spread = torch.zeros(mask.shape, dtype=amounts.dtype, device=amounts.device)
-    rows = torch.nonzero(last >= 0).squeeze(1)
-    spread[rows, last[rows]] = amounts[rows]
-    return spread
+    from_the_end = mask.numpy()[:, ::-1] != 0  # numpy stops at the first
+    return torch.from_numpy(np.where(from_the_end.any(axis=1), mask.shape[1] - 1 - from_the_end.argmax(axis=1), -1))
 
 
 def fold_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:

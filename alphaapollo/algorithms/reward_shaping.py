@@ -5,15 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import put_on_last_action
+from alphaapollo.algorithms.masked import last_action
 
 
-def place_outcome_reward(scores: Tensor, mask: Tensor) -> Tensor:
-    """Token rewards with each row's outcome on its last *action* token. scores [B], mask [B, L] -> [B, L].
+def add_outcome_reward(token_rewards: Tensor, scores: Tensor, mask: Tensor, owners: Tensor) -> None:
+    """Each trajectory's outcome, in place, on the last *action* token of its last row.
 
     Not on the last attended token: that may be a tool's answer, and a reward there is lost behind the mask.
+
+    Args:
+        token_rewards, mask: [B, L].
+        scores: [N].
+        owners: [B], the trajectory of each row, 0 .. N-1 in order.
     """
-    return put_on_last_action(scores, mask)
+    rows = torch.bincount(owners, minlength=len(scores)).cumsum(0) - 1
+    last = last_action(mask)[rows]
+    rows, last, scores = rows[last >= 0], last[last >= 0], scores[last >= 0]
+    token_rewards[rows, last] += scores
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:

@@ -209,12 +209,12 @@ class TrainBatch:
                 matrix[row, : end - start] = column[start:end]
         return matrix
 
-    def split_columns(self, matrix: np.ndarray) -> list[np.ndarray]:
-        """[B, L] -> one flat column a rank ([sum responses] each): the inverse of to_matrix."""
+    def split_columns(self, matrix: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
+        """[B, L] -> one flat column a rank ([sum responses] each), rounded to `dtype`: the inverse of to_matrix."""
         assert matrix.shape == (self.num_rows, self.max_response_length), (matrix.shape, self.num_rows)
         columns = []
         for rank, spans in zip(self.rank_batches, self._spans, strict=True):
-            column = np.empty(rank.rows.response_offsets[-1], dtype=matrix.dtype)
+            column = np.empty(rank.rows.response_offsets[-1], dtype or matrix.dtype)
             for row, start, end in spans:
                 column[start:end] = matrix[row, : end - start]
             columns.append(column)

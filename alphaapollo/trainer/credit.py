@@ -71,7 +71,7 @@ def assign_credit(
             "kl/per_sequence": kl_per_sequence,
             "kl/per_token": float(shaped.per_token),
         }
-    returns = totals(whole.join(rewards))
+    returns = totals(rewards, batch.trajectory_ids)
     inputs = AdvantageInputs(
         token_rewards=rewards,
         mask=batch.mask,
@@ -96,8 +96,8 @@ def assign_credit(
         worth = whole.join(batch.token_rewards).sum(-1)
         metrics["reward/length_penalty"] = length_penalty(batch.trajectories, worth, invalid_cost(actor))
     matrices = {
-        "advantages": result.advantages.numpy().astype(dtype),
-        "returns": None if computed.values is None else result.returns.numpy().astype(dtype),  # a critic's
+        "advantages": result.advantages.numpy(),
+        "returns": None if computed.values is None else result.returns.numpy(),  # a critic's
         "old_logprobs": computed.old_logprobs,
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
@@ -144,7 +144,8 @@ def _columns(batch: Batch, matrices: dict[str, np.ndarray], dtype: ColumnDtype) 
         "value_weights": batch.value_weights.astype(dtype),
         "trajectory_ids": batch.trajectory_ids.numpy(),
     }
-    flat = {name: layout.split_columns(matrix) for name, matrix in matrices.items()}
+    made = dict.fromkeys(("advantages", "returns"), np.dtype(dtype))
+    flat = {name: layout.split_columns(matrix, made.get(name)) for name, matrix in matrices.items()}
     columns: dict[str, Any] = flat | {name: layout.split_rows(values) for name, values in of_rows.items()}
     return [
         Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))

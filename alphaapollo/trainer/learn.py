@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaapollo.algorithms.mismatch import mismatch_metrics
+from alphaapollo.data.batch import segment_offsets
 from alphaapollo.data.packing import keep_rows
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import layout_metrics
@@ -111,13 +112,15 @@ async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> 
     """How far engine and trainer are apart. computed: bool [B], rows of which the trainer has log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs are the engine's own, or there are none
-    layout, trajectory_ids = batch.layout, batch.trajectory_ids.numpy()
-    parts = []
     columns = await run.crew.policy.old_log_probs()
-    for rank, order, trainer in zip(layout.rank_batches, layout.row_order, columns, strict=True):
-        rows = rank.rows
-        counts = (rank.rows.action_mask != 0) & np.repeat(computed[order], rows.response_lengths)
-        position = np.arange(len(counts)) - np.repeat(rows.response_offsets[:-1], rows.response_lengths)
-        ids = np.repeat(trajectory_ids[order], rows.response_lengths)
-        parts.append([column[counts] for column in (trainer, rows.rollout_logprobs, ids, position)])
-    return mismatch_metrics(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    rows = [rank.rows for rank in batch.layout.rank_batches]
+    lengths = np.concatenate([own.response_lengths for own in rows])
+    order = np.concatenate(batch.layout.row_order)
+    at = np.flatnonzero(np.concatenate([own.action_mask for own in rows]) & np.repeat(computed[order], lengths))
+    row = np.repeat(np.arange(len(lengths)), lengths)[at]
+    return mismatch_metrics(
+        np.concatenate(columns)[at],
+        np.concatenate([own.rollout_logprobs for own in rows])[at],
+        batch.trajectory_ids.numpy()[order][row],
+        at - segment_offsets(lengths)[row],
+    )

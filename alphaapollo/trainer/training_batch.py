@@ -20,7 +20,7 @@ from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.algorithms.reward_shaping import overlong_filter, place_outcome_reward
+from alphaapollo.algorithms.reward_shaping import add_outcome_reward, overlong_filter
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
@@ -117,10 +117,10 @@ def build_batch(
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     whole = EndToEnd.of(mask, owners)
     rewards = _turn_rewards(members, mask, invalid_cost(actor))
-    rewards += whole.split(place_outcome_reward(outcome_rewards(members, algorithm, max_length), whole.mask))
+    add_outcome_reward(rewards, outcome_rewards(members, algorithm, max_length), mask, owners)
     weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
     if algorithm.filtration.method:
-        weights *= filtration_weights(totals(whole.join(rewards)), Groups.of(group_of), algorithm.filtration.method)
+        weights *= filtration_weights(totals(rewards, owners), Groups.of(group_of), algorithm.filtration.method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
     return Batch(
         rows=rows,
@@ -169,13 +169,13 @@ def _undivided(group_of: torch.Tensor, actor: Actor, algorithm: Algorithm) -> li
 
 def _turn_rewards(members: Sequence[Member], mask: torch.Tensor, penalty: float) -> torch.Tensor:
     """[B, L]: step rewards and penalties on the last action token of their turn."""
-    rewards = torch.zeros_like(mask)
+    rewards = np.zeros(mask.shape)  # nearly all of it stays untouched, and then takes no memory
     owned = [(trajectory, row) for _, trajectory in members for row in trajectory.rows]
     for index, (trajectory, row) in enumerate(owned):
         for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
             if amount := turn_reward(turn, penalty):
                 rewards[index, end - row.response_start] += amount
-    return rewards
+    return torch.from_numpy(rewards)
 
 
 def _greedy_rewards(
@@ -226,7 +226,15 @@ def _weights(
     return weights
 
 
-def totals(rewards: torch.Tensor) -> torch.Tensor:
+def totals(rewards: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
     """Each trajectory's rewards summed, rounded once: the same rewards in another order are worth exactly the same, and
-    a group of them stays all-equal. [N, K] -> [N]"""
-    return torch.tensor([math.fsum(row[row != 0]) for row in rewards.numpy()], dtype=rewards.dtype)
+    a group of them stays all-equal.
+
+    Args:
+        rewards: [B, L], zero off the mask.
+        owners: [B], the trajectory of each row, 0 .. N-1 in order.
+    """
+    parts: list[list[float]] = [[] for _ in range(int(owners[-1]) + 1)]
+    for owner, row in zip(owners.tolist(), rewards.numpy(), strict=True):
+        parts[owner].extend(row[row != 0].tolist())
+    return torch.tensor([math.fsum(part) for part in parts], dtype=rewards.dtype)

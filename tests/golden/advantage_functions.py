@@ -175,7 +175,9 @@ def dynamic_sampling_keep(scores: Tensor, index: Index, tol: float = 0.0) -> Res
 
 
 def place_outcome_reward(scores: Tensor, mask: Tensor) -> Results:
-    return {"value": reward_shaping.place_outcome_reward(scores, mask)}
+    placed = torch.zeros(mask.shape, dtype=scores.dtype)
+    reward_shaping.add_outcome_reward(placed, scores, mask, torch.arange(len(mask)))
+    return {"value": placed}
 
 
 def soft_overlong_punishment(lengths: Tensor, max_len: int, cache: int, factor: float = 1.0) -> Results:

@@ -19,7 +19,7 @@ from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.kl import AdaptiveKL, kl_in_reward, kl_penalty
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
-from alphaapollo.algorithms.reward_shaping import place_outcome_reward
+from alphaapollo.algorithms.reward_shaping import add_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.models.lm_head import Head, Hidden, Other, token_stats
 
@@ -55,7 +55,9 @@ def test_d1_equal_rewards_in_float32_are_worth_exactly_nothing(reward: float):
 
 def test_d2_an_outcome_is_not_lost_behind_the_mask():
     mask = torch.tensor([[1.0, 1.0, 0.0]])  # the last attended token is a tool's answer
-    assert place_outcome_reward(torch.tensor([1.0]), mask).tolist() == [[0.0, 1.0, 0.0]]
+    placed = torch.zeros(1, 3)
+    add_outcome_reward(placed, torch.tensor([1.0]), mask, torch.tensor([0]))
+    assert placed.tolist() == [[0.0, 1.0, 0.0]]
     inputs = AdvantageInputs(
         torch.tensor([[0.0, 0.0, 1.0]]),  # an environment that put it there all the same
         mask,

@@ -8,7 +8,6 @@ from alphaapollo.algorithms.masked import (
     last_action,
     masked,
     masked_mean,
-    put_on_last_action,
     reward_to_go,
     row_mean,
     standardised,
@@ -67,7 +66,6 @@ def test_reward_to_go_skips_observations():
 
 def test_last_action():
     assert last_action(MASK).tolist() == [3, -1]
-    assert put_on_last_action(torch.tensor([5.0, 7.0]), MASK).tolist() == [[0, 0, 0, 5.0], [0.0] * 4]
 
 
 def test_fold_moves_strays_back_to_the_action_before():

@@ -3,17 +3,20 @@ import torch
 
 from alphaapollo.algorithms.kl import kl_in_reward
 from alphaapollo.algorithms.reward_shaping import (
+    add_outcome_reward,
     condition_reward,
     overlong_filter,
-    place_outcome_reward,
     soft_overlong_punishment,
 )
 
 
 def test_outcome_stands_on_the_last_action_token():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
-    placed = place_outcome_reward(torch.tensor([1.0, 2.0, 3.0]), mask)
+    placed = torch.zeros(3, 4)
+    add_outcome_reward(placed, torch.tensor([1.0, 2.0, 3.0]), mask, torch.arange(3))
     assert placed.tolist() == [[0, 1.0, 0, 0], [0, 0, 2.0, 0], [0, 0, 0, 0]]
+    add_outcome_reward(placed, torch.tensor([5.0, 7.0]), mask, torch.tensor([0, 0, 1]))  # the first has two rows
+    assert placed.tolist() == [[0, 1.0, 0, 0], [0, 0, 7.0, 0], [0, 0, 0, 0]]
 
 
 def test_kl_in_reward_by_hand():
