@@ -22,7 +22,7 @@ import numpy as np
 
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.engine_choice import EngineChoice
-from alphaapollo.controller.ranks import Ranks, WorkerDied
+from alphaapollo.controller.ranks import Ranks, WorkerDied, resolve
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
@@ -116,6 +116,27 @@ async def waited(worker: TrainedWorker) -> float:
     return await asyncio.wrap_future(worker.written())
 
 
+def probed(worker: PolicyWorker, token_ids: list[int]) -> list[float]:
+    """Log-probs of the probe by a policy that rests then."""
+    logprobs = worker.probe(token_ids)
+    worker.rest()
+    return logprobs
+
+
+def released(worker: PolicyWorker) -> None:
+    """What carried its weights is free, and it rests."""
+    worker.release_weights()
+    worker.rest()
+
+
+async def confirmed(worker: RolloutWorker, version: int, folder: str) -> WeightReceipt:
+    """What an engine holds, after it has taken what lies in `folder`."""
+    if folder:
+        await resolve(worker.receive_weights(folder))
+    receipt: WeightReceipt = await resolve(worker.confirm_weights(version))
+    return receipt
+
+
 class LoadedGroup(TrainedGroup[L]):
     """One that gets its rows once an iteration. Columns (flat float32 arrays [sum responses]) are one a batch."""
 
@@ -176,12 +197,12 @@ class PolicyGroup(LoadedGroup["PolicyWorker"]):
         return agreed(await self.ranks.call(lambda worker: worker.send_weights(version)))
 
     async def release_weights(self) -> None:
-        """The engines have confirmed: free what carried the last update."""
-        await self.ranks.call(lambda worker: worker.release_weights())
+        """The engines have confirmed: free what carried the last update, and rest."""
+        await self.ranks.call(lambda worker: released(worker))
 
     async def probe(self, token_ids: list[int]) -> list[float]:
-        """Log-prob of each token after the first, at temperature 1."""
-        return (await self.ranks.call(lambda worker: worker.probe(token_ids)))[0]
+        """Log-prob of each token after the first, at temperature 1; then the policy rests."""
+        return (await self.ranks.call(lambda worker: probed(worker, token_ids)))[0]
 
     async def export(self, folder: str, form: LoraForm) -> None:
         """Write a Hugging Face folder; form: adapter: with LoRA peft's, of the adapters alone."""
@@ -290,13 +311,10 @@ class EngineGroup:
         """Log-prob of each token after the first, from each engine."""
         return await self.ranks.call(lambda worker: worker.log_probs(token_ids))
 
-    async def receive_weights(self, folder: str) -> None:
-        """Every engine takes what a training rank wrote into the shared memory of its node."""
-        await self.ranks.call(lambda worker: worker.receive_weights(folder))
-
-    async def confirm_weights(self, version: int) -> list[WeightReceipt]:
-        """What each engine holds, after all of this version has come."""
-        return await self.ranks.call(lambda worker: worker.confirm_weights(version))
+    async def confirm_weights(self, version: int, folder: str = "") -> list[WeightReceipt]:
+        """What each engine holds, after all of this version has come: with `folder`, which it then takes first, what a
+        training rank wrote into the shared memory of its node."""
+        return await self.ranks.call(lambda worker: confirmed(worker, version, folder))
 
     async def sleep(self) -> None:
         """The GPUs are the trainers' until the next publish (nothing on a CPU)."""

@@ -1,12 +1,11 @@
 """Publishing weights, with proof that the engines hold what the trainer sent (proof.py).
 
-policy.probe          log-probs of a few tokens
+policy.probe          log-probs of a few tokens; it rests: an engine's weights wake into what torch would keep
 engines.pause         in flight only: what runs stops between two tokens
 engines.wake_weights  memory for the weights alone: the policy still holds the GPU
 policy.send_weights   into shared memory, or by vLLM's own transfer into the engines
-engines.receive       out of shared memory, where it went there
-engines.confirm       proof: digests equal?
-policy.rest           it lets go of the GPU
+engines.confirm       out of shared memory, where it went there; proof: digests equal?
+policy.release        it lets go of what carried them, and of the GPU
 engines.wake_cache    which takes all that they may
 engines.resume        in flight only
 engines.log_probs     proof: equal to the policy's? Beside what goes on, of which nothing is trained on before
@@ -45,9 +44,7 @@ class Engines(Protocol):
 
     async def wake_weights(self) -> None: ...
 
-    async def receive_weights(self, folder: str) -> None: ...
-
-    async def confirm_weights(self, version: int) -> list[WeightReceipt]: ...
+    async def confirm_weights(self, version: int, folder: str = "") -> list[WeightReceipt]: ...
 
     async def wake_cache(self) -> None: ...
 
@@ -83,15 +80,11 @@ class WeightPublisher:
             return {}
         expected = await self.policy.probe(self.probe)
         check_sound(expected, version)
-        await self.policy.rest()  # an engine's weights wake into memory that torch keeps for itself after an update
         await self._pause()
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)
-        if update.folder:
-            await self.engines.receive_weights(update.folder)
-        check_receipts(update, await self.engines.confirm_weights(version))
+        check_receipts(update, await self.engines.confirm_weights(version, update.folder))
         await self.policy.release_weights()
-        await self.policy.rest()
         await self.engines.wake_cache()
         await self._resume()
         before, self._before = self._before, expected
