@@ -42,7 +42,7 @@ def main() -> None:
     for name, overrides in modes.items():
         lines = run(FOLDER, name, args, "algorithm.rollout_correction.method=tis", *overrides)
         middle = [line for line in lines if WARM_UP < line["step"] <= args.iterations - args.staleness - 1]
-        figures[name] = {key: round(mean, 4) for key, mean in means(middle, FIGURES).items()}
+        figures[name] = {key: float(f"{mean:.4g}") for key, mean in means(middle, FIGURES).items()}
         print(f"{name}: {figures[name]}", file=sys.stderr, flush=True)
     seconds = {name: own["timing/step"] for name, own in figures.items()}
     result = {
