@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weights.digest import format_digest
+from alphaapollo.weights.digest import format_digest, tensors_digest
 from alphaapollo.weights.shared_memory import write_file
 
 
@@ -35,10 +35,10 @@ class SharedAdapterSender:
         self.release()
         target, partial = self._folder / f"v{version}", self._folder / f".v{version}"
         partial.mkdir(parents=True)
-        digest = write_file(adapter, partial / "adapter_model.safetensors")
+        write_file(adapter, partial / "adapter_model.safetensors")
         (partial / "adapter_config.json").write_text(json.dumps(_config(adapter)))
         partial.rename(target)
-        return WeightUpdate(version, format_digest(digest), target.name)
+        return WeightUpdate(version, format_digest(tensors_digest(adapter.values())), target.name)
 
     def release(self) -> None:
         """Remove what was sent: the engines have confirmed that they hold it."""

@@ -16,6 +16,8 @@ from alphaapollo.types import WeightUpdate
 from alphaapollo.weights.buckets import Batch, batches, num_bytes
 from alphaapollo.weights.digest import MODULUS, format_digest, tensors_digest
 
+Part = tuple[Future[None], Future[int]]  # its writing, and its digest
+
 
 class SharedMemorySender:
     """Writes each published version into its own folder, cast to the engine's dtype.
@@ -44,12 +46,13 @@ class SharedMemorySender:
         partial = self._folder / f".v{version}"
         partial.mkdir(parents=True)
         digest = 0
-        with ThreadPoolExecutor(1) as writer:  # while the next part is gathered
-            writing: Future[int] | None = None
+        with ThreadPoolExecutor(2) as beside:  # a part is written and summed up while the next is gathered
+            part: Part | None = None
             for number, batch in enumerate(batches(tensors, self._dtype, torch.device("cpu"))):
-                digest += writing.result() if writing else 0
-                writing = writer.submit(write_file, batch, partial / f"{number:05d}.safetensors")
-            digest += writing.result() if writing else 0
+                digest += ended(part)
+                path = partial / f"{number:05d}.safetensors"
+                part = beside.submit(write_file, batch, path), beside.submit(tensors_digest, batch.values())
+            digest += ended(part)
         partial.rename(target)
         return WeightUpdate(version, format_digest(digest % MODULUS), target.name)
 
@@ -59,8 +62,17 @@ class SharedMemorySender:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def write_file(tensors: Batch, path: Path) -> int:
-    """Write safetensors into shared memory; their digest. ValueError: there is too little of it."""
+def ended(part: Part | None) -> int:
+    """The digest of a part, when it is written; 0 of none."""
+    if part is None:
+        return 0
+    written, digest = part
+    written.result()
+    return digest.result()
+
+
+def write_file(tensors: Batch, path: Path) -> None:
+    """Write safetensors into shared memory. ValueError: there is too little of it."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -73,4 +85,3 @@ def write_file(tensors: Batch, path: Path) -> int:
             f"publishing weights through {path.parent} failed ({error}): the next file needs {needed:.2f} GiB, "
             f"{free:.2f} GiB are free. Give the machine more shared memory (docker run --shm-size=...)."
         ) from error
-    return tensors_digest(tensors.values())

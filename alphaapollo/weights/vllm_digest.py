@@ -33,20 +33,19 @@ def owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.T
 def held_digest(model: torch.nn.Module, packed: str) -> int:
     """The digest of the weights that `model` computes with, as far as this rank counts them.
 
-    A packed layer counts with the digest taken when it was packed (attribute `packed`). One that kept its weight
-    beside the packed form (an output head tied to the embedding) must have packed that very weight: any difference
-    between the two enters the sum.
+    A packed layer counts with the digest taken when it was packed (a future, its attribute `packed`). One that kept
+    its weight beside the packed form (an output head tied to the embedding) must have packed that very weight: any
+    difference between the two enters the sum.
     """
     total = 0
-    counted: set[int] = set()
+    live: dict[int, int] = {}  # by parameter: layers may share one
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
-            live = tensors_digest(owned_parts(layer, name, parameter)) if parameter.numel() else 0
-            if parameter.numel() and id(parameter) not in counted:
-                counted.add(id(parameter))
-                total += live
+            if id(parameter) not in live:
+                live[id(parameter)] = tensors_digest(owned_parts(layer, name, parameter)) if parameter.numel() else 0
+                total += live[id(parameter)]
             if name == "weight" and hasattr(layer, packed):
-                total += getattr(layer, packed) - live
+                total += getattr(layer, packed).result() - live[id(parameter)]
     return total % MODULUS
 
 

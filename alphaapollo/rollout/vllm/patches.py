@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -48,13 +49,15 @@ def apply_patches() -> None:
 
 def note_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
     """On a CPU a linear layer is packed for its kernel and its weight thrown away, so nobody can ask later what it
-    computes with: take the digest while the weight is handed to the packing."""
+    computes with: take the digest of the weight that is handed to the packing, beside that."""
+    digests = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
     def packing(layer: Any, remove_weight: bool) -> None:
         matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if matrix:
-            setattr(layer, PACKED_DIGEST, tensors_digest(owned_parts(layer, "weight", layer.weight)))
+            parts = list(owned_parts(layer, "weight", layer.weight))
+            setattr(layer, PACKED_DIGEST, digests.submit(tensors_digest, parts))
         dispatch(layer, remove_weight)
         if matrix:
             layer.cpu_linear = compute_two_rows(layer.cpu_linear)
