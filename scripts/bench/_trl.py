@@ -88,7 +88,7 @@ def search(python: Path, task: Task, first: Settings, micro_batches: Sequence[in
     for micro_batch in micro_batches:
         measure(replace(first, micro_batch=micro_batch))
     for threads in (first.threads // 2, 2 * first.threads):
-        if threads:
+        if 0 < threads <= len(os.sched_getaffinity(0)):
             measure(replace(best(), threads=threads))
     same = best()
     other = "bfloat16" if first.dtype == "float32" else "float32"
