@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Generator
 from concurrent.futures import Future
-from functools import partial
 from threading import Timer
 from typing import Any
 
@@ -48,10 +47,15 @@ class Ref:
 
     def __init__(self, after: float, error: Exception | None = None):
         self._future: Future[str] = Future()
-        end = partial(self._future.set_exception, error) if error else partial(self._future.set_result, "done")
-        self.timer = Timer(after, end)
+        self.timer = Timer(after, self._end, [error])
         self.timer.daemon = True
         self.timer.start()
+
+    def _end(self, error: Exception | None) -> None:
+        if error:
+            self._future.set_exception(error)
+        elif not self._future.cancelled():
+            self._future.set_result("done")
 
     def future(self) -> Future[str]:
         return self._future
