@@ -299,7 +299,8 @@ class RayRanks(Ranks[W]):
         try:
             for rank, future in enumerate(futures):
                 future.add_done_callback(partial(answered, rank))
-            await over
+            if futures:
+                await over
         finally:
             for key in list(owing.values()):
                 PULSE.end(key)
