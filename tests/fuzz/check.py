@@ -105,9 +105,10 @@ def kinds(folder: Path, quick: bool) -> dict[str, Draw]:
 
 
 def _parts(keys: object) -> tuple[str, ...]:
-    """Any word of the keys: an error may name a section, or a key by its end."""
+    """The keys and any word of them: an error may name a section, or a key by its end."""
     assert isinstance(keys, dict | list)
-    words = {part for key in keys for part in str(key).split("=")[0].strip("+~").split(".") if len(part) > 1}
+    whole = [str(key).split("=")[0].strip("+~") for key in keys]
+    words = {part for key in whole for part in [key, *key.split(".")] if len(part) > 1}
     return tuple({*words, "override", "KEY=VALUE", "option"} if isinstance(keys, list) else words)
 
 
