@@ -82,7 +82,7 @@ class Rounds:
         for _ in range(count):
             name = self._name()
             folder = self.place.folder(name)
-            with harms.small_disk(folder, f"{self.rng.uniform(4, 12):.1f}m") as made:
+            with harms.small_disk(folder, f"{self.rng.randint(4_000, 12_000)}k") as made:
                 if not made:
                     self.problems.append("fill: untested, for this user may not mount a file system")
                     return
