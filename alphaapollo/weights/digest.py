@@ -28,11 +28,14 @@ def tensor_digest(tensor: torch.Tensor) -> int:
     nothing (-0.0 does).
     """
     values = tensor.detach().reshape(-1)
-    if not values.numel():
-        return 0
-    chunk = min(_CHUNK_CPU if values.device.type == "cpu" else _CHUNK_ACCELERATOR, values.numel())
-    room = torch.empty(2, chunk, dtype=torch.int64, device=values.device)
-    return int(torch.stack([_hash_sum(part, *room[:, : part.numel()]) for part in values.split(chunk)]).sum()) % MODULUS
+    chunk = _CHUNK_CPU if values.device.type == "cpu" else _CHUNK_ACCELERATOR
+    sums: list[torch.Tensor] = []
+    for part in values.split(chunk):
+        words = part.to(torch.float32).view(torch.int32)
+        if not sums:  # the first is the longest
+            room = torch.empty(2, words.numel(), dtype=torch.int64, device=words.device)
+        sums.append(_hash_sum(words, *room[:, : words.numel()]))
+    return int(torch.stack(sums).sum()) % MODULUS
 
 
 def tensors_digest(tensors: Iterable[torch.Tensor]) -> int:
@@ -45,10 +48,10 @@ def format_digest(digest: int) -> str:
     return f"{digest % MODULUS:016x}"
 
 
-def _hash_sum(values: torch.Tensor, bits: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Sum of the hashes, an int64 scalar (wrapping): multiply and fold the high bits down, twice. 0 stays 0. `bits` and
-    `high`: room to work in."""
-    bits.copy_(values.to(torch.float32).view(torch.int32))
+def _hash_sum(words: torch.Tensor, bits: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Sum of the hashes of int32 words, an int64 scalar (wrapping): multiply and fold the high bits down, twice. 0
+    stays 0. `bits` and `high`: room to work in."""
+    bits.copy_(words)
     for multiplier, shift in zip(_MULTIPLIERS, _SHIFTS, strict=True):
         bits.mul_(multiplier)
         bits.bitwise_xor_(torch.bitwise_right_shift(bits, shift, out=high))
