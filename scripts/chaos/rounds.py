@@ -82,13 +82,15 @@ class Rounds:
         for _ in range(count):
             name = self._name()
             folder = self.place.folder(name)
-            with harms.small_disk(folder, f"{self.rng.randint(4_000, 12_000)}k") as made:
+            with harms.small_disk(folder, f"{self.rng.randint(8_000, 12_000)}k") as made:
                 if not made:
                     self.problems.append("fill: untested, for this user may not mount a file system")
                     return
                 command = Command(self.place, name, *self._words)
                 command.wait_for(never, PATIENCE * 2)
-                problem = "" if "free there" in command.last_line else f"not told: {command.last_line[:200]}"
+                said = command.printed()
+                told = "free there" in said or "No space left" in said  # of a checkpoint, or of another file
+                problem = "" if told else f"not told: {command.last_line[:200]}"
                 harm = Harm("fill", "disk", 0, command.steps, f"ended with {command.code}", command.seconds, problem)
                 self._note(harm)
                 harms.enlarge(folder, "1g")
