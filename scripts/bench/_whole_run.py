@@ -1,5 +1,4 @@
-"""A whole run of main_ppo with GRPO on the model, prompts and reward of _task.py, for what a benchmark measures beside
-generation."""
+"""Whole runs of main_ppo: the real command, with Ray, FSDP2 and vLLM, and its own metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.bench._task import SIZES, make_model, make_prompts, make_reward
@@ -25,8 +24,8 @@ def begin(folder: Path, size: str) -> None:
 
 
 def run(folder: Path, name: str, args: argparse.Namespace, *overrides: str) -> list[dict[str, float]]:
-    """Its lines of metrics. args: prompts, group (samples of each), longest (tokens of an answer), iterations; a run
-    that fails ends the benchmark."""
+    """With GRPO on what `begin` made: its lines of metrics. args: prompts, group (samples of each), longest (tokens of
+    an answer), iterations."""
     keys = {
         "algorithm.adv_estimator": "grpo",
         "actor_rollout_ref.model.path": folder / "model",
@@ -47,18 +46,24 @@ def run(folder: Path, name: str, args: argparse.Namespace, *overrides: str) -> l
         "trainer.export_hf": False,
         "trainer.resume_mode": "disable",
     }
+    return train(keys, os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}, *overrides)
+
+
+def train(keys: Mapping[str, object], environment: Mapping[str, str], *overrides: str) -> list[dict[str, float]]:
+    """The lines of metrics of a run with these keys, its folder's among them; one that fails ends the benchmark."""
+    folder = Path(*(str(keys[f"trainer.{part}"]) for part in ("output_dir", "project_name", "experiment_name")))
     words = [*(f"{key}={value}" for key, value in keys.items()), *overrides]
     done = subprocess.run(
         [sys.executable, "-m", "alphaapollo.trainer.main_ppo", *words],
         cwd=ROOT,
-        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{name} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-    return [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        raise SystemExit(f"{folder.name} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def means(lines: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:

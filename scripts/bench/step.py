@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
 from scripts.bench._trl import Settings, Task, environment, median, search, time_trl, trl_python  # noqa: E402
+from scripts.bench._whole_run import train  # noqa: E402
 
 
 def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
-    """From the run's own metrics: the real command, with Ray, FSDP2 and vLLM."""
+    """From the run's own metrics."""
     trajectories = args.num_prompts * args.group
     role = "actor_rollout_ref"
     keys = {
@@ -61,12 +61,8 @@ def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
         "trainer.test_freq": -1,
         "trainer.total_training_steps": args.warmup + args.steps,
     }
-    command = [sys.executable, "-m", "alphaapollo.trainer.main_ppo", *(f"{key}={value}" for key, value in keys.items())]
-    done = subprocess.run(command, cwd=ROOT, env=environment(args.threads), capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"main_ppo failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
-    lines = (FOLDER / f"step-{args.size}" / "metrics.jsonl").read_text().splitlines()
-    steps = [metrics for metrics in map(json.loads, lines) if metrics["step"] > args.warmup]
+    lines = train(keys, environment(args.threads))
+    steps = [metrics for metrics in lines if metrics["step"] > args.warmup]
     names = [name for name in steps[0] if name.startswith("timing/")]
     return {
         "step_seconds": [metrics["timing/step"] for metrics in steps],
