@@ -26,6 +26,7 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Environment, Services, get_registered
 from alphaapollo.environments.run_tools import open_toolbox
+from alphaapollo.observability.memory import peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.pulse import PULSE
 from alphaapollo.rewards.client import RewardClient
@@ -248,13 +249,3 @@ def context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -
     if env.context == "append":
         return lambda environment: AppendContext(prompts, renderer.delta_ids)
     return lambda environment: MemoryContext(environment, prompts, prompts.fits, env.history_length, env.memory_type)
-
-
-def peak_memory_gib(pid: int) -> float:
-    """Peak resident memory of a process; 0 for one that is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return 0.0
-    kib = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")), "0")
-    return int(kib) / 2**20

@@ -15,6 +15,7 @@ import asyncio
 
 from alphaapollo.due import due
 from alphaapollo.evaluation.validation import Validation, validate
+from alphaapollo.observability.memory import resident_gib
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import speed_metrics
 from alphaapollo.trainer.collect import collect
@@ -107,6 +108,7 @@ async def run_metrics(run: Run, timer: Timer, tokens: int) -> dict[str, float]:
         "reference/resets": float(progress.reference_resets),
         **engines,
         **memory,
+        "memory/driver_rss_gib": resident_gib(),
         **timer.metrics(),
         **speed_metrics(tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),
     }

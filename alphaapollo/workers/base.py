@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -118,19 +116,6 @@ class Sums:
         totals = torch.stack([self.totals[name].to(device) for name in names])
         dist.all_reduce(totals, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return dict(zip(names, totals.tolist(), strict=True))
-
-
-def process_memory() -> dict[str, float]:
-    """GiB of this process: resident now and at most; on a GPU also what torch holds there."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    figures = {
-        "rss_gib": pages * resource.getpagesize() / 2**30,
-        "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-    }
-    if torch.cuda.is_available():
-        figures["cuda_gib"] = torch.cuda.memory_reserved() / 2**30
-        figures["cuda_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
-    return figures
 
 
 def step_figures(steps: Sequence[StepFigures], grad_clip: float) -> dict[str, float]:

@@ -16,13 +16,13 @@ from alphaapollo.models.offload import parameter_offload
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.observability.memory import process_memory
 from alphaapollo.workers.base import (
     RankPlacement,
     compute_column,
     free_cache,
     join,
     leave,
-    process_memory,
     torch_dtype,
 )
 

@@ -4,7 +4,8 @@
     python -m scripts.chaos --seed 7 --kills 25 --stops 5 --damages 5 --fills 1 --scenes sync_single sync_multi \
         async_single async_multi                                      # the table of docs/reliability.md, hours
     python -m scripts.chaos --kills 0 --stops 20 --steps 80           # each kind of process stopped, many to a run
-    python -m scripts.chaos --soak 300                                # one long run with a death every minute or so
+    python -m scripts.chaos --soak 300                                # one long run with a death every minute or so,
+                                                                      # and how its memory grows
 
 A run is disturbed again and again until it is through; the same command begins it again whenever it has ended. Then its
 metrics (without times), rollouts and model are compared with those of a run that nobody disturbed; of an asynchronous
@@ -59,6 +60,7 @@ def disturb(args: argparse.Namespace, place: Place) -> Rounds:
     roles = [role for role in args.roles if role in SCENES[place.scene].roles]
     if args.soak:
         rounds = Rounds(place, rng, args.soak, save_freq=20)
+        rounds.undisturbed()
         rounds.soak(roles)
         return rounds
     rounds = Rounds(place, rng, args.steps)
@@ -77,11 +79,7 @@ def report(args: argparse.Namespace, every: list[Rounds]) -> None:
     text = "\n".join([f"# chaos, seed {args.seed}, {time.strftime('%Y-%m-%d')}", "", *table(every), ""])
     text += "".join(f"* {problem}\n" for problem in problems)
     if args.soak:
-        text += "".join(
-            f"{rounds.place.scene} {name}: {growth:+.3f} MiB an iteration (median)\n"
-            for rounds in every
-            for name, growth in rounds.figures.items()
-        )
+        text += "\n".join(["", *memory_table(every), ""])
     print(text)
     (args.out / "table.md").write_text(text)
     harms = [{"scene": rounds.place.scene} | asdict(harm) for rounds in every for harm in rounds.harms]
@@ -103,6 +101,17 @@ def table(every: list[Rounds]) -> list[str]:
             slowest, bad = max(harm.seconds for harm in same), sum(bool(harm.problem) for harm in same)
             scene = rounds.place.scene
             lines.append(f"| {scene} | {what} | {whom} | {len(same)} | {counts} | {slowest:.0f} | {bad} |")
+    return lines
+
+
+def memory_table(every: list[Rounds]) -> list[str]:
+    """A line for each scene, run and figure of memory."""
+    lines = ["| scene | run | memory | MiB an iteration | at the end, MiB | most, MiB |", "|---|---|---|---|---|---|"]
+    for rounds in every:
+        for run, figures in rounds.memory.items():
+            for name, own in figures.items():
+                cells = (rounds.place.scene, run, name, f"{own.slope:+.3f}", f"{own.last:.0f}", f"{own.most:.0f}")
+                lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from scripts.chaos import harms
 from scripts.chaos.command import Command
 from scripts.chaos.harms import PATIENCE, Harm
-from scripts.chaos.scenes import SCENES, Place, differences, memory_growth, unaccounted
+from scripts.chaos.scenes import SCENES, Memory, Place, differences, memory, unaccounted
 
 MOST_BEGINNINGS = 60  # of one run: then it does not get through
 WHOLE = "whole"  # the undisturbed run
@@ -25,7 +25,7 @@ class Rounds:
         self.place, self.rng, self.steps = place, rng, steps
         self.harms: list[Harm] = []
         self.problems: list[str] = []
-        self.figures: dict[str, float] = {}  # of the last run
+        self.memory: dict[str, dict[str, Memory]] = {}  # of each run, of each figure
         self._round = 0
         self._words = (f"trainer.total_training_steps={steps}", f"trainer.save_freq={save_freq}", RESTARTS)
         self._seconds = 60.0  # between two deaths at most
@@ -34,7 +34,8 @@ class Rounds:
         """The run that the others are compared with."""
         command = Command(self.place, WHOLE, *self._words)
         self._end_well(command)
-        self._seconds = 0.8 * command.seconds
+        self.memory[WHOLE] = memory(self.place.folder(WHOLE))
+        self._seconds = min(self._seconds, 0.8 * command.seconds)
 
     def kills(self, count: int, roles: Sequence[str]) -> None:
         """Each at an instant of its own, in start-ups, too; roles in turn."""
@@ -44,7 +45,7 @@ class Rounds:
             self._through(self._killer(queue))
 
     def soak(self, roles: Sequence[str]) -> None:
-        """One run, with a death every half minute or so until it is through."""
+        """One long run, with a death every half minute or so until it is through."""
         self._through(self._killer([self.rng.choice(roles) for _ in range(10 * self.steps)]))
 
     def stops(self, count: int, role: str) -> None:
@@ -99,11 +100,14 @@ class Rounds:
 
     def _killer(self, queue: list[str]) -> Callable[[Command], None]:
         def one(command: Command) -> None:
+            longest = self._seconds
             while queue and command.code is None:
-                self._sleep(command, self._seconds)
+                self._sleep(command, longest)
+                longest = 3.0  # to the next look, where there was no such process yet
                 if command.code is None and (harm := harms.kill(command, queue[-1], self.rng)):
                     queue.pop()
                     self._note(harm)
+                    longest = self._seconds
 
         return one
 
@@ -117,7 +121,7 @@ class Rounds:
         for _ in range(MOST_BEGINNINGS):
             command = Command(self.place, name, *self._words, *more)
             disturb(command)
-            command.wait_for(never, PATIENCE * 2)
+            until_end(command)
             if command.code is None:
                 command.kill()
                 self.problems.append(f"{name}: hangs ({command.log})")
@@ -137,12 +141,12 @@ class Rounds:
             found = unaccounted(folder, self.steps)
         self.problems += [f"{self.place.scene} {name}: {one}" for one in found]
         print(f"{self.place.scene} {name}: {'; '.join(found) or 'as undisturbed'}", flush=True)
-        self.figures = memory_growth(folder)
+        self.memory[name] = memory(folder)
         if not found:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _end_well(self, command: Command) -> None:
-        command.wait_for(never, PATIENCE * 2)
+        until_end(command)
         if command.code != 0:
             command.kill()
             raise RuntimeError(f"{command.run} ended with {command.code}: {command.last_line[:300]} ({command.log})")
@@ -161,6 +165,12 @@ class Rounds:
     def _name(self) -> str:
         self._round += 1
         return f"round_{self._round}"
+
+
+def until_end(command: Command) -> None:
+    """Or until it has not got on for too long."""
+    while command.wait_for(harms.goes_on(command), PATIENCE * 2):
+        pass
 
 
 def two_checkpoints(folder: Path) -> bool:

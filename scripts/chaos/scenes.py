@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression
 from typing import Any
 
 from scripts.small_run import make_task, run_words
@@ -165,10 +164,23 @@ def unaccounted(folder: Path, steps: int) -> list[str]:
     return found
 
 
-def memory_growth(folder: Path) -> dict[str, float]:
-    """MiB an iteration by role: the median, for whoever is begun again begins small."""
+@dataclass(frozen=True)
+class Memory:
+    """Of a role over a run, in MiB. slope: by an iteration, the first third left out."""
+
+    slope: float
+    last: float
+    most: float
+
+
+def memory(folder: Path) -> dict[str, Memory]:
+    """Of each figure of memory in a run's metrics."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
-    names = [name for name in lines[0] if name.startswith("memory/") and name.endswith("_rss_gib")]
-    return {
-        name: 1024 * median(later[name] - line[name] for line, later in pairwise(lines)) for name in names if lines[1:]
-    }
+    settled = lines[len(lines) // 3 :]
+    steps = [line["step"] for line in settled]
+    found = {}
+    for name in (name for name in lines[0] if name.startswith("memory/")):
+        values = [1024 * line[name] for line in settled]
+        slope = linear_regression(steps, values).slope if len(steps) > 1 else 0.0
+        found[name] = Memory(slope, values[-1], max(values))
+    return found
