@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.rollout.engine import EngineDied, EngineError
 from alphaapollo.rollout.make_engine import make_engine
 from alphaapollo.rollout.spec import EngineSpec
+from alphaapollo.rollout.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, engine_on, make_model
 
@@ -122,8 +123,27 @@ def test_a_core_that_does_not_start_is_named(tmp_path: Path) -> None:
         3, str(tmp_path / "broken"), False, Rollout(enforce_eager=True), "cpu", "float32", 64, str(tmp_path / "e.log")
     )
     before = dict(os.environ)
-    with pytest.raises(EngineError, match=f"rollout engine 3 did not start.*{tmp_path}/e.log"):
+    with pytest.raises(EngineError, match=f"rollout engine 3 did not start.*{tmp_path}/e.log") as raised:
         asyncio.run(make_engine(spec).start())
+    assert raised.type is EngineError  # another one would not start either
     assert "header too large" in (tmp_path / "e.log").read_text()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_a_core_that_is_killed_in_its_start_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model("Qwen3", 0).save_pretrained(tmp_path / "model")
+    rollout = Rollout(kv_cache_gib=0.1, enforce_eager=True)
+    spec = EngineSpec(0, str(tmp_path / "model"), False, rollout, "cpu", "float32", 64, str(tmp_path / "e.log"))
+    start = EngineProcess.start
+
+    def start_and_kill(core: EngineProcess) -> None:
+        start(core)
+        core.kill()
+
+    monkeypatch.setattr(EngineProcess, "start", start_and_kill)
+    before = dict(os.environ)
+    with pytest.raises(EngineDied, match=f"rollout engine 0 did not start.*{tmp_path}/e.log"):
+        asyncio.run(make_engine(spec).start())
     os.environ.clear()
     os.environ.update(before)

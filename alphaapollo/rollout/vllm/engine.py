@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import re
 from collections.abc import Coroutine
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -65,7 +66,8 @@ class VllmEngine:
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
     async def start(self) -> None:
-        """Raises ValueError for a model that vLLM cannot serve, EngineError when the core does not start."""
+        """Raises ValueError for a model that vLLM cannot serve, EngineError when its core does not start, EngineDied
+        when a signal ended that."""
         await self.prepare()
         await asyncio.to_thread(self._build)
         self._watch_core()
@@ -89,7 +91,8 @@ class VllmEngine:
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
-            raise EngineError(f"{self.spec.name} did not start: {error} Its log: {self.spec.log_path}") from error
+            kind = EngineDied if core_was_killed(str(error)) else EngineError
+            raise kind(f"{self.spec.name} did not start: {error} Its log: {self.spec.log_path}") from error
 
     async def close(self) -> None:
         """Ends the core and its workers; a second call does nothing."""
@@ -326,3 +329,8 @@ def children_of(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
+
+
+def core_was_killed(message: str) -> bool:
+    """What vLLM says of a start that failed: {'EngineCore': -9}, the exit code of a process that a signal ended."""
+    return re.search(r"core proc\(s\): \{.*: -\d+", message) is not None
