@@ -132,7 +132,7 @@ PULSE = Pulse()
 def read_process(pid: int, name: str = "", needed: bool = True) -> Process | None:
     """A process of this machine; None: it is gone. Without a name it is called as its command is."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat(pid)
         name = name or title(pid)
     except OSError:
         return None
@@ -141,6 +141,11 @@ def read_process(pid: int, name: str = "", needed: bool = True) -> Process | Non
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
         disk = sum(int(line.split()[1]) for line in lines if line.startswith(("read_bytes", "write_bytes")))
     return Process(pid, name, fields[0], (int(fields[11]) + int(fields[12])) / TICKS, disk, needed)
+
+
+def stat(pid: int) -> list[str]:
+    """What the kernel tells of a process after its name, which may hold any bytes: its state, its parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def title(pid: int) -> str:
@@ -157,8 +162,7 @@ def descendants(*roots: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+                children.setdefault(int(stat(int(entry.name))[1]), []).append(int(entry.name))
     found: dict[int, None] = {}
     waiting = list(roots)
     while waiting:

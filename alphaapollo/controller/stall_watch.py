@@ -14,6 +14,7 @@ import asyncio
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +79,7 @@ class StallWatch:
         self._still = 0.0  # seconds since the last count
         self._idle = 0.0  # seconds since the last count or computation
         self._told: set[bool] = set()  # by Finding.stuck
+        self._failures: set[type[Exception]] = set()  # of looks
         self._needed = {pid: name for name, pid in needed.items()}
         self._stopped: dict[int, float] = {}  # seconds, by pid
 
@@ -108,8 +110,17 @@ class StallWatch:
         while not self._left.wait(self._tick):
             now = time.monotonic()
             # Time that went by without us was nobody's: the machine slept, or Ctrl-Z stopped the run.
-            self.look(min(now - last, 2 * self._tick + ANSWER_SECONDS))
+            try:
+                self.look(min(now - last, 2 * self._tick + ANSWER_SECONDS))
+            except Exception as error:  # noqa: BLE001  who looks must not end in silence
+                self._tell_failure(error)
             last = now
+
+    def _tell_failure(self, error: Exception) -> None:
+        if type(error) not in self._failures:  # each kind once
+            self._failures.add(type(error))
+            trace = "".join(traceback.format_exception(error))
+            self._tell(f"the watch for stalls failed in a look, which is a bug; it goes on:\n{trace}")
 
     def look(self, seconds: float) -> None:
         """So much time has gone by since the last look."""

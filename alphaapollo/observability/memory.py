@@ -26,7 +26,7 @@ def resident_gib() -> float:
 def peak_memory_gib(pid: int) -> float:
     """Most that a process ever had in memory; 0 for one that is gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):  # before it was opened, or after
         return 0.0
     kib = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")), "0")

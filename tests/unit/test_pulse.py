@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from alphaapollo.pulse import Doing, Pulse, descendants, read_process
 
@@ -60,3 +61,18 @@ def test_a_stopped_grandchild_is_seen_and_named_by_its_command() -> None:
         child.kill()
         child.communicate()
     assert read_process(child.pid) is None
+
+
+def test_a_name_that_is_no_text_is_one_like_others() -> None:
+    code = "open('/proc/self/comm', 'wb').write(b'\\xff) R 1 (\\xc3'); input()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        comm, end = Path(f"/proc/{child.pid}/comm"), time.monotonic() + 30
+        while b"\xff" not in comm.read_bytes():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert child.pid in descendants(os.getpid())
+        assert child.pid in [process.pid for process in Pulse().report().processes]
+    finally:
+        child.kill()
+        child.communicate()

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,28 @@ def test_told_once_at_the_notice_and_ended_at_the_timeout(tmp_path: Path) -> Non
     assert not case.ended
     case.wait(6)
     assert len(case.ended) == 1
+
+
+def test_a_look_that_fails_is_told_once_and_the_watch_goes_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    looks = [ValueError("no text"), ValueError("no text"), look()]
+    done = threading.Event()
+
+    def see() -> Look:
+        one = looks.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        done.set()
+        looks.append(one)
+        return one
+
+    async def wait() -> None:
+        async with StallWatch([], Patience(1.0, None), "cpu", tmp_path, told.append, str, see):
+            assert await asyncio.to_thread(done.wait, 30)
+
+    asyncio.run(wait())
+    failures = [line for line in told if "failed in a look" in line]
+    assert len(failures) == 1 and "ValueError: no text" in failures[0]
 
 
 def test_null_waits_for_ever(tmp_path: Path) -> None:
