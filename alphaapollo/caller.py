@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Protocol
 
 from alphaapollo.temp_folder import in_own_folder
+from alphaapollo.watchdog import ends_when_told
 
 
 class Main(Protocol):
@@ -27,7 +28,8 @@ def command(main: Main) -> Main:
 
     Processes that Python's multiprocessing spawns import the file of `__main__` anew. A script without a guard would
     start its run again in each of them, so the file is out of sight while `main` runs: nothing of ours needs it. What
-    it and its libraries put into the temporary folder goes with it (temp_folder.py).
+    it and its libraries put into the temporary folder goes with it (temp_folder.py). SIGINT and SIGTERM end it with
+    130.
     """
 
     @wraps(main)
@@ -43,7 +45,11 @@ def command(main: Main) -> Main:
         script = sys.modules["__main__"].__dict__
         file = script.pop("__file__", None) if script.get("__spec__") is None else None  # with a spec it was -m
         try:
-            return in_own_folder(lambda: main(argv))
+            with ends_when_told():
+                return in_own_folder(lambda: main(argv))
+        except KeyboardInterrupt:  # what works in a run's folder says more (startup/drive.py)
+            print("\ninterrupted", file=sys.stderr)
+            return 130
         finally:
             if file is not None:
                 script["__file__"] = file

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 RUN = "ALPHAAPOLLO_RUN"  # environment variable of all processes that a run starts: its id
@@ -34,11 +34,18 @@ def name_run() -> str:
     return run_id
 
 
-def end_when_told() -> None:
-    """SIGTERM ends this process as Ctrl-C does, and both reach it: a shell script's background jobs start deaf to
-    SIGINT."""
+@contextmanager
+def ends_when_told() -> Iterator[None]:
+    """In the block SIGTERM ends this process as Ctrl-C does, and both reach it: a shell script's background jobs start
+    deaf to SIGINT."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def die_with(pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False) -> threading.Thread:

@@ -6,10 +6,10 @@ import importlib
 import sys
 
 from alphaapollo.caller import Main
-from alphaapollo.watchdog import die_with, end_when_told
+from alphaapollo.watchdog import die_with, ends_when_told
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))  # a kernel that is killed leaves no run behind
-    end_when_told()
-    main: Main = importlib.import_module(sys.argv[2]).main
-    sys.exit(main(sys.argv[3:]))
+    with ends_when_told():
+        main: Main = importlib.import_module(sys.argv[2]).main
+        sys.exit(main(sys.argv[3:]))

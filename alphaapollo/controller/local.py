@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.controller.crew import Roles, started
@@ -54,7 +55,8 @@ class LocalCrew:
         self._engine.worker = await started(self._roles.engine(index, HERE))
 
     async def close(self) -> None:
-        await asyncio.wait_for(self.engines.close(), timeout=20)
+        with suppress(TimeoutError):  # its core ends with this process, or when a restart sees that nothing is left
+            await asyncio.wait_for(self.engines.close(), timeout=20)
         await self.policy.close()
         for group in (self.critic, self.reward_model):
             if group:

@@ -325,6 +325,12 @@ class RayRanks(Ranks[W]):
             if type(cause).__name__ == "OutOfMemoryError":  # torch's; the driver may have no torch of that kind
                 raise WorkerFailed(f"the {self.role} worker of rank {rank}: {cause} {ROOM}") from None
             raise WorkerFailed(f"the {self.role} worker of rank {rank} failed, which is a bug:\n{error}") from None
+        except ray.exceptions.RayError as error:  # Ray's own: a node or an object is lost, memory or a disk is full
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            lost = f"the {self.role} worker of rank {rank} does not answer: {why}"
+            if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
+                raise WorkerFailed(f"{lost} Make room there.") from None  # a restart would find it so
+            raise WorkerDied(lost, self.role) from None
 
 
 async def first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(EvolvingConfig, "evolving", sys.argv[1:] if argv is None else argv)
         from alphaapollo.evolving.run import prepare, run  # torch from here on: a wrong key is told before
-        from alphaapollo.startup.drive import drive
+        from alphaapollo.startup.drive import drive, run_until_told
 
         try:
             prepared = prepare(config, terminal)
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("dry run: the configuration is sound, nothing was started.")
         return 0
     end = f"interrupted; the same command goes on where {prepared.folder} ends"
-    return drive(prepared.folder, lambda: asyncio.run(run(prepared, terminal)), lambda: end)
+    return drive(prepared.folder, lambda: run_until_told(run(prepared, terminal)), lambda: end)
 
 
 if __name__ == "__main__":

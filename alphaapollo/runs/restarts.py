@@ -6,7 +6,6 @@ run -> a death -> all that the run has started ends -> the newest sound checkpoi
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Set
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.observability.console import Console
 from alphaapollo.runs.background_save import Progress
+from alphaapollo.startup.drive import run_until_told
 from alphaapollo.startup.failures import NotRestarted
 from alphaapollo.startup.input_checks import find_machine
 from alphaapollo.startup.resume import Start, find_start, way_on
@@ -84,7 +84,7 @@ def run_with_restarts(prepared: R, run: Callable[[R, Any], Coroutine[Any, Any, N
         progress = prepared.progress
         try:
             with nothing_left(prepared.config):
-                asyncio.run(run(prepared, progress))
+                run_until_told(run(prepared, progress))
             return
         except WorkerLost as error:
             death, what = error, error.what.rstrip(".")

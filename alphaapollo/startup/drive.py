@@ -1,15 +1,19 @@
-"""A command's work in its run's folder, once everything is checked: signals, the lock, the exit code."""
+"""A command's work in its run's folder, once everything is checked: the lock, signals, the exit code."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from alphaapollo.config.errors import failed
+from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.folder_lock import FolderInUseError, lone_driver
 from alphaapollo.startup.failures import FAILURES
-from alphaapollo.watchdog import end_when_told
 
 
 def drive(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]) -> int:
@@ -17,7 +21,6 @@ def drive(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]
 
     interrupted: what to tell then, from what the folder holds by then.
     """
-    end_when_told()
     try:
         with lone_driver(folder):
             work()
@@ -29,3 +32,31 @@ def drive(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]
     except FAILURES as error:
         return failed(error, 1)
     return 0
+
+
+def run_until_told(work: Coroutine[Any, Any, None]) -> None:
+    """asyncio.run. Raises KeyboardInterrupt after a SIGINT or SIGTERM also where somebody's death got ahead of it: such
+    signals often reach a whole group of processes."""
+    told = False
+
+    async def noticing() -> None:
+        handler = signal.getsignal(signal.SIGINT)  # asyncio's: it cancels this task
+
+        def notice(number: int, frame: FrameType | None) -> None:
+            nonlocal told
+            told = True
+            assert callable(handler)
+            handler(number, frame)
+
+        signal.signal(signal.SIGINT, notice)
+        try:
+            await work
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+    try:
+        asyncio.run(noticing())
+    except WorkerLost as death:
+        if told:
+            raise KeyboardInterrupt from death
+        raise

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -53,3 +54,17 @@ def test_in_a_running_event_loop_it_is_refused_with_what_to_do(capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "an event loop is running here (a notebook?)" in said
     assert said.endswith(f"!{sys.executable} -m {__name__} trainer.seed=1 'data.train_files=[a b]'\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_end_before_anything_runs_it_does(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    before = signal.getsignal(number)
+
+    @command
+    def main(argv: Sequence[str] | None = None) -> int:
+        signal.raise_signal(number)
+        raise AssertionError("it goes on")
+
+    assert main([]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+    assert signal.getsignal(number) is before

@@ -10,7 +10,17 @@ from threading import Timer
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    OutOfDiskError,
+    RayError,
+    RayTaskError,
+)
+from ray.exceptions import (
+    OutOfMemoryError as RayOutOfMemoryError,
+)
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_ranks import RayRanks
@@ -40,6 +50,33 @@ def test_a_gpu_without_room_names_the_keys() -> None:
     )
     assert "ppo_max_token_len_per_gpu" in text and "bug" not in text
     assert "which is a bug" in said(RuntimeError("shapes differ"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (
+            RayOutOfMemoryError("Task was killed due to the node running low on memory.\nlong"),
+            WorkerDied,
+            "low on memory.",
+        ),
+        (NodeDiedError("node 7 is gone"), WorkerDied, "node 7 is gone"),
+        (LocalRayletDiedError(), WorkerDied, "raylet"),
+        (OutOfDiskError("file system is full"), WorkerFailed, "full Make room there."),
+    ],
+)
+def test_what_ray_itself_meets_is_a_death_or_a_failure_and_no_bug(
+    error: RayError, kind: type[Exception], says: str
+) -> None:
+    ranks: Any = object.__new__(RayRanks)
+    ranks.role, ranks.where = "policy", []
+
+    async def fail() -> None:
+        raise error
+
+    with pytest.raises(kind, match=r"the policy worker of rank 3 does not answer: ") as caught:
+        asyncio.run(ranks._one(3, fail()))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 class Ref:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from alphaapollo.startup import drive as home
-from alphaapollo.startup.drive import drive
+from alphaapollo.controller.ranks import WorkerDied
+from alphaapollo.startup.drive import drive, run_until_told
 from alphaapollo.startup.failures import NotRestarted
+from alphaapollo.watchdog import ends_when_told
 
 HOLD = """
 import sys
@@ -18,11 +21,6 @@ with lone_driver(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
-
-
-@pytest.fixture(autouse=True)
-def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "end_when_told", lambda: None)  # pytest's own stay
 
 
 def raising(error: BaseException) -> None:
@@ -59,3 +57,20 @@ def test_a_folder_that_another_works_in_is_left_alone(tmp_path: Path) -> None:
         assert drive(tmp_path / "run", lambda: done.append(1), str) == 2
         holder.kill()
     assert not done
+
+
+def test_a_death_after_a_signal_is_an_interrupt() -> None:
+    async def end(told: bool) -> None:
+        try:
+            if told:
+                signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+        finally:
+            raise WorkerDied("the policy worker of rank 0 died", "policy")
+
+    with ends_when_told():
+        with pytest.raises(KeyboardInterrupt):
+            run_until_told(end(True))
+        with pytest.raises(WorkerDied):
+            run_until_told(end(False))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
