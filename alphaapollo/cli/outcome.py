@@ -70,7 +70,7 @@ class Evaluation:
     @property
     def results(self) -> list[dict[str, Any]]:
         """Every group as results.jsonl has it: the prompt and its samples with turns, rewards and stop reasons."""
-        return [json.loads(line) for line in (self.folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in (self.folder / "results.jsonl").read_bytes().splitlines()]
 
     @property
     def model(self) -> str:

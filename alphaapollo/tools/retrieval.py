@@ -83,7 +83,7 @@ class Index:
         import bm25s
 
         folder = self._folder / self._places[repo_name]
-        lines = (folder / "passages.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (folder / "passages.jsonl").read_bytes().splitlines()
         return bm25s.BM25.load(str(folder), show_progress=False), [Passage(**json.loads(line)) for line in lines]
 
 

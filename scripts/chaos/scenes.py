@@ -113,7 +113,7 @@ def rollouts_of(folder: Path) -> list[dict[str, Any]]:
     """Every trajectory, without its seconds."""
     records = []
     for path in sorted((folder / "rollouts").glob("step_*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in path.read_bytes().splitlines():  # of text, other characters end lines, too
             record = json.loads(line)
             del record["seconds"]
             for turn in record["turns"]:

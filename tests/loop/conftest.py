@@ -63,12 +63,14 @@ class Finished:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_bytes().splitlines()]
         assert not undocumented(name for line in lines for name in line)
         return lines
 
     def rollouts(self, step: int) -> list[dict]:
-        return [json.loads(line) for line in (self.folder / f"rollouts/step_{step:06d}.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / f"rollouts/step_{step:06d}.jsonl").read_bytes().splitlines()
+        ]
 
 
 def where_the_secret_is(done: Finished) -> list[str]:

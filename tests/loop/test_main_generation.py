@@ -57,7 +57,7 @@ def wait_for_lines(program: Program, path: Path, count: int) -> None:
 
 def records(folder: Path) -> list[dict]:
     """By prompt and sample, without what depends on the moment."""
-    found = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in (folder / "results.jsonl").read_bytes().splitlines()]
     for record in found:
         del record["seconds"]
         for turn in record["turns"]:
@@ -122,7 +122,7 @@ def test_the_same_samples_as_a_validation_in_training(generation: GenerationRunn
         "trainer.seed=5",
         "trainer.controller=local",
     )
-    validation = (trained.folder / "rollouts/val_000000.jsonl").read_text().splitlines()
+    validation = (trained.folder / "rollouts/val_000000.jsonl").read_bytes().splitlines()
     texts = {(record["prompt_id"], record["sample"]): record["text"] for record in map(json.loads, validation)}
     assert {(record["prompt_id"], record["sample"]): record["text"] for record in records(done.folder)} == texts
     figures = json.loads((done.folder / "summary.json").read_text())["all"]["figures"]

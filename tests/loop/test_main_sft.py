@@ -107,7 +107,7 @@ def test_held_out_prompts_are_answered_by_the_ranks(sft: SftRunner, leaves_nothi
         for line in done.metrics:
             assert {"val/accuracy", "val/accuracy_greedy", "val/pass@2", "val/response_length"} <= line.keys()
             assert line["val/failed"] == 0.0 and 0.0 < line["val/response_length"] <= 16.0
-        rows = [json.loads(line) for line in (done.folder / "rollouts/val_000003.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (done.folder / "rollouts/val_000003.jsonl").read_bytes().splitlines()]
         assert len(rows) == 16 and {row["weight_version"] for row in rows} == {3}
         rewards = [sum(letter.isdigit() for letter in row["text"]) / 10 for row in rows]
         assert sum(rewards) / 16 == pytest.approx(done.metrics[-1]["val/reward"])

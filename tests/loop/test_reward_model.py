@@ -58,7 +58,7 @@ def expected_scores(folder: Path, texts: list[list[int]]) -> np.ndarray:
 
 
 def records_of(done: Finished, name: str) -> list[dict[str, Any]]:
-    lines = (done.folder / "rollouts" / f"{name}.jsonl").read_text().splitlines()
+    lines = (done.folder / "rollouts" / f"{name}.jsonl").read_bytes().splitlines()
     return [json.loads(line) for line in lines]
 
 

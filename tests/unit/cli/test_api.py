@@ -145,10 +145,11 @@ def test_an_evaluation(tmp_path: Path) -> None:
     (tmp_path / "summary.csv").write_text(
         "data_source,figure,value,low,high,problems\n,pass@1,0.5,0.25,0.75,8\n,response_length,20,18,22,8\n"
     )
-    (tmp_path / "results.jsonl").write_text('{"prompt_id": 0}\n')
+    result = {"prompt_id": 0, "text": "a model writes\u2028line ends\x85 of all kinds"}
+    (tmp_path / "results.jsonl").write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
     done = Evaluation(tmp_path, GenerationConfig(model={"path": "m"}))
     assert list(done.metrics["figure"]) == ["pass@1", "response_length"]
-    assert done.results == [{"prompt_id": 0}]
+    assert done.results == [result]
     assert done.model == "m"
     (axes,) = done.plot().axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["pass@1"]

@@ -91,7 +91,7 @@ class Command:
 
     def records(self) -> list[dict]:
         """In the order of prompts and samples, without what differs from run to run."""
-        records = [json.loads(line) for line in self.results.read_text().splitlines()]
+        records = [json.loads(line) for line in self.results.read_bytes().splitlines()]
         for record in records:
             del record["seconds"]
         return sorted(records, key=lambda record: (record["prompt_id"], record["sample"]))

@@ -49,7 +49,7 @@ def summary(folder: Path) -> dict:
 
 
 def scores(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "out/alphaapollo/eval/scores.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "out/alphaapollo/eval/scores.jsonl").read_bytes().splitlines()]
 
 
 EXPECTED = {

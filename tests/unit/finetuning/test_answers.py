@@ -109,7 +109,7 @@ def test_figures_are_those_of_a_validation_and_the_answers_are_kept(tmp_path: Pa
     right = {"val/accuracy": 0.2, "val/a/accuracy": 1 / 3, "val/b/accuracy": 0.0, "val/pass@2": 0.2}
     assert {name: metrics[name] for name in right} == pytest.approx(right)
     assert metrics["val/accuracy_greedy"] == 0.2 and metrics["val/failed"] == 0.0
-    lines = (tmp_path / "run/rollouts/val_000002.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run/rollouts/val_000002.jsonl").read_bytes().splitlines()
     assert len(lines) == 10 and json.loads(lines[4])["text"] == "w9"
 
 

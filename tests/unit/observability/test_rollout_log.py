@@ -42,7 +42,7 @@ def group(*trajectories: Trajectory) -> list[TrajectoryGroup]:
 
 
 def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def test_a_line_holds_the_whole_trajectory(tmp_path: Path):

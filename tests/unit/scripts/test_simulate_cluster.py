@@ -69,7 +69,7 @@ def test_a_small_cluster(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["batch/trajectories"] == 32 and line["sync/probe_gap"] == 0 for line in lines)
-    assert len((tmp_path / "rollouts" / "step_000002.jsonl").read_text().splitlines()) == 32
+    assert len((tmp_path / "rollouts" / "step_000002.jsonl").read_bytes().splitlines()) == 32
     for step, line in zip(steps, lines, strict=True):
         waited = line["response/length_max"] / 50 + latencies.publish
         assert waited < step.seconds < waited + 3.0 + sum(step.work.values())
