@@ -29,6 +29,7 @@ from alphaapollo.rewards.protocol import (
     worker_command,
     worker_environment,
 )
+from alphaapollo.tools.sandbox.result import signal_name
 
 START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries in it
 RESTART_DELAY = 1.0  # seconds after a process that did not start
@@ -93,7 +94,7 @@ class _Process:
         finally:
             self.kill()  # also where the wait is cancelled: the pool closes meanwhile
         code = await self.handle.wait()
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return signal_name(-code) if code < 0 else f"exit code {code}"
 
 
 class GraderPool:
@@ -181,9 +182,13 @@ class GraderPool:
                 process.send(jobs)
                 await self._collect(process)
         except asyncio.IncompleteReadError:
-            ending = await process.end(GRACE)
-            reason = f"no answer within {self._timeout:g} s" if process.timed_out else f"its process died ({ending})"
-            process.jobs.popleft().fail(f"the reward function gave no reward: {reason}")
+            job = process.jobs.popleft()  # never queued again: it would end the next process too
+            reason = f"no answer within {self._timeout:g} s" if process.timed_out else "its process died"
+            try:
+                ending = await process.end(GRACE)
+                reason += "" if process.timed_out else f" ({ending})"
+            finally:
+                job.fail(f"the reward function gave no reward: {reason}")
         finally:
             self._processes.discard(process)
             self._requeue(process.jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,3 +40,12 @@ class SandboxError(RuntimeError):
 
 class SandboxUnavailableError(ValueError):
     """This machine cannot hold untrusted code, and the user has not said that it may run anyway."""
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`; `signal 40` where it has no name, as most real-time signals.
+
+    >>> signal_name(11), signal_name(40)
+    ('SIGSEGV', 'signal 40')
+    """
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -27,7 +27,7 @@ from alphaapollo.tools.sandbox.child import DONE, MESSAGE_BYTES, READY, Launch
 from alphaapollo.tools.sandbox.execute import EXIT_MEMORY
 from alphaapollo.tools.sandbox.interpreter import Interpreter
 from alphaapollo.tools.sandbox.order import Order
-from alphaapollo.tools.sandbox.result import SandboxError, SandboxResult, Status
+from alphaapollo.tools.sandbox.result import SandboxError, SandboxResult, Status, signal_name
 
 FORK_TIMEOUT = 30.0  # seconds until a child is ready
 KILL_TIMEOUT = 10.0  # until a killed child is gone
@@ -382,5 +382,4 @@ def wait_status(status: int, stopped: Status | None, timeout: float) -> tuple[St
     number = os.WTERMSIG(status)
     if number == signal.SIGKILL:
         return Status.MEMORY, "killed by the kernel: no memory left on the machine"
-    named = number in set(signal.Signals)  # most real-time signals are not
-    return Status.ERROR, f"killed by {signal.Signals(number).name if named else f'signal {number}'}"
+    return Status.ERROR, f"killed by {signal_name(number)}"

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from alphaapollo.rewards import grader_pool
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -53,6 +54,7 @@ def f(prompt, completion):
         "none": lambda: None,
         "exit": lambda: sys.exit(3),
         "crash": lambda: ctypes.string_at(0),
+        "nameless": lambda: os.kill(os.getpid(), 40),
         "close": lambda: os.closerange(0, 100),
         "memory": lambda: bytes(1 << 60),
         "recursion": lambda: f(prompt, "recursion"),
@@ -121,6 +123,7 @@ def test_the_users_function_grades_everything_and_its_prints_harm_nothing(custom
         ("none", "a NoneType"),
         ("exit", "its process died (exit code 3)"),
         ("crash", "its process died (SIGSEGV)"),
+        ("nameless", "its process died (signal 40)"),  # which Python has no name for
         ("close", "its process died"),
         ("memory", "MemoryError"),
         ("recursion", "RecursionError"),
@@ -134,6 +137,20 @@ def test_a_failure_has_a_reason_and_no_reward_and_harms_no_other(custom, text, r
     assert math.isnan(failed.reward) and failed.components == {}
     assert re.search(reason, failed.reason) or reason in failed.reason
     assert first == last == Score(1.0)
+
+
+def test_a_job_is_never_graded_again_after_a_mistake_of_the_pool(custom, monkeypatch):
+    async def broken(process, grace=0.0):
+        process.kill()
+        raise RuntimeError("a mistake of ours")
+
+    async def scenario(client):
+        with monkeypatch.context() as patch:
+            patch.setattr(grader_pool._Process, "end", broken)
+            return await client.score(GSM8K, "exit")
+
+    failed = run(scenario, custom)
+    assert failed.outcome is Outcome.GRADER_FAILED and "its process died" in failed.reason
 
 
 def test_components_are_added_to_the_built_in_reward():
