@@ -37,6 +37,25 @@ class WorkerColumns:
     teacher_logprobs: np.ndarray | None = None
 
 
+OF_WHOM = {
+    "old_logprobs": "the policy's log-probs",
+    "ref_logprobs": "the reference's log-probs",
+    "values": "the critic's values",
+    "teacher_logprobs": "the teacher's log-probs",
+}
+
+
+def not_finite(computed: WorkerColumns, mask: torch.Tensor) -> str:
+    """Whose numbers are none where the policy acted (mask [B, L]), and in how many rows, in words; empty: nobody's."""
+    found = []
+    for name, words in OF_WHOM.items():
+        matrix = getattr(computed, name)
+        if matrix is not None and not np.isfinite(matrix.sum(dtype=np.float64)):
+            bad = (~np.isfinite(matrix) & mask.bool().numpy()).any(axis=1)
+            found += [f"{words} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+    return "; ".join(found)
+
+
 @dataclass(frozen=True)
 class Credit:
     """What the estimator made of a batch."""

@@ -14,9 +14,10 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.data.batch import segment_offsets
 from alphaapollo.data.packing import keep_rows
+from alphaapollo.models.train_state import MOST_SKIPPED
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.batch_metrics import layout_metrics
-from alphaapollo.trainer.credit import Credit, WorkerColumns, assign_credit
+from alphaapollo.trainer.credit import Credit, WorkerColumns, assign_credit, not_finite
 from alphaapollo.trainer.run_state import Learner
 from alphaapollo.trainer.training_batch import Batch, build_batch
 from alphaapollo.types import TrajectoryGroup
@@ -53,6 +54,9 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
         )
     with timer("columns"):
         computed = await compute_columns(run, groups, batch)
+    if bad := not_finite(computed, batch.mask):
+        return await left_out(run, step, bad)
+    run.left_out = 0
     with timer("advantage"):
         actor = config.actor_rollout_ref.actor
         algorithm, dtype = config.algorithm, run.column_dtype
@@ -75,6 +79,26 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
                 coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
         run.console.phase("update", 1, 1)
     return Learned(metrics, coef, batch.layout.num_tokens, batch, credit)
+
+
+async def left_out(run: Learner, step: int, bad: str) -> Learned:
+    """Nothing is learned in this iteration, and that is told. Raises FloatingPointError if it is not to be left out, or
+    if many were in a row."""
+    skip_bad = run.config.trainer.on_bad_step == "skip"
+    run.left_out += 1
+    if not skip_bad or run.left_out == MOST_SKIPPED:
+        times = f", as in the {run.left_out - 1} iterations before it" if run.left_out > 1 else ""
+        ways = [f"data.seed={1000 + step} (other batches from there on)"]
+        ways += [] if skip_bad else ["trainer.on_bad_step=skip"]
+        raise FloatingPointError(
+            f"{bad} in iteration {step}{times}; nothing is trained on them. The same command would resume from the "
+            "last checkpoint and meet the same batch again. Add to it one of: "
+            f"{'; '.join(ways)}; float32 weights of that model."
+        )
+    run.console.notice(f"step {step}: {bad}: nothing is trained on them (trainer.on_bad_step=skip)")
+    if run.crew.critic:
+        await run.crew.critic.rest()
+    return Learned({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
 async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:

@@ -37,6 +37,7 @@ class Learner:
     column_dtype: ColumnDtype = "float32"  # of what the driver computes for the training ranks
     shares_prompts: bool = False  # the plan's, if the workers' self-check allows it
     reference: ReferenceAhead | None = None  # where its log-probs are computed group by group
+    left_out: int = 0  # iterations in a row in which nothing was learned, for a worker's numbers were none
 
     def begin_reference(self) -> None:
         """Where the plan says so, and it is known whether prompts are shared."""
@@ -50,7 +51,7 @@ class Learner:
 @dataclass(kw_only=True)
 class Run(Learner):
     """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts`,
-    `reference` and `engines_replaced` outlive an iteration."""
+    `reference`, `left_out` and `engines_replaced` outlive an iteration."""
 
     crew: Crew
     weights: WeightPublisher

@@ -106,7 +106,8 @@ class Trainer(Training):
     at once, on keys and values of older weights; false = computed anew."""
     on_bad_step: Literal["stop", "skip"] = "stop"
     """An optimiser step whose gradient is not finite: stop = end the run there; skip = leave it out, count it
-    (actor/steps_skipped), and go on, unless many are bad in a row. Its trajectories are in rollouts/."""
+    (actor/steps_skipped), and go on, unless many are bad in a row. Its trajectories are in rollouts/. Log-probs or
+    values that are not finite: the same of all the iteration's steps (batch/left_out)."""
     critic_warmup: NonNegativeInt = 0
     """First iterations that train the critic only."""
     controller: Literal["ray", "local"] = "ray"
