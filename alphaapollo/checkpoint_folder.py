@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from typing import Any
 from alphaapollo.pulse import PULSE
 
 PROGRESS = "progress.json"
-"""Where the driver's own state stands in a checkpoint; its presence says that the checkpoint is whole."""
+"""Where the driver's own state stands in a checkpoint."""
 MANIFEST = "manifest.json"
-"""Size and digest of every other file of a checkpoint."""
+"""Size and digest of every other file of a checkpoint. Without it nothing is known of them, so nothing is trusted."""
 NAME = re.compile(r"step_(\d{6,})")  # a copy that a person has made has another one
 READERS = 4  # files at once
 
@@ -92,9 +91,11 @@ class CheckpointFolder:
                 path.rename(aside)
 
     def whole(self) -> list[Path]:
-        """The checkpoints that were written whole, oldest first; `damage` says what has become of one since."""
-        named = (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name))
-        return sorted((path for path in named if (path / PROGRESS).exists() or (path / MANIFEST).exists()), key=step_of)
+        """The checkpoints that were written whole, which is what the name says, oldest first; `damage` says what has
+        become of one since."""
+        return sorted(
+            (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=step_of
+        )
 
 
 def step_of(checkpoint: Path) -> int:
@@ -104,46 +105,53 @@ def step_of(checkpoint: Path) -> int:
 
 def seal(folder: Path) -> None:
     """Everything in the folder is written: note its digests, and make it durable."""
-    (folder / MANIFEST).write_text(json.dumps(_read_files(folder, _files(folder)), indent=1) + "\n")
+    names = _files(folder)
+    with ThreadPoolExecutor(READERS) as pool:
+        written = dict(zip(names, pool.map(lambda name: _read_file(folder / name), names), strict=True))
+    (folder / MANIFEST).write_text(json.dumps(written, indent=1) + "\n")
     for file in sorted(folder.rglob("*")):
         _sync(file)
         PULSE.beat()
 
 
 def damage(checkpoint: Path) -> list[str]:
-    """A line for each file of a whole checkpoint whose bytes are not those that were written. None are known of one
-    without a manifest, as earlier versions wrote it."""
-    if not (checkpoint / MANIFEST).exists():
-        return []
+    """A line for each file of a whole checkpoint that is not what was written."""
     try:
         noted = json.loads((checkpoint / MANIFEST).read_text())
         written = {str(name): (int(size), str(digest)) for name, (size, digest) in noted.items()}
+    except FileNotFoundError:
+        return [f"{MANIFEST} is missing"]
     except (OSError, ValueError, TypeError, AttributeError):
         return [f"{MANIFEST} cannot be read"]
-    missing = [name for name in written if not (checkpoint / name).is_file()]
-    found = _read_files(checkpoint, [name for name in written if name not in missing])
-    return [f"{name} is missing" for name in missing] + [
-        f"{name} has {found[name][0]} bytes of {size}" if found[name][0] != size else f"{name} has other bytes"
-        for name, (size, digest) in written.items()
-        if name in found and found[name] != (size, digest)
-    ]
+    if not written:
+        return [f"{MANIFEST} names no file"]
+
+    def problem_of(name: str) -> str:
+        try:
+            found = _read_file(checkpoint / name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        size, digest = written[name]
+        if found[0] != size:
+            return f"{name} has {found[0]} bytes of {size}"
+        return "" if found[1] == digest else f"{name} has other bytes"
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return [problem for problem in pool.map(problem_of, written) if problem]
 
 
 def _files(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
-def _read_files(folder: Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """(bytes, sha256) by name."""
-
-    def read(name: str) -> tuple[int, str]:
-        with (folder / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            PULSE.beat()
-            return file.tell(), digest
-
-    with ThreadPoolExecutor(READERS) as pool:
-        return dict(zip(names, pool.map(read, names), strict=True))
+def _read_file(path: Path) -> tuple[int, str]:
+    """(bytes, sha256)"""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        PULSE.beat()
+        return file.tell(), digest
 
 
 def move_aside(folder: Path) -> Path | None:

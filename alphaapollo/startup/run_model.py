@@ -35,7 +35,8 @@ def find_newest(path: Path) -> NewestModel:
     if not whole:
         return _written_at_the_end(path)
     checkpoint, model = whole[-1], path / "model"
-    if is_model(model) and model.stat().st_mtime >= (checkpoint / PROGRESS).stat().st_mtime:
+    written = checkpoint / PROGRESS  # without it the checkpoint is damaged, as its export says
+    if is_model(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
         return NewestModel(path, model)
     run = checkpoint.parents[1]
     exported = run / "exported" / checkpoint.name

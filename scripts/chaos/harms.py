@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.checkpoint_folder import CheckpointFolder
+from alphaapollo.checkpoint_folder import MANIFEST, CheckpointFolder
 from scripts.chaos.command import Command
 
 PATIENCE = 240.0  # seconds until a command must have gone on or ended
@@ -88,9 +88,10 @@ def stop(command: Command, role: str, rng: random.Random) -> Harm | None:
 def damage(checkpoints: Path, rng: random.Random) -> tuple[str, str]:
     """Spoil one file of the newest whole checkpoint; how, and which, by its path in the checkpoint."""
     newest = CheckpointFolder(checkpoints, None).whole()[-1]
-    path = rng.choice(sorted(path for path in newest.rglob("*") if path.is_file() and path.name != "manifest.json"))
+    path = rng.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
     content = bytearray(path.read_bytes())
-    how = rng.choice(["bit", "cut", "gone", "empty"]) if content else "gone"
+    whole = ["gone", "empty"] if content else ["gone"]
+    how = rng.choice(whole if path.name == MANIFEST else [*whole, "bit", "cut"])  # a bit there is another file's digest
     if how == "gone":
         path.unlink()
     elif how == "bit":

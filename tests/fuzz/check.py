@@ -5,7 +5,7 @@
     templates       chat templates that are wrong, do not show the chat, or recurse
     tool calls      what a model writes, through the readers of calls to the tools
     rewards         what a reward function returns, and what it does to its process
-    checkpoints     bytes that flip, files that are cut, missing, renamed, swapped, with a manifest and without
+    checkpoints     bytes that flip, files that are cut, missing, renamed, swapped; the manifest's, too
 
 A failure is anything else: another exception, an error that names neither key nor file, a hang, a configuration that
 does not come back from its config.yaml, a damaged checkpoint that is gone on from.

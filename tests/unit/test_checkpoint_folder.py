@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,13 +61,51 @@ def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
     assert damage(checkpoint) == ["policy/weights has other bytes"]
     weights.write_text("")
     (checkpoint / "progress.json").unlink()
-    assert damage(checkpoint) == ["progress.json is missing", "policy/weights has 0 bytes of 1"]
-    (checkpoint / "manifest.json").write_text('{"policy/weights": 3')
-    assert damage(checkpoint) == ["manifest.json cannot be read"]
-    (checkpoint / "manifest.json").write_text("[]")
-    assert damage(checkpoint) == ["manifest.json cannot be read"]
+    assert damage(checkpoint) == ["policy/weights has 0 bytes of 1", "progress.json is missing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"policy/weights": 3', "cannot be read"),
+        ("[]", "cannot be read"),
+        ("", "cannot be read"),
+        ("{}", "names no file"),
+        (None, "is missing"),
+    ],
+)
+def test_a_manifest_that_vouches_for_nothing_is_damage(tmp_path: Path, text: str | None, says: str) -> None:
+    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
+    if text is None:
+        (checkpoint / "manifest.json").unlink()
+    else:
+        (checkpoint / "manifest.json").write_text(text)
+    assert damage(checkpoint) == [f"manifest.json {says}"]
+
+
+def test_what_is_left_of_a_checkpoint_is_one_that_is_damaged(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=None)
+    checkpoint = write(checkpoints, 1)
+    (checkpoint / "progress.json").unlink()
     (checkpoint / "manifest.json").unlink()
-    assert damage(checkpoint) == [], "an earlier version wrote none"
+    (tmp_path / "step_000002").touch()  # no folder
+    assert checkpoints.whole() == [checkpoint] and damage(checkpoint) == ["manifest.json is missing"]
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
+    right = Path.open
+
+    def broken_disk(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == broken:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return right(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", broken_disk)
+    broken = "weights"
+    assert damage(checkpoint) == ["policy/weights cannot be read (Input/output error)"]
+    broken = "manifest.json"
+    assert damage(checkpoint) == ["manifest.json cannot be read"]
 
 
 @pytest.mark.parametrize("text", ["", '{"step": 4', "[]", "7", '{"step": "4"}', "{}", "\x00"])

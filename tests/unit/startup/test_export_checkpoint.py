@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.checkpoint_folder import write_progress
+from alphaapollo.checkpoint_folder import seal, write_progress
 from alphaapollo.config.load import save_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
@@ -41,6 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = str(save_model("qwen3", tmp_path_factory.mktemp("qwen3")))
     run_ranks(train, 2, model, str(folder))
     write_progress(folder / "checkpoints/step_000002", {"step": 2})
+    seal(folder / "checkpoints/step_000002")
     save_config(SftConfig(model={"path": model}), folder / "config.yaml")
     return folder
 
@@ -68,6 +69,7 @@ def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> N
     checkpoint = tmp_path / "ppo/checkpoints/step_000002"
     shutil.copytree(run / "checkpoints/step_000002/model", checkpoint / "policy")
     write_progress(checkpoint, {"step": 2})
+    seal(checkpoint)
     role = {"model": {"path": "gone/elsewhere", "dtype": "bfloat16"}}
     save_config(Config(actor_rollout_ref=role), tmp_path / "ppo/config.yaml")
     export = prepare(
@@ -88,6 +90,7 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "run/checkpoints/step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})
+    seal(checkpoint)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
     with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or main_sft"):
         prepare(ExportConfig(checkpoint=str(checkpoint)))
@@ -123,6 +126,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
     checkpoint = run / "checkpoints/step_000002"
     run_ranks(train_critic, 2, model, str(checkpoint / "critic"))
     write_progress(checkpoint, {"step": 2})
+    seal(checkpoint)
     save_config(Config(actor_rollout_ref={"model": {"path": model}}), run / "config.yaml")
     with pytest.raises(ValueError, match="holds no policy"):
         prepare(ExportConfig(checkpoint=str(run)))

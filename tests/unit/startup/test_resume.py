@@ -30,10 +30,11 @@ def train(config: Config, step: int) -> Path:
     folder = config.trainer.folder
     start_of(config).claim(config)
     (folder / "metrics.jsonl").write_text('{"step": 0}\n')
-    checkpoint = folder / "checkpoints" / f"step_{step:06d}"
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    write_progress(checkpoint, {"step": step})
-    return checkpoint
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
+    writing = checkpoints.begin(step)
+    (writing / "weights").write_text(str(step))
+    write_progress(writing, {"step": step})
+    return checkpoints.finish(writing)
 
 
 def saved(folder: Path) -> dict[str, Any]:
@@ -203,17 +204,9 @@ def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
     assert checkpoint.exists() and not left.exists()
 
 
-def whole(config: Config, step: int) -> Path:
-    """As `train`, with digests."""
-    checkpoint = train(config, step)
-    writing = checkpoint.rename(checkpoint.with_name(f".writing_step_{step:06d}"))
-    (writing / "weights").write_text(str(step))
-    return CheckpointFolder(checkpoint.parent, keep=None).finish(writing)
-
-
 def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    older, newer = whole(config, 20), whole(config, 40)
+    older, newer = train(config, 20), train(config, 40)
     (newer / "weights").write_text("41")
     start = start_of(config)
     assert (start.checkpoint, start.step) == (older, 20)
@@ -234,10 +227,28 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
         start_of(asked)
 
 
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        (("manifest.json",), "manifest.json is missing"),
+        (("progress.json",), "progress.json is missing"),
+        (("weights", "manifest.json", "progress.json"), "manifest.json is missing"),
+    ],
+)
+def test_a_checkpoint_that_nothing_vouches_for_is_passed_over(tmp_path: Path, gone: tuple[str, ...], says: str) -> None:
+    config = configured(tmp_path)
+    older, newer = train(config, 20), train(config, 40)
+    for name in gone:
+        (newer / name).unlink()
+    start = start_of(config)
+    assert start.checkpoint == older
+    assert start.lines()[0] == f"is passed over, for it is damaged: {newer}: {says}."
+
+
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
     """Else a start after a kill would go on from what was left behind."""
     config = configured(tmp_path)
-    checkpoint, later = whole(config, 20), whole(config, 40)
+    checkpoint, later = train(config, 20), train(config, 40)
     back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
     start = start_of(back)
     assert start.lines()[1] == "sets the checkpoints of later iterations aside: step_000040."

@@ -38,6 +38,8 @@ def test_the_newest_of_a_run(tmp_path: Path) -> None:
     second = checkpoint(tmp_path, 2, when=300)  # the run went on after it had ended
     assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
     assert find_newest(first) == NewestModel(tmp_path, tmp_path / "exported/step_000001")
+    (second / "progress.json").unlink()  # nobody knows which is newer; its export says that it is damaged
+    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
 
 
 def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.checkpoint_folder import write_progress
+from alphaapollo.checkpoint_folder import seal, write_progress
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.startup.resume import find_start
@@ -37,6 +37,7 @@ def begun(config: Config, cores: int) -> None:
     checkpoint = config.trainer.folder / "checkpoints" / "step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})
+    seal(checkpoint)
 
 
 @pytest.mark.parametrize(
