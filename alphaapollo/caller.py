@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import wraps
+from types import TracebackType
 from typing import Protocol
 
+from alphaapollo.redact import redacted
 from alphaapollo.temp_folder import in_own_folder
 from alphaapollo.watchdog import ends_when_told
 
@@ -45,6 +48,8 @@ def command(main: Main) -> Main:
         script = sys.modules["__main__"].__dict__
         file = script.pop("__file__", None) if script.get("__spec__") is None else None  # with a spec it was -m
         try:
+            if sys.excepthook is sys.__excepthook__:
+                sys.excepthook = print_without_secrets
             with ends_when_told():
                 return in_own_folder(lambda: main(argv))
         except KeyboardInterrupt:  # what works in a run's folder says more (startup/drive.py)
@@ -55,6 +60,11 @@ def command(main: Main) -> Main:
                 script["__file__"] = file
 
     return called
+
+
+def print_without_secrets(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """A bug's traceback, with the names of environment variables in place of their values."""
+    print(redacted("".join(traceback.format_exception(kind, error, at))), end="", file=sys.stderr)
 
 
 def _in_event_loop() -> bool:

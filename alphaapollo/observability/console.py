@@ -23,6 +23,7 @@ from rich.text import Text
 from alphaapollo.observability.advice import Advisor
 from alphaapollo.observability.curve import draw
 from alphaapollo.observability.time_spent import TimeSpent
+from alphaapollo.redact import redacted
 
 CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first of them that a run has is drawn
 FIGURES = {  # row -> how each figure is shown: those that a run has
@@ -135,7 +136,7 @@ class Console:
 
     def notice(self, text: str) -> None:
         """Say something that stays: above the live view, or on a line of its own."""
-        self._print(Text.assemble(("note ", "yellow"), text))
+        self._print(Text.assemble(("note ", "yellow"), redacted(text)))
 
     def where_time_went(self) -> None:
         """The last lines of a run that has come to its end."""

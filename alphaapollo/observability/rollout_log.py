@@ -71,13 +71,13 @@ class RolloutLog:
         part = self._folder / f".{name}.part"
         with writing("the rollouts", part):
             with part.open("w", encoding="utf-8") as file:
-                known = secrets()  # a tool or a server may tell one
-                file.writelines(redacted(line, known) for line in trajectory_lines(step, groups))
+                file.writelines(trajectory_lines(step, groups))
             part.replace(self._folder / name)
 
 
 def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
-    """One JSON line a trajectory; a greedy baseline is the sample after its group's last."""
+    """One JSON line a trajectory, without secrets; a greedy baseline is the sample after its group's last."""
+    known = secrets()  # a tool or a server may tell one
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = trajectory_record(step, group.prompt, trajectory)
@@ -89,7 +89,8 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
             except ValueError:  # nan or inf somewhere, which JSON does not have
                 line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
             # half a surrogate pair, from an environment, say, has no UTF-8 but a JSON escape: \ud800
-            yield line.encode("utf-8", "backslashreplace").decode()[:-1] + f', "rows": {rows}}}\n'
+            text = redacted(line.encode("utf-8", "backslashreplace").decode(), known)
+            yield text[:-1] + f', "rows": {rows}}}\n'
 
 
 def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:

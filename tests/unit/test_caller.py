@@ -56,6 +56,30 @@ def test_in_a_running_event_loop_it_is_refused_with_what_to_do(capsys: pytest.Ca
     assert said.endswith(f"!{sys.executable} -m {__name__} trainer.seed=1 'data.train_files=[a b]'\n")
 
 
+BUG = """
+import os, sys
+from alphaapollo.caller import command
+
+@command
+def main(argv=None):
+    raise KeyError(os.environ["SOME_API_KEY"])
+
+sys.exit(main([]))
+"""
+
+
+def test_the_traceback_of_a_bug_tells_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "bug.py").write_text(BUG)
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(alphaapollo.__file__).parents[1]),
+        "SOME_API_KEY": "canary-0123456789",
+    }
+    words = [sys.executable, str(tmp_path / "bug.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, env=environment)
+    assert done.returncode == 1 and "canary" not in done.stderr
+    assert done.stderr.startswith("Traceback") and done.stderr.endswith("KeyError: '$SOME_API_KEY'\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_told_to_end_before_anything_runs_it_does(capsys: pytest.CaptureFixture[str], number: int) -> None:
     before = signal.getsignal(number)

@@ -136,6 +136,13 @@ def test_the_live_view_leaves_its_last_state_and_the_notices():
     assert "2/2 steps" in text
 
 
+def test_a_notice_tells_no_secret(monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
+    file = io.StringIO()
+    Console(Terminal(file=file)).notice("401: canary-7f3a91c2d4 is no key")
+    assert file.getvalue() == "note 401: $SOME_API_KEY is no key\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_display_that_cannot_be_written_does_not_stop_the_run():
     file = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)

@@ -188,3 +188,4 @@ def test_a_secret_that_somebody_told_is_not_written(tmp_path, monkeypatch):
     log.close()
     (line,) = read(tmp_path / "step_000001.jsonl")
     assert line["reason"] == "401: $SOME_API_KEY is no key"
+    assert "canary" not in "".join(trajectory_lines(1, group(trajectory(score=failed))))  # what others write
