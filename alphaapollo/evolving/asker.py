@@ -20,6 +20,7 @@ from alphaapollo.evolving.budget import Budget, Halt
 from alphaapollo.evolving.client import CallFailed, Client, Reply
 from alphaapollo.evolving.pool import Pool, Spent
 from alphaapollo.evolving.records import Call
+from alphaapollo.pulse import PULSE
 from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message, Sampling
 
@@ -105,8 +106,10 @@ class Asker:
     ) -> tuple[Call, CallFailed | None]:
         started, failure, reply = time.perf_counter(), None, Reply("", 0, 0, "")
         try:
-            async with asyncio.timeout(self._budget.seconds_left):
-                reply = await self._clients[model].generate(messages, sampling, key)
+            client = self._clients[model]
+            with PULSE.doing("a reply", f"models.{model}", client.limit):
+                async with asyncio.timeout(self._budget.seconds_left):
+                    reply = await client.generate(messages, sampling, key)
         except CallFailed as error:
             failure = error
         except TimeoutError as error:

@@ -34,6 +34,9 @@ class CallFailed(Exception):
 class Client(Protocol):
     """One model. Calls may overlap; all are awaited on one event loop."""
 
+    limit: float | None
+    """Seconds within which a call ends, with or without a reply; None: no such limit."""
+
     async def start(self) -> None:
         """Ready to answer. ValueError: the model cannot be served."""
         ...

@@ -17,12 +17,14 @@ from alphaapollo.types import Message, Sampling
 class EngineClient:
     """Renders messages by the model's chat template, `max_prompt_length` tokens at most."""
 
+    limit: float | None = None
+
     def __init__(self, engine: Engine, renderer: Renderer, max_prompt_length: int, truncation: Truncation):
-        self._engine, self._renderer = engine, renderer
+        self.engine, self._renderer = engine, renderer
         self._prompts = PromptRenderer(renderer.prompt_ids, max_prompt_length, truncation)
 
     async def start(self) -> None:
-        await self._engine.start()
+        await self.engine.start()
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> Reply:
         try:
@@ -30,7 +32,7 @@ class EngineClient:
         except EnvironmentFailure as failure:
             raise CallFailed(str(failure)) from failure
         sampling = replace(sampling, stop_token_ids=self._renderer.eos_token_ids)
-        completion = await self._engine.generate(token_ids, sampling, name)
+        completion = await self.engine.generate(token_ids, sampling, name)
         text = self._renderer.decode(completion.token_ids)
         return Reply(text, len(token_ids), len(completion.token_ids), completion.stop_reason.value)
 
@@ -38,4 +40,4 @@ class EngineClient:
         return self._prompts.fits(list(messages))
 
     async def close(self) -> None:
-        await self._engine.close()
+        await self.engine.close()

@@ -12,6 +12,7 @@ from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.evolving.engine_client import EngineClient
 from alphaapollo.models.weight_files import check_vocabulary, check_weights
+from alphaapollo.pulse import PULSE
 from alphaapollo.rollout.make_engine import make_engine
 from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
@@ -33,6 +34,20 @@ def check_own_models(config: EvolvingConfig) -> dict[str, Renderer]:
             check_vocabulary(model, tokenizer, key)
             renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
     return renderers
+
+
+def watch_engines(clients: Mapping[str, EngineClient]) -> None:
+    """What these engines do is this process's pulse, and nothing goes on without theirs."""
+
+    def helpers() -> dict[int, str]:
+        pids = ((name, client.engine.pids()) for name, client in clients.items())
+        return {
+            pid: f"the engine {'worker' if number else 'core'} of models.{name}"
+            for name, own in pids
+            for number, pid in enumerate(own)
+        }
+
+    PULSE.watch(lambda: sum(client.engine.progress() for client in clients.values()), helpers)
 
 
 def make_engine_clients(

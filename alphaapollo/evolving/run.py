@@ -13,7 +13,9 @@ from rich.console import Console as Terminal
 
 from alphaapollo.config.check_evolving import check_evolving, roles_of
 from alphaapollo.config.diff import Verdict as ChangeVerdict
+from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
+from alphaapollo.controller.stall_watch import Patience, StallWatch
 from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts
@@ -34,6 +36,7 @@ from alphaapollo.evolving.selection import Selector, chosen_by_vote
 from alphaapollo.evolving.server_client import ServerClient
 from alphaapollo.evolving.solving import Solver, Truth, row_digest
 from alphaapollo.observability.metrics_file import JsonlTracker
+from alphaapollo.pulse import PULSE
 from alphaapollo.rewards.base import is_gradable
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rollout.sync_calls import SyncCalls
@@ -162,8 +165,9 @@ async def run(prepared: Prepared, terminal: Terminal) -> None:
                 _tell_round(pool, prepared, number, terminal)
                 metrics.log(number, round_metrics(pool, problems, number))
 
-        async with _evolution(prepared, pool, told) as evolution:
-            halted = await evolution.evolve(prepared.prompts)
+        async with _evolution(prepared, pool, told) as evolution, _stall_watch(prepared, terminal):
+            with PULSE.doing("the rounds"):
+                halted = await evolution.evolve(prepared.prompts)
     if halted:
         terminal.print(f"note: it ended early: {halted}. The same command goes on.", markup=False, soft_wrap=True)
     write_results(pool, prepared.prompts, folder, halted, terminal)
@@ -230,6 +234,18 @@ async def _evolution(prepared: Prepared, pool: Pool, told: Callable[[int], None]
         )
 
 
+def _stall_watch(prepared: Prepared, terminal: Terminal) -> StallWatch:
+    trainer = prepared.config.trainer
+    return StallWatch(
+        [],
+        Patience(trainer.stall_notice, trainer.stall_timeout),
+        resolve_device(trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu",
+        prepared.folder,
+        lambda text: terminal.print(f"note: {text}", markup=False, soft_wrap=True),
+        lambda: "stopped; the same command goes on",
+    )
+
+
 def make_clients(prepared: Prepared) -> dict[str, Client]:
     """One a model, still to be started."""
     models = prepared.config.models
@@ -237,10 +253,12 @@ def make_clients(prepared: Prepared) -> dict[str, Client]:
         name: ServerClient(name, model) for name, model in models.items() if name not in prepared.renderers
     }
     if prepared.renderers:
-        from alphaapollo.evolving.own_engines import make_engine_clients  # brings torch
+        from alphaapollo.evolving.own_engines import make_engine_clients, watch_engines  # brings torch
 
         start_reaper(name_run(), [])
-        clients |= make_engine_clients(prepared.config, prepared.renderers, prepared.folder)
+        own = make_engine_clients(prepared.config, prepared.renderers, prepared.folder)
+        watch_engines(own)
+        clients |= own
     return clients
 
 

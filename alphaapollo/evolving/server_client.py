@@ -26,6 +26,7 @@ class ServerClient:
         import openai
 
         self._name, self._model = name, model
+        self.limit: float | None = model.timeout * (1 + model.max_retries)
         self._client = openai.AsyncOpenAI(**options)
 
     async def start(self) -> None:

@@ -4,6 +4,7 @@ an undisturbed run comes to; on engines of the run's own and on a server that co
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from alphaapollo.evolving.asker import Said
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.roles import Proposer, Report, Verifier, View, user
 from alphaapollo.types import Message, Prompt
-from tests.loop.conftest import MARK, Finished, Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import MARK, Finished, Runner, Task, processes_of, wait_until_nothing_is_left
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -128,6 +129,23 @@ def test_an_engine_of_the_run(evolving: EvolvingRunner, engine: str) -> None:
     assert len(pool.all_calls) == len(pool.calls), "a call was made again"
     assert any(one.parents for one in pool.candidates.values())
     assert results(resumed.folder) == results(whole.folder)
+
+
+def test_an_engine_core_that_is_stopped_is_named_and_ends_the_run(evolving: EvolvingRunner) -> None:
+    limits = ("trainer.stall_notice=1", "trainer.stall_timeout=3")
+    program = evolving.start("rollout.name=vllm", "evolving.rounds=1000", *limits)
+    folder, last = evolving.out / "test/run", time.monotonic() + 150
+    while len(Pool(folder).calls) < 3:
+        assert program.wait(0.05) is None, program.printed[-4000:]
+        assert time.monotonic() < last, "it does not get going"
+    (pid,) = [pid for pid, line in processes_of(evolving).items() if "EngineCore" in line]
+    os.kill(pid, signal.SIGSTOP)
+    done = evolving.finish(program, deadline=100)
+    error = done.output.splitlines()[-1]
+    assert done.code == 1 and error.startswith("error: nothing has moved for "), done.output[-4000:]
+    assert f"the engine core of models.policy (pid {pid}) is stopped" in error
+    assert "the controller is in the rounds and waits for a reply of models.policy (" in error
+    wait_until_nothing_is_left(evolving)
 
 
 class Gate:

@@ -10,7 +10,7 @@ from alphaapollo.config.schema.base import Ratio, Section
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import GenerationData, GenerationRollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
-from alphaapollo.config.schema.trainer import RunFolder
+from alphaapollo.config.schema.trainer import WatchedRun
 
 
 class EvolvingData(GenerationData):
@@ -119,7 +119,7 @@ class Limits(Section):
     """Share of each limit that is kept for the end: the tournament, and writing the results."""
 
 
-class EvolvingTrainer(RunFolder):
+class EvolvingTrainer(WatchedRun):
     experiment_name: str = "evolving"
     """Second folder of the run under output_dir."""
     resume_mode: Literal["auto", "disable"] = "auto"
