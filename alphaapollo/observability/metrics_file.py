@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 from alphaapollo.observability.disk import writing
@@ -39,25 +38,31 @@ class JsonlTracker:
 def _cut_after(path: Path, step: int) -> list[str]:
     """Keep the lines up to `step` (none of them for a new run), and not the half of a line that a kill has left. What
     to tell of lines that have come to harm since."""
-    kept, steps, damaged = [], [], []
+    kept, damaged = [], []
     lines = path.read_bytes().splitlines(keepends=True) if step else []
     for number, line in enumerate(lines, start=1):
         if (own := _step_of(line)) is None:
             damaged += [str(number)] if line.endswith(b"\n") else []
         elif own <= step:
             kept.append(line)
-            steps.append(own)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         file.writelines(kept)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    problems = [f"{path}: lines {', '.join(damaged)} cannot be read and are left out."] if damaged else []
-    widest = max((after - before for before, after in pairwise(steps)), default=step + 1)  # every tenth, say
-    if steps and step - steps[-1] >= widest:
-        problems.append(f"{path} ends at iteration {steps[-1]}, and the checkpoint is of {step}.")
-    return problems
+    return [f"{path}: lines {', '.join(damaged)} cannot be read and are left out."] if damaged else []
+
+
+def logged_steps(path: Path) -> list[int]:
+    """The iterations that have a line. ValueError: the file cannot be read."""
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}). Move it away to go on without the earlier metrics."
+        ) from None
+    return [step for line in lines if (step := _step_of(line)) is not None]
 
 
 def _step_of(line: bytes) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
+from alphaapollo.observability.metrics_file import logged_steps
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 WAY_OUT = (
@@ -37,6 +39,8 @@ class Start:
     step: int = 0  # whole iterations in the checkpoint
     changes: tuple[Change, ...] = ()
     damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
+    reached: int = 0  # by the run's metrics, which may go beyond the checkpoint
+    lost: str = ""  # of its metrics
     in_the_way: bool = False  # the folder holds an earlier run that is not gone on with
     found: frozenset[str] = field(init=False)  # what lies there
 
@@ -54,7 +58,9 @@ class Start:
         whole = CheckpointFolder(self.folder / "checkpoints", None).whole()
         later = [path.name for path in whole if step_of(path) > self.step]
         aside = [f"sets the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
-        return [*damaged, f"goes on from {self.checkpoint}.", *aside, *since]
+        beyond = f"; the run had reached iteration {self.reached}, and makes those after {self.step} again"
+        goes_on = f"goes on from {self.checkpoint}{beyond if self.reached > self.step else ''}."
+        return [*damaged, goes_on, *filter(None, [self.lost]), *aside, *since]
 
     def is_exported(self) -> bool:
         """The folder `model` was written after the checkpoint."""
@@ -128,7 +134,22 @@ def find_start(config: Config | TuningConfig, rule: ChangeRule) -> Start:
         changes = _changes_since_another(checkpoint.resolve().parents[1], config, rule)
     else:
         return Start(folder)
-    return Start(folder, checkpoint, int(read_progress(checkpoint)["step"]), tuple(changes), damaged)
+    step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
+    logged = logged_steps(metrics)
+    own = checkpoint.resolve().parents[1] == folder.resolve()
+    every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
+    lost = _lost(metrics, logged, step, every) if own else ""
+    return Start(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
+
+
+def _lost(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
+    """What to tell of lines that are no longer there before the checkpoint of iteration `step`; one is written `every`
+    so many iterations now, at an earlier start it may have been more."""
+    steps = [one for one in logged if one <= step]
+    last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
+    if step - last < max(every, widest):
+        return ""
+    return f"{metrics} has no line of iterations {last + 1} to {step}: they have been lost."
 
 
 def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:

@@ -36,12 +36,6 @@ def test_lines_that_came_to_harm_are_left_out_and_told(tmp_path: Path):
     path.write_bytes(b"".join([lines[0], b'{"st\xffep": 1}\n', lines[2], b"[]\n", lines[4]]))
     JsonlTracker(path, 4, told.append).close()
     assert steps(path) == [0, 2, 4] and told == [f"{path}: lines 2, 4 cannot be read and are left out."]
-    path.write_bytes(lines[0] + lines[1])
-    JsonlTracker(path, 4, told.append).close()
-    assert told[1:] == [f"{path} ends at iteration 1, and the checkpoint is of 4."]
-    run(path, 0, 10, 20)
-    JsonlTracker(path, 25, told.append).close()  # every tenth step is logged
-    assert len(told) == 2 and steps(path) == [10, 20]
 
 
 def test_resume_drops_what_came_after_the_checkpoint(tmp_path: Path):

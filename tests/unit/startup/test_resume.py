@@ -12,6 +12,7 @@ import yaml
 from alphaapollo.checkpoint_folder import CheckpointFolder, write_progress
 from alphaapollo.config.keys import plain
 from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.finetuning.sft import Sft
 from alphaapollo.startup.resume import Start, already_complete, find_start, interrupted
 from alphaapollo.trainer.resume_rule import IDENTITY, change_rule_of
 
@@ -21,20 +22,24 @@ def configured(out: Path, **sections: dict[str, Any]) -> Config:
     return Config(trainer=trainer, data={"train_files": "a.parquet"} | sections.pop("data", {}), **sections)
 
 
-def start_of(config: Config) -> Start:
-    return find_start(config, change_rule_of(config))
+def start_of(config: Config | SftConfig) -> Start:
+    return find_start(config, change_rule_of(config) if isinstance(config, Config) else Sft().change_rule)
 
 
-def train(config: Config, step: int) -> Path:
-    """What a run up to iteration `step` leaves: its configuration, a line of metrics, a checkpoint."""
+def train(config: Config | SftConfig, step: int) -> Path:
+    """What a run up to iteration `step` leaves: its configuration, metrics, a checkpoint."""
     folder = config.trainer.folder
     start_of(config).claim(config)
-    (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+    log(folder, *range(step + 1))
     checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
     writing = checkpoints.begin(step)
     (writing / "weights").write_text(str(step))
     write_progress(writing, {"step": step})
     return checkpoints.finish(writing)
+
+
+def log(folder: Path, *steps: int) -> None:
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in steps))
 
 
 def saved(folder: Path) -> dict[str, Any]:
@@ -54,7 +59,7 @@ def test_the_same_configuration_goes_on_and_changes_nothing(tmp_path: Path) -> N
     config = configured(tmp_path)
     checkpoint = train(config, 20)
     start = start_of(config)
-    assert start == Start(config.trainer.folder, checkpoint, 20)
+    assert start == Start(config.trainer.folder, checkpoint, 20, reached=20)
     assert start.lines() == [f"goes on from {checkpoint}."]
     start.claim(config)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
@@ -213,7 +218,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
     passed, goes_on, aside = start.lines()
     assert passed == f"is passed over, for it is damaged: {newer}: weights has other bytes."
     assert (goes_on, aside) == (
-        f"goes on from {older}.",
+        f"goes on from {older}; the run had reached iteration 40, and makes those after 20 again.",
         "sets the checkpoints of later iterations aside: step_000040.",
     )
     start.claim(config)
@@ -225,6 +230,69 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
     asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
     with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes\."):
         start_of(asked)
+
+
+def test_how_far_the_run_had_come_is_told(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 4)
+    assert start_of(config).lines() == [f"goes on from {checkpoint}."]
+    log(config.trainer.folder, *range(10))  # a kill, or a checkpoint that is gone
+    (line,) = start_of(config).lines()
+    assert line == f"goes on from {checkpoint}; the run had reached iteration 9, and makes those after 4 again."
+
+
+@pytest.mark.parametrize(
+    ("left", "lost"),
+    [
+        ([0, 1, 2], "3 to 4"),
+        ([0], "1 to 4"),
+        ([], "1 to 4"),
+        (None, "1 to 4"),
+        ([5, 6], "1 to 4"),
+        ([3, 4], ""),  # it began with the checkpoint of another run
+    ],
+)
+def test_metrics_that_are_lost_are_told(tmp_path: Path, left: list[int] | None, lost: str) -> None:
+    config = configured(tmp_path)
+    train(config, 4)
+    metrics = config.trainer.folder / "metrics.jsonl"
+    if left is None:
+        metrics.unlink()
+    else:
+        log(config.trainer.folder, *left)
+    line = f"{metrics} has no line of iterations {lost}: they have been lost."
+    assert start_of(config).lines()[1:] == ([line] if lost else [])
+
+
+@pytest.mark.parametrize(
+    ("log_freq", "step", "left", "lost"),
+    [
+        (10, 25, [10, 20], ""),
+        (10, 5, [], ""),
+        (10, 25, [10], "11 to 25"),
+        (10, 25, [], "1 to 25"),
+        (1, 25, [10, 20], ""),  # it was 10 before
+    ],
+)
+def test_lines_that_were_never_written_are_not_lost(
+    tmp_path: Path, log_freq: int, step: int, left: list[int], lost: str
+) -> None:
+    names = {"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"}
+    config = SftConfig(trainer=names | {"log_freq": log_freq})
+    train(config, step)
+    log(config.trainer.folder, *left)
+    said = f"{config.trainer.folder / 'metrics.jsonl'} has no line of iterations {lost}: they have been lost."
+    assert start_of(config).lost == (said if lost else "")
+
+
+def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    train(config, 4)
+    metrics = config.trainer.folder / "metrics.jsonl"
+    metrics.unlink()
+    metrics.mkdir()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl cannot be read \(Is a directory\)\. Move it away"):
+        start_of(config)
 
 
 @pytest.mark.parametrize(
