@@ -1,7 +1,8 @@
 """One driver a folder: two would tear each other's files.
 
 The lock is a file beside the folder, `.<name>.lock`, that says who has it. The kernel gives it up with the process,
-however that ends, so a file that is left over is no obstacle.
+however that ends, so a file that is left over is no obstacle. A folder that is a link to another has two names, and
+both are locked: to begin anew moves the link alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -26,13 +27,21 @@ class FolderInUseError(ValueError):
 
 @contextmanager
 def lone_driver(folder: Path) -> Iterator[None]:
-    """Hold the folder's name for the block.
+    """Hold the folder's names for the block.
 
     Raises:
         FolderInUseError: another process holds it; names that and its machine.
         OSError: nothing can be written there.
     """
-    path = folder.with_name(f".{folder.name}.lock")
+    names = {folder.parent.resolve() / folder.name, folder.resolve()}
+    with ExitStack() as held:
+        for name in sorted(names):
+            held.enter_context(_locked(name.with_name(f".{name.name}.lock"), folder))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, folder: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open_locked(path, folder)
     try:

@@ -26,6 +26,8 @@ def _name_problem(key: str, name: str) -> str:
         return f"{key}={name!r}: without it the run would be the folder above, with all that lies there. Give a name."
     if ".." in parts or Path(name).is_absolute():
         return f"{key}={name!r} leaves trainer.output_dir. Give a name, and set trainer.output_dir to go elsewhere."
+    if len(parts) > 1:
+        return f"{key}={name!r}: a run inside another's folder goes where that one goes. Give a name without /."
     return _spelling_problem(key, name)
 
 

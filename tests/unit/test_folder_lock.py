@@ -48,6 +48,25 @@ def test_another_process_is_named_and_a_dead_one_is_seen_through(tmp_path: Path)
     assert list(folder.parent.iterdir()) == []
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("taken", "other"), [("p/x", "p/y"), ("p/y", "p/x"), ("p/y", "p/y"), ("q/x", "p/x")])
+def test_a_folder_has_one_driver_whatever_it_is_called(tmp_path: Path, taken: str, other: str) -> None:
+    (tmp_path / "p" / "x").mkdir(parents=True)
+    (tmp_path / "p" / "y").symlink_to("x")
+    (tmp_path / "q").symlink_to("p")
+    command = [sys.executable, "-c", HOLD, str(tmp_path / taken)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
+    try:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on "), lone_driver(tmp_path / other):
+            pass
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.wait()
+    with lone_driver(tmp_path / other):
+        pass
+
+
 def test_others_names_are_free(tmp_path: Path) -> None:
     with lone_driver(tmp_path / "one"), lone_driver(tmp_path / "two"):
         pass

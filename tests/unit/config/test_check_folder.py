@@ -21,6 +21,8 @@ def problems(folder: Path, **keys: str) -> list[str]:
         ({"project_name": ""}, "trainer.project_name=''"),
         ({"experiment_name": "../../escape"}, "leaves trainer.output_dir"),
         ({"experiment_name": "/tmp/run"}, "leaves trainer.output_dir"),
+        ({"experiment_name": "grpo/lr1"}, "trainer.experiment_name='grpo/lr1': a run inside another's folder"),
+        ({"project_name": "p/grpo"}, "Give a name without /"),
         ({"experiment_name": "x" * 300}, "xxxxxxxxxxxxxxxxxxxx... has 300 bytes. Give a name of 200 or less"),
         ({"experiment_name": "a\0b"}, "zero byte"),
         ({"output_dir": "y" * 300}, "trainer.output_dir: yyyy"),
@@ -46,4 +48,4 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_can_be(tmp_path: Path) -> None:
-    assert problems(tmp_path, experiment_name="a/b") == problems(tmp_path / "new" / "er") == []
+    assert problems(tmp_path, experiment_name="a") == problems(tmp_path / "new" / "er") == []
