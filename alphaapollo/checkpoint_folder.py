@@ -2,6 +2,7 @@
 
 checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
 checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
+checkpoints/.removing_step_000010/  being removed
 checkpoints/aside_step_000040/      left behind by a start that went on from an earlier one
 """
 
@@ -56,22 +57,23 @@ class CheckpointFolder:
         return folder
 
     def sweep(self) -> None:
-        """Remove what interrupted saves have left."""
-        for folder in self.folder.glob(".writing_*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove what interrupted saves and removals have left."""
+        for pattern in (".writing_*", ".removing_*"):
+            for folder in self.folder.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, folder: Path, spared: int | None = None) -> Path:
         """Everything is written: note its digests, make it durable, give it its name, and drop the oldest ones, but
         not that of iteration `spared`."""
         seal(folder)
         whole = self.folder / folder.name.removeprefix(".writing_")
-        shutil.rmtree(whole, ignore_errors=True)  # written before a resume from an older checkpoint
+        _remove(whole)  # written before a resume from an older checkpoint
         folder.rename(whole)
         _sync(self.folder)
         if self.keep is not None:
             for old in self.whole()[: -self.keep]:
                 if spared is None or old != self.path(spared):
-                    shutil.rmtree(old)
+                    _remove(old)
         return whole
 
     def path(self, step: int) -> Path:
@@ -87,7 +89,7 @@ class CheckpointFolder:
         for path in self.whole():
             if step_of(path) > after:
                 aside = path.with_name(f"aside_{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
+                _remove(aside)
                 path.rename(aside)
 
     def whole(self) -> list[Path]:
@@ -109,7 +111,7 @@ def seal(folder: Path) -> None:
     with ThreadPoolExecutor(READERS) as pool:
         written = dict(zip(names, pool.map(lambda name: _read_file(folder / name), names), strict=True))
     (folder / MANIFEST).write_text(json.dumps(written, indent=1) + "\n")
-    for file in sorted(folder.rglob("*")):
+    for file in [*sorted(folder.rglob("*")), folder]:
         _sync(file)
         PULSE.beat()
 
@@ -152,6 +154,15 @@ def _read_file(path: Path) -> tuple[int, str]:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         PULSE.beat()
         return file.tell(), digest
+
+
+def _remove(folder: Path) -> None:
+    """Its name goes first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    if folder.exists():
+        removing = folder.with_name(f".removing_{folder.name}")
+        shutil.rmtree(removing, ignore_errors=True)
+        folder.rename(removing)
+        shutil.rmtree(removing)
 
 
 def move_aside(folder: Path) -> Path | None:

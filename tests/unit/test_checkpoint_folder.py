@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,41 @@ def test_a_copy_that_a_person_has_made_beside_them_is_left_alone(tmp_path: Path)
     assert checkpoints.whole() == [newest] and checkpoints.steps() == [1_000_000]
     checkpoints.set_aside(after=2)
     assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
+
+
+def test_a_kill_while_one_is_removed_leaves_no_part_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=1)
+    write(checkpoints, 1)
+
+    def killed(folder: Path, **options: Any) -> None:
+        if folder.exists():
+            (folder / "progress.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        write(checkpoints, 2)
+    assert [path.name for path in checkpoints.whole()] == ["step_000002"]
+    assert len(list(tmp_path.iterdir())) == 2
+    checkpoints.sweep()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
+
+
+def test_a_checkpoint_is_on_disk_with_its_folders_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, right = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path))
+        right(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(CheckpointFolder(tmp_path, keep=None), 1)
+    names = ["manifest.json", "policy", "policy/weights", "progress.json", "."]
+    assert synced == [Path(".writing_step_000001") / name for name in names] + [Path(".")]
 
 
 def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
