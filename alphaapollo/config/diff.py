@@ -22,6 +22,7 @@ PATHS = ("path", "tokenizer_path", "train_files", "val_files", "custom_module") 
 ANOTHER_MODEL = "another model"
 OTHER_ADAPTERS = "other adapters"
 OTHER_DATA = "other data"
+SAME_NAME = "what it registers may be something else under the same name"
 REORDERED = "the rest of the epoch comes in another order"
 OTHER_SELECTION = "what is left out for its length may change, and then the rest of the epoch comes in another order"
 LENGTH = "a cosine schedule gets the new length"

@@ -14,7 +14,7 @@ import numpy as np
 from alphaapollo.algorithms.preference_losses import check_preference, figures_of, get_preference_loss
 from alphaapollo.algorithms.try_user_functions import try_preference_loss
 from alphaapollo.config.check_tuning import check_tuning
-from alphaapollo.config.diff import OTHER_DATA, ROUNDING, Verdict
+from alphaapollo.config.diff import OTHER_DATA, ROUNDING, SAME_NAME, Verdict
 from alphaapollo.config.notices import void_lines
 from alphaapollo.config.schema import DpoConfig, Model, Preference
 from alphaapollo.data.preference_batch import PreferenceBatch, deal_scored, scores_of
@@ -33,12 +33,17 @@ if TYPE_CHECKING:
     from alphaapollo.workers.preference import PreferenceWorker
 
 COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "response", "label"))
-IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA) | {"preference.loss": "another algorithm"}
+OF_THE_LOSS = {"preference.loss": "another algorithm", "preference.custom_module": SAME_NAME}
+IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA) | OF_THE_LOSS
 EFFECTS = change_rule.EFFECTS | {
     "data.use_prefix_grouper": ROUNDING,
     "preference.reference": ROUNDING,
     **dict.fromkeys(
-        [f"preference.{name}" for name in Preference.model_fields if name not in ("loss", "reference")],
+        [
+            f"preference.{name}"
+            for name in Preference.model_fields
+            if name not in ("loss", "custom_module", "reference")
+        ],
         "losses before and after do not compare",
     ),
 }

@@ -15,6 +15,7 @@ from alphaapollo.config.diff import (
     OTHER_SELECTION,
     REORDERED,
     ROUNDING,
+    SAME_NAME,
     ChangeRule,
     Verdict,
 )
@@ -32,10 +33,12 @@ IDENTITY = {
         for name in ("lora_rank", "lora_alpha", "target_modules")
     },
     "algorithm.adv_estimator": "another algorithm",
+    "algorithm.custom_module": SAME_NAME,
     f"{ROLE}.actor.policy_loss.loss_mode": "another algorithm",
     "data.train_files": OTHER_DATA,
     "data.prompt_key": OTHER_DATA,
     "env.env_name": "another environment",
+    "env.custom_module": SAME_NAME,
     "env.verifiers.name": "another environment",
     "env.reasoning_gym.tasks": OTHER_DATA,
 }

@@ -54,10 +54,11 @@ def names(ppo: Runner) -> list[str]:
 def test_killed_while_one_is_written_it_goes_on_from_the_one_before(ppo: Runner, tmp_path: Path) -> None:
     whole = ppo.run(*SETTINGS, name="whole")
     assert "written while the next one runs" in " ".join(whole.output.split())
-    program = held(ppo, tmp_path / "never")
+    program = held(ppo, tmp_path / "release")
     program.signal(signal.SIGKILL)
     program.wait()
-    done = ppo.run(*SETTINGS)
+    (tmp_path / "release").touch()
+    done = ppo.run(*SETTINGS, f"algorithm.custom_module={ppo.out / 'hold.py'}")
     assert "resumed from" in done.output and "step_000002" in done.output
     assert names(ppo) == ["step_000002", "step_000004", "step_000006"]
     assert list((done.folder / "checkpoints").glob(".*")) == []
@@ -117,7 +118,8 @@ def test_told_to_end_it_saves_the_last_whole_iteration(ppo: Runner, tmp_path: Pa
     told = ppo.finish(program)
     assert told.code == 130 and told.output.splitlines()[-1].endswith(f"step_00000{saved}"), told.output[-3000:]
     assert names(ppo)[-1] == f"step_00000{saved}" and told.metrics[-1]["step"] == saved
-    done = ppo.run(*SETTINGS)
+    module.write_text("")
+    done = ppo.run(*SETTINGS, f"algorithm.custom_module={module}")
     for one, other in zip(whole.metrics, done.metrics, strict=True):
         for name in ("step", "reward/mean", "actor/loss", "actor/grad_norm", "data/prompts_consumed"):
             assert one.get(name) == other.get(name), (one["step"], name)
