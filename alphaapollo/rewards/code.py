@@ -13,12 +13,14 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.rewards.code_inside import MAX_DEPTH
 from alphaapollo.rewards.code_tests import Pairs, Tests, read_tests
 from alphaapollo.tools.sandbox import SandboxResult, Status, default_sandbox, run_python
 from alphaapollo.types import Outcome, Prompt, Score
 
 TEST_TIME = 5.0  # for one run of the tests; longer is a failure of theirs
-MAX_ROUNDS = 10  # of calls whose arguments come from results
+MAX_ROUNDS = 2 * MAX_DEPTH + 1  # a chain may lose some, where another one makes equal calls
+MAX_REASON = 500  # characters
 MAX_OUTPUT = 8 << 20  # bytes of results
 TOLERANCE = 1e-6  # of numbers in a program's output, relative and absolute
 BLOCK = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
@@ -30,8 +32,11 @@ default_sandbox().start()  # here, for imports are not counted as grading time
 def grade(prompt: Prompt, completion: str) -> Score:
     """1 if the code passes all tests, else 0, with the reason; wrong format where there is no code.
 
+    Whatever the code does is a reward, so that no code can choose to have none.
+
     Raises:
-        ValueError: the ground truth cannot be read, or the tests are broken. SandboxError: nothing is known.
+        ValueError: the ground truth cannot be read, or the tests are broken: without the code already.
+        SandboxError: nothing is known.
     """
     tests, time_limit = read_tests(prompt.ground_truth)
     code = extract_code(completion)
@@ -39,7 +44,17 @@ def grade(prompt: Prompt, completion: str) -> Score:
         return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no code in the answer")
     why = run_pairs(tests, code, time_limit) if isinstance(tests, Pairs) else run_tests(tests, code, time_limit)
     accuracy = float(not why)
-    return Score(accuracy, {"accuracy": accuracy}, reason=why)
+    return Score(accuracy, {"accuracy": accuracy}, reason=readable(why))
+
+
+def readable(text: str) -> str:
+    """At most MAX_REASON characters, with escapes for what a terminal would obey.
+
+    >>> readable("red: " + chr(27) + "[31m")
+    'red: \\\\x1b[31m'
+    """
+    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:MAX_REASON])
+    return "".join(shown)[:MAX_REASON]
 
 
 def extract_code(completion: str) -> str:
@@ -51,36 +66,43 @@ def extract_code(completion: str) -> str:
 
 
 def run_tests(tests: Tests, code: str, time_limit: float) -> str:
-    """Why the code fails the tests; empty if it passes (ValueError: the tests are broken)."""
+    """Why the code fails the tests; empty if it passes (ValueError: the tests are broken).
+
+    The first round, which knows no results, depends on the tests alone: only what fails there is their failure.
+    """
     inside = INSIDE.read_text(encoding="utf-8")
     program = f"{inside}\nrun_answer({tests.setup + chr(10) + code!r})"
     request = {"tests": tests.text, "setup": tests.setup, "names": tests.names, "check": tests.check}
     known: list[list[Any]] = []
     for _ in range(MAX_ROUNDS):
-        stdin = json.dumps({**request, "known": known})
+        try:
+            stdin = json.dumps({**request, "known": known})
+        except RecursionError:
+            return "its results are nested too deeply"
         tested = run_python(f"{inside}\nrun_tests()", stdin=stdin, timeout=TEST_TIME, max_output=MAX_OUTPUT)
         verdict = _reply(tested)
-        if not isinstance(verdict, dict) or "broken" in verdict:
-            what = verdict["broken"] if isinstance(verdict, dict) else tested.reason or tested.status
-            raise ValueError(f"the tests are broken: {what}")
-        if "passed" in verdict:
-            return "" if verdict["passed"] else verdict["why"] or "a test fails"
+        why = "" if isinstance(verdict, dict) else f"the tests end with {tested.status}: {tested.reason}"
+        why = why or verdict.get("broken") or verdict.get("why", "")
+        if not known and (why or "calls" not in verdict):
+            raise ValueError(f"the tests are broken: {readable(why or 'they do not call the answer')}")
+        if why or "passed" in verdict:
+            return why
         calls = verdict["calls"]
         answered = run_python(program, stdin=json.dumps(calls), timeout=time_limit, max_output=MAX_OUTPUT)
         results = _reply(answered)
         if isinstance(results, dict) and "broken" in results:
-            return str(results["broken"])
+            return results["broken"] if isinstance(results["broken"], str) else "the code fails"
         if not isinstance(results, list) or len(results) != len(calls):
             return f"the code ends with {answered.status}: {answered.reason or 'before it answers all calls'}"
         known = [list(pair) for pair in zip(calls, results, strict=True)]
-    raise ValueError(f"the tests are broken: their calls depend on results more than {MAX_ROUNDS} deep")
+    return f"after {MAX_ROUNDS} rounds its results still lead to other calls"
 
 
 def _reply(result: SandboxResult) -> Any:
     """The JSON on the last line that was printed; None if there is none."""
     try:
         return json.loads(result.stdout.rpartition("\n")[2])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

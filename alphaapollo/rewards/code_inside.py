@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_CALLS = 20_000  # of one run of the tests
+MAX_DEPTH = 10  # of calls whose arguments come from results
 MAX_ITEMS = 100_000  # taken from an iterator
 MAX_TEXT = 500  # characters of an error's message
 
@@ -46,7 +47,7 @@ def encode(value: Any) -> Any:
     """Plain data as JSON; anything else as Opaque."""
     kind = type(value)
     if kind is Unknown:
-        return ["unknown"]
+        return ["unknown", value._depth]
     if value is None or kind in (bool, str):
         return value
     if kind is int:
@@ -90,21 +91,45 @@ def decode(value: Any) -> Any:
     return others[kind](*parts)
 
 
+def nodes(encoded: Any) -> Iterator[list[Any]]:
+    """Everything in what `encode` made that has a kind: [kind, ...]."""
+    if not isinstance(encoded, list):
+        return
+    yield encoded
+    kind, *parts = encoded
+    if kind in ("list", "tuple", "set", "frozenset", "iterator"):
+        inner = parts[0]
+    else:
+        inner = [item for pair in parts[0] for item in pair] if kind == "dict" else []
+    for item in inner:
+        yield from nodes(item)
+
+
 class Unknown:
-    """A result that is not known yet: equal to everything, true, a number, an empty collection."""
+    """A result that is not known yet: equal to everything, true, a number, an empty collection.
+
+    `_depth`: so many calls deep, 2 for f(f(1)); of what it is computed from others the deepest.
+    """
+
+    def __init__(self, depth: int):
+        self._depth = depth
 
     def __getattr__(self, name: str) -> Any:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self
+        return _deepest(self, *args)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
 
+def _deepest(*values: Any) -> Any:
+    return max((value for value in values if type(value) is Unknown), key=lambda value: value._depth)
+
+
 def _suit(name: str, value: Any) -> None:
-    setattr(Unknown, f"__{name}__", lambda self, *args: self if value is Unknown else value)
+    setattr(Unknown, f"__{name}__", lambda *values: _deepest(*values) if value is Unknown else value)
 
 
 OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round and or xor
@@ -117,8 +142,8 @@ for _name, _value in {"eq": True, "ne": False, "lt": True, "le": True, "gt": Tru
     _suit(_name, _value)
 
 
-class _Enough(BaseException):
-    """More than MAX_CALLS calls."""
+class TooMuch(BaseException):
+    """More than MAX_CALLS calls, or more than MAX_DEPTH deep."""
 
 
 class Calls:
@@ -140,19 +165,23 @@ class Calls:
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(self.asked) >= MAX_CALLS:
-            raise _Enough(f"more than {MAX_CALLS} calls")
+            raise TooMuch(f"more than {MAX_CALLS} calls")
         asked = [name, encode(args), encode(kwargs)]
         key = json.dumps(asked)
-        if '["unknown"]' in key:
+        found = [*nodes(asked[1]), *nodes(asked[2])] if '["unknown", ' in key or '["opaque", ' in key else []
+        depth = max((node[1] for node in found if node[0] == "unknown"), default=0)
+        if depth >= MAX_DEPTH:
+            raise TooMuch(f"their calls depend on results more than {MAX_DEPTH} deep")
+        if depth:
             self.unknown += 1
-            return Unknown()
-        if '["opaque"' in key:
+            return Unknown(depth + 1)
+        if any(node[0] == "opaque" for node in found):
             raise Unpassable(f"the tests call {name} with what is no plain data")
         self.asked.append(asked)
         results = self._known.get(key)
         if not results:
             self.unknown += 1
-            return Unknown()
+            return Unknown(1)
         ending, value, args_after = results.pop(0)
         for arg, after in zip(args, decode(args_after), strict=True):
             _become(arg, after)
@@ -191,11 +220,8 @@ def _play(request: dict[str, Any], calls: Calls, asserts: bool) -> str:
         exec(program, namespace)
         if check:
             namespace["check"](namespace[check])
-    except (Unpassable, SyntaxError, ImportError):
+    except (Unpassable, SyntaxError, ImportError, TooMuch):
         raise
-    except _Enough:
-        if asserts:
-            raise
     except BaseException as error:  # noqa: BLE001 a test fails by whatever it raises
         return f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"
     return ""
@@ -214,7 +240,7 @@ def run_tests() -> None:
             why = _play(request, Calls(request["known"]), asserts=True)
             reply = {"passed": not why, "why": why}
     except BaseException as error:  # noqa: BLE001 said outside
-        reply = {"broken": f"{type(error).__name__}: {error}"}
+        reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
     out.write("\n" + json.dumps(reply))
 
 

@@ -28,6 +28,7 @@ CHECK = {
     "entry_point": "square",
     "prompt": 'import math\n\ndef square(x):\n    """The square of x."""\n',
 }
+ONE_CALL = "assert f(2) == 4"
 RIGHT = "def square(x):\n    return x * x\n"
 
 
@@ -86,6 +87,40 @@ def test_cheating_earns_nothing(code):
     assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
 
 
+NESTED, SUM, POWER = "assert f(f(2)) == 16", "assert sum(f(2)) == 4", "assert f(2) ** f(2) == 256"
+
+
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("def f(x):\n    import pandas_nope", ONE_CALL),
+        ("def f(x):\n    return eval('1+')", ONE_CALL),
+        ("import os\nos.write(1, b'\\n' + b'[' * 100000); os._exit(0)", ONE_CALL),
+        ('import os\nos.write(1, b\'\\n[["raised", ["SyntaxError", "x"], ["tuple", []]]]\'); os._exit(0)', ONE_CALL),
+        ("import os\nos.write(1, b'\\n[[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]]'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'\\n{\"broken\": ' + b'[' * 900 + b']' * 900 + b'}'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'\\n[3]'); os._exit(0)", ONE_CALL),
+        ("def f(x):\n    return object()", NESTED),
+        ("import os\ndef f(x):\n    return int.from_bytes(os.urandom(4))", NESTED),
+        ("def f(x):\n    return range(10**12)", SUM),
+        ("def f(x):\n    return 10**9", POWER),
+        ("def f(x):\n    return 1", "while f(2) != 4: pass"),
+        ("def f(x):\n    return x + 1", "x = 0\nwhile len(str(f(x))) < 5: x = int(str(f(x)))\nassert x == 0"),
+    ],
+)
+def test_no_answer_chooses_to_have_no_reward(code, test):
+    """A failure of the grader is left out of the advantages: a wrong answer would gain by it."""
+    result = score(code, {"asserts": [test]})
+    assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
+    assert result.reason
+
+
+def test_a_reason_is_short_and_no_terminal_obeys_it():
+    code = "import os\nos.write(1, b'\\n{\"broken\": \"%s\"}' % (b'\\\\u001b\\\\n' + b'x' * 10**6)); os._exit(0)"
+    result = score(code, {"asserts": [ONE_CALL]})
+    assert result.reason == ("\\x1b\\n" + 500 * "x")[: len(result.reason)] and len(result.reason) == 500, result
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -126,6 +161,8 @@ def test_what_is_passed_and_returned_keeps_its_type_and_what_is_changed_is_seen(
         "assert list(same(iter([1]))) == [1] and same(range(3)) == range(3)",
         "values = [3, 1, 2]\nassert change(values) is None and values == [1, 2, 3]",
         "assert same(same(same(1))) == 1",
+        "assert same(same(['unknown'])) == ['unknown'] and same(same(['opaque', 1])) == ['opaque', 1]",
+        "x = 1\nfor _ in range(9): x = same(x + same(0))\nassert x == 1",
         "try:\n    fail(1)\n    assert False\nexcept ZeroDivisionError as error:\n    assert 'by zero' in str(error)",
     ]
     code = "def same(x): return x\ndef change(x): x.sort()\ndef fail(x): return x / 0"
@@ -185,9 +222,11 @@ def test_outputs(wanted, printed, same):
         ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "the tests are broken: ModuleNotF"),
         ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "no plain data"),
         (
-            {"test": "def check(f):\n    x = 1\n    for _ in range(20): x = f(x)", "entry_point": "f"},
+            {"test": "def check(f):\n    x = 1\n    for _ in range(11): x = f(0) + f(x)", "entry_point": "f"},
             "more than 10 deep",
         ),
+        ({"test": "def check(f): pass", "entry_point": "f"}, "do not call the answer"),
+        ({"asserts": ["1 / 0", "assert f(1)"]}, "ZeroDivisionError"),
         ({"test": "def check(f):\n    while f(1): pass", "entry_point": "f"}, "more than 20000 calls"),
     ],
 )
