@@ -82,6 +82,7 @@ def run(launch: Launch, ground: Ground, folder: str, descriptors: list[int]) -> 
 
 def _restrict(launch: Launch, ground: Ground, folder: str, descriptors: list[int]) -> None:
     os.setsid()
+    signal.set_wakeup_fd(-1)  # the zygote's, which is closed here
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.chdir(folder)

@@ -19,7 +19,7 @@ def apply(base_bytes: int, memory_mb: int, cpu_seconds: int) -> None:
     """`base_bytes`: what the interpreter has mapped already; `memory_mb` comes on top of it.
 
     The number of processes is not limited here (RLIMIT_NPROC does not hold for root, and counts all processes of a
-    user): seccomp lets none be started.
+    user): seccomp lets none be started, and the zygote counts threads.
     """
     for kind, value in {
         resource.RLIMIT_AS: base_bytes + memory_mb * MEBIBYTE,

@@ -26,7 +26,7 @@ PLAIN: _Table = {
     "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59), "poll": (7, None),
     "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
-    "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210), "getsockopt": (55, 209),
+    "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210),
     "getsockname": (51, 204), "futex": (202, 98), "set_robust_list": (273, 99), "get_robust_list": (274, 100),
     "rseq": (334, 293), "gettid": (186, 178), "getpid": (39, 172), "getppid": (110, 173), "getuid": (102, 174),
     "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getpgrp": (111, None),
@@ -52,12 +52,14 @@ FILES: _Table = {  # only where Landlock says which. No truncate by path: Landlo
 CHECKED: _Table = {  # allowed for some arguments, see _rules
     "clone": (56, 220), "socketpair": (53, 199), "sendto": (44, 206), "kill": (62, 129), "tgkill": (234, 131),
     "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
+    "getsockopt": (55, 209),
 }
 _CLONE3 = 435  # glibc falls back to clone, whose flags can be checked
 
 _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
 _FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicates, flags, locks; no owner, no lease, no notification
 _IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, its size, bytes ready, blocking, cloexec
+_GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; not whose the other end is
 _PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE, names of threads and of memory
 # fmt: on
 
@@ -96,6 +98,7 @@ def _rules() -> dict[str, list[_Condition]]:
         "ioctl": [(_low(1), _FULL, _IOCTL)],
         "fcntl": [(_low(1), _FULL, _FCNTL)],
         "prctl": [(_low(0), _FULL, _PRCTL)],
+        "getsockopt": [(_low(1), _FULL, [1]), (_low(2), _FULL, _GETSOCKOPT)],  # SOL_SOCKET
     }
 
 

@@ -34,6 +34,7 @@ KILL_TIMEOUT = 10.0  # until a killed child is gone
 SESSION_CPU_SECONDS = 3600
 OUTPUT_STOP_BYTES = 16 << 20  # printed by one run, after which it is stopped
 _CHUNK = 1 << 16
+_MESSAGES = 64  # of a child, heard at a time
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class _Child:
     err: int
     run: _Run | None = None
     ready: bool = False
+    idle: bool = False  # the zygote has been told so
 
 
 class Supervisor:
@@ -189,7 +191,12 @@ class Supervisor:
 
     def _stop(self, child: _Child, run: _Run, why: Status) -> None:
         run.stopped, run.deadline = why, time.monotonic() + KILL_TIMEOUT
-        self._zygote.send(json.dumps({"kill": child.id}).encode())
+        self._order(child, "kill")
+
+    def _order(self, child: _Child, what: str) -> None:
+        """kill; idle or busy: between two snippets of a session, or not."""
+        child.idle = what == "idle"
+        self._zygote.send(json.dumps({what: child.id}).encode())
 
     def _begin_waiting(self) -> None:
         active = sum(child.run is not None for child in self._children.values())
@@ -211,8 +218,13 @@ class Supervisor:
         run.start = time.monotonic()
         run.deadline = run.start + (run.order.timeout if child.ready else FORK_TIMEOUT)
         child.run = run
+        if child.idle:
+            self._order(child, "busy")
         code = memory_file(run.order.code.encode("utf-8", "surrogatepass"))
-        with code, contextlib.suppress(BrokenPipeError):  # it is gone: the notice is on its way
+        with (
+            code,
+            contextlib.suppress(BrokenPipeError, BlockingIOError),
+        ):  # it is gone, or takes none: its time will be up
             socket.send_fds(child.control, [json.dumps({"echo": run.order.echo}).encode()], [code.fileno()])
 
     def _spawn(self, order: Order) -> _Child:
@@ -220,13 +232,7 @@ class Supervisor:
         cpu = SESSION_CPU_SECONDS if order.session else math.ceil(order.timeout) + 1
         layers = self.layers
         request = Launch(
-            self._num_spawned,
-            layers.setuid,
-            layers.landlock,
-            layers.seccomp,
-            order.memory_mb,
-            cpu,
-            bool(order.session),
+            self._num_spawned, layers.setuid, layers.landlock, layers.seccomp, order.memory_mb, cpu, bool(order.session)
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         out, out_write = os.pipe()
@@ -252,7 +258,7 @@ class Supervisor:
 
     def _hear(self, child: _Child) -> None:
         """What a child says itself: that it is ready, that a session's snippet is done."""
-        while True:
+        for _ in range(_MESSAGES):
             try:
                 message = child.control.recv(MESSAGE_BYTES)
             except BlockingIOError:
@@ -270,6 +276,7 @@ class Supervisor:
             elif message[:1] == DONE and len(message) == 2 and child.session and run and not run.stopped:
                 self._drain(child)
                 child.run = None
+                self._order(child, "idle")  # if it lies, it is killed for computing on
                 self._answer(run, *exit_status(message[1]), time.monotonic() - run.start)
 
     def _read(self, child: _Child, descriptor: int) -> bool:
@@ -315,10 +322,13 @@ class Supervisor:
         if (run := child.run) is None:
             return
         if not child.ready:
-            text = run.err.text().strip() or f"wait status {notice['status']}"
+            text = notice["stopped"] or run.err.text().strip() or f"wait status {notice['status']}"
             run.future.set_exception(SandboxError(f"a process could not be locked up: {text}"))
             return
-        self._answer(run, *wait_status(notice["status"], run.stopped, run.order.timeout), notice["seconds"])
+        status, reason = wait_status(notice["status"], run.stopped, run.order.timeout)
+        if notice["stopped"] and not run.stopped:
+            status, reason = Status.ERROR, notice["stopped"]
+        self._answer(run, status, reason, notice["seconds"])
 
     def _release(self, child: _Child) -> None:
         for file in (child.control, child.out, child.err):
@@ -336,7 +346,7 @@ class Supervisor:
         if child.run:
             child.run.future.set_exception(SandboxError("the session was closed"))
             child.run = None
-        self._zygote.send(json.dumps({"kill": child.id}).encode())
+        self._order(child, "kill")
 
     def _answer(self, run: _Run, status: Status, reason: str, seconds: float) -> None:
         out, err = run.out.text(), run.err.text()

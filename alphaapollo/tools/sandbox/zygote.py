@@ -1,10 +1,12 @@
 """The pre-forked interpreter: it has imported what snippets need, and forks one child for each. Started by launch.py.
 
-    supervisor --(socket on descriptor 0: Launch + the child's descriptors | kill)--> zygote --fork--> child
-    supervisor <--(ready | exit of a child)-- zygote
+    supervisor --(socket on descriptor 0: Launch + the child's descriptors | kill | idle | busy)--> zygote
+    supervisor <--(ready | exit of a child)-- zygote --fork--> child
 
 It never sees code, input or output: those go between supervisor and child. Its memory, which every child has a copy
-of, holds nothing worth stealing. When the supervisor goes away it kills what runs and ends.
+of, holds nothing worth stealing. It watches what no limit of the kernel holds in every mode: how many threads a child
+has, and that a session's process does not compute between two snippets. When the supervisor goes away it kills what
+runs and ends.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from alphaapollo.tools.sandbox import child, landlock, rlimits, seccomp
 from alphaapollo.tools.sandbox.linux import PR_SET_DUMPABLE, machine, prctl
 from alphaapollo.tools.sandbox.preload import MODULES, warm_up
 
+LOOK_SECONDS = 0.2  # between two looks at the children
+MAX_THREADS = 256  # of a child
+IDLE_CPU_SECONDS = 1.0  # of processor time that a session's process may use between two snippets
 DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
 SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # shared libraries, time zones
 
@@ -37,6 +43,8 @@ class _Child:
     folder: str
     start: float
     alone: bool  # seccomp lets it start no processes
+    idle_since: float | None = None  # of a session between two snippets: the processor time used until then
+    stopped: str = ""  # why it was killed from here
 
 
 def main() -> None:
@@ -100,14 +108,28 @@ class Zygote:
         poller = select.poll()
         for descriptor in (self._supervisor.fileno(), self._wake):
             poller.register(descriptor, select.POLLIN)
+        next_look = 0.0
         while True:
-            for descriptor, _ in poller.poll():
+            for descriptor, _ in poller.poll(LOOK_SECONDS * 1000 if self._children else None):
                 if descriptor == self._wake:
                     os.read(self._wake, 4096)
                     self._reap()
                 elif not self._obey():
                     self._end()
                     return
+            if (now := time.monotonic()) >= next_look:
+                self._look()
+                next_look = now + LOOK_SECONDS
+
+    def _look(self) -> None:
+        for pid, one in self._children.items():
+            threads, used = usage(pid)
+            if threads > MAX_THREADS:
+                one.stopped = f"stopped at more than {MAX_THREADS} threads"
+            elif one.idle_since is not None and used > one.idle_since + IDLE_CPU_SECONDS:
+                one.stopped = "stopped: it went on computing when its snippet had ended"
+            if one.stopped:
+                _kill(pid)
 
     def _end(self) -> None:
         for pid in self._children:
@@ -122,30 +144,46 @@ class Zygote:
         if not message:
             return False
         order = json.loads(message)
-        if "kill" in order:
+        if {"kill", "idle", "busy"} & order.keys():
             for pid, one in self._children.items():
-                if one.id == order["kill"]:
+                if one.id == order.get("kill"):
                     _kill(pid)
+                elif one.id == order.get("idle"):
+                    one.idle_since = usage(pid)[1]
+                elif one.id == order.get("busy"):
+                    one.idle_since = None
             return True
-        self._fork(child.Launch(**order), descriptors)
+        launch = child.Launch(**order)
+        try:
+            self._fork(launch, descriptors)
+        except OSError as error:  # no process or no room to be had: this run's failure alone
+            self._notify({"exit": launch.id, "status": 0, "seconds": 0.0, "cpu": 0.0, "stopped": str(error)})
         for descriptor in descriptors:
             os.close(descriptor)
         return True
 
     def _fork(self, launch: child.Launch, descriptors: list[int]) -> None:
         folder = os.path.join(self._folder, f"run{launch.id}")
-        os.mkdir(folder, 0o700)
-        if launch.setuid:
-            os.chown(folder, child.NOBODY, child.NOBODY)
         start = time.monotonic()
-        pid = os.fork()
+        os.mkdir(folder, 0o700)
+        try:
+            if launch.setuid:
+                os.chown(folder, child.NOBODY, child.NOBODY)
+            pid = os.fork()
+        except OSError:
+            os.rmdir(folder)
+            raise
         if pid == 0:
             child.run(launch, self.ground, folder, descriptors)
         self._children[pid] = _Child(launch.id, folder, start, launch.seccomp)
 
+    def _notify(self, notice: dict[str, object]) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._supervisor.send(json.dumps(notice).encode())
+
     def _reap(self) -> None:
         while self._children or self._cleaners:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            pid, status, resources = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
             if pid in self._cleaners:
@@ -156,21 +194,33 @@ class Zygote:
                 _kill_group(pid)
             self._clean(one.folder)
             seconds = time.monotonic() - one.start
-            notice = {"exit": one.id, "status": status, "seconds": seconds, "cpu": usage.ru_utime + usage.ru_stime}
-            with contextlib.suppress(BrokenPipeError):
-                self._supervisor.send(json.dumps(notice).encode())
+            cpu = resources.ru_utime + resources.ru_stime
+            self._notify({"exit": one.id, "status": status, "seconds": seconds, "cpu": cpu, "stopped": one.stopped})
 
     def _clean(self, folder: str) -> None:
         try:
             os.rmdir(folder)
         except OSError:  # something is in it: possibly a great deal
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                return  # no process to be had: it goes with everything else at the end
             if pid == 0:
                 try:
                     remove_tree(folder)
                 finally:
                     os._exit(0)
             self._cleaners.add(pid)
+
+
+def usage(pid: int) -> tuple[int, float]:
+    """Threads of a child, and seconds of processor time; (0, 0.0) where /proc is mounted with hidepid."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0, 0.0
+    fields = text.rpartition(")")[2].split()
+    return int(fields[17]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def remove_tree(folder: str) -> None:

@@ -55,6 +55,7 @@ class Attack:
     stopped: bool = True
     layer: str = ""
     timeout: float = TIMEOUT
+    reason: str = ""  # in the result's
 
 
 def kernel(x86: int, arm: int, arguments: str = "0, 0, 0, 0") -> Attack:
@@ -133,6 +134,10 @@ ATTACKS: dict[str, Attack] = {
     ),
     "raise_own_limits": Attack("import resource\nattempt(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)))"),
     "become_root": Attack("attempt(lambda: os.setuid(0), lambda: os.setgroups([0]))"),
+    "who_is_outside": Attack(
+        "import socket\nend = socket.socket(fileno=os.dup(3))\n"
+        "attempt(*(lambda n=n: end.getsockopt(1, n, 12) for n in (17, 31, 59, 77)))"
+    ),
     # The kernel's other doors
     "tcp": Attack("import socket\nattempt(lambda: socket.create_connection(('127.0.0.1', PORT)))"),
     "udp": Attack("import socket\nattempt(lambda: socket.socket(2, 2).sendto(b'x', ('127.0.0.1', PORT)))"),
@@ -168,9 +173,12 @@ ATTACKS: dict[str, Attack] = {
     ),
     "memory": Attack("x = []\nwhile True: x.append(bytearray(1 << 24))", status=("memory",), stopped=False),
     "threads": Attack(
-        "import threading, time\ntry:\n    for n in range(100000):\n"
-        "        threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
-        "except (RuntimeError, MemoryError): print('stopped')\nos._exit(0)"
+        "import threading, time\nthreading.stack_size(1 << 15)\ntry:\n    for n in range(20000):\n"
+        "        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "except (RuntimeError, MemoryError): pass\ntime.sleep(60)",
+        status=("error",),
+        stopped=False,
+        reason="more than 256 threads",
     ),
     "output": Attack("while True: print('x' * 1000000)", status=("output",), stopped=False),
     "error_output": Attack("while True: os.write(2, b'x' * 65536)", status=("output",), stopped=False),
@@ -190,6 +198,9 @@ ATTACKS: dict[str, Attack] = {
         stopped=False,
     ),
     # Verdicts
+    "flood_the_supervisor": Attack(
+        "while True: os.write(3, b'x')", status=("timeout",), stopped=False, timeout=1.0
+    ),
     "forge_the_end": Attack(
         "os.write(3, b'D\\0'); print('mine'); os._exit(3)", status=("error",), stopped=False
     ),
@@ -211,6 +222,7 @@ class Outcome:
     stdout: str
     stderr: str
     seconds: float
+    reason: str = ""
 
 
 def attack_all(sandbox: Sandbox) -> dict[str, Outcome]:
@@ -232,7 +244,8 @@ def attack_all(sandbox: Sandbox) -> dict[str, Outcome]:
             if name in UNSAFE_TO_TRY_UNHELD and attack.layer not in sandbox.mode:
                 return Outcome("ok", "ESCAPED (not tried)", "", 0.0)
             result = sandbox.run(prelude + attack.code, timeout=attack.timeout, memory_mb=512)
-            return Outcome(result.status.value, result.stdout[-2000:], result.stderr[-2000:], result.seconds)
+            out, err = result.stdout[-2000:], result.stderr[-2000:]
+            return Outcome(result.status.value, out, err, result.seconds, result.reason)
 
         sandbox.run(f"x = input()\nassert x == {SECRET!r}", stdin=SECRET)
         os.environ["SECRET_TOKEN"] = SECRET

@@ -57,7 +57,9 @@ def outcome(user: str, name: str, attack: str) -> tuple[str, Outcome]:
 def held(attack: str, seen: Outcome) -> bool:
     expected = ATTACKS[attack]
     says_so = not expected.stopped or "stopped" in seen.stdout
-    return seen.status in expected.status and says_so and "ESCAPED" not in seen.stdout
+    return (
+        seen.status in expected.status and says_so and "ESCAPED" not in seen.stdout and expected.reason in seen.reason
+    )
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
