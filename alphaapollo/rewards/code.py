@@ -32,7 +32,7 @@ default_sandbox().start()  # here, for imports are not counted as grading time
 def grade(prompt: Prompt, completion: str) -> Score:
     """1 if the code passes all tests, else 0, with the reason; wrong format where there is no code.
 
-    Whatever the code does is a reward, so that no code can choose to have none.
+    Whatever the code does is a reward, so that no code can choose to have none (but by using up reward.timeout).
 
     Raises:
         ValueError: the ground truth cannot be read, or the tests are broken: without the code already.
