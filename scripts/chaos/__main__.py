@@ -4,8 +4,8 @@
     python -m scripts.chaos --seed 7 --kills 25 --stops 5 --damages 5 --fills 1 --scenes sync_single sync_multi \
         async_single async_multi                                      # the table of docs/reliability.md, hours
     python -m scripts.chaos --kills 0 --stops 20 --steps 80           # each kind of process stopped, many to a run
-    python -m scripts.chaos --soak 300                                # one long run with a death every minute or so,
-                                                                      # and how its memory grows
+    python -m scripts.chaos --soak 300                                # one long run with deaths all along it, and how
+                                                                      # its memory grows
 
 A run is disturbed again and again until it is through; the same command begins it again whenever it has ended. Then its
 metrics (without times), rollouts and model are compared with those of a run that nobody disturbed; of an asynchronous
@@ -59,7 +59,7 @@ def disturb(args: argparse.Namespace, place: Place) -> Rounds:
     rng = random.Random(f"{args.seed} {place.scene}")
     roles = [role for role in args.roles if role in SCENES[place.scene].roles]
     if args.soak:
-        rounds = Rounds(place, rng, args.soak, save_freq=20)
+        rounds = Rounds(place, rng, args.soak, save_freq=10, longest=30.0)
         rounds.undisturbed()
         rounds.soak(roles)
         return rounds

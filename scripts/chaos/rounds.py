@@ -21,14 +21,14 @@ RESTARTS = "trainer.max_restarts=1000"
 class Rounds:
     """The rounds of one scene; what was done, and what was not as promised."""
 
-    def __init__(self, place: Place, rng: random.Random, steps: int, save_freq: int = 2):
+    def __init__(self, place: Place, rng: random.Random, steps: int, save_freq: int = 2, longest: float = 60.0):
         self.place, self.rng, self.steps = place, rng, steps
         self.harms: list[Harm] = []
         self.problems: list[str] = []
         self.memory: dict[str, dict[str, Memory]] = {}  # of each run, of each figure
         self._round = 0
         self._words = (f"trainer.total_training_steps={steps}", f"trainer.save_freq={save_freq}", RESTARTS)
-        self._seconds = 60.0  # between two deaths at most
+        self._seconds = longest  # between two deaths at most
 
     def undisturbed(self) -> None:
         """The run that the others are compared with."""
@@ -45,7 +45,7 @@ class Rounds:
             self._through(self._killer(queue))
 
     def soak(self, roles: Sequence[str]) -> None:
-        """One long run, with a death every half minute or so until it is through."""
+        """One long run, with deaths until it is through."""
         self._through(self._killer([self.rng.choice(roles) for _ in range(10 * self.steps)]))
 
     def stops(self, count: int, role: str) -> None:
