@@ -68,7 +68,8 @@ def goes_on(command: Command) -> Callable[[], bool]:
 
 
 def stop(command: Command, role: str, rng: random.Random) -> Harm | None:
-    """SIGSTOP, and SIGCONT once it is named; of graders there are several, and nobody may wait for this one."""
+    """SIGSTOP, and SIGCONT once it is named; of graders there are several, and nobody may wait for this one. None:
+    there is no such process now, or the run came to its end without it."""
     if (pid := command.find(role, rng)) is None:
         return None
     at, step, size, start = command.seconds, command.steps, command.size, time.monotonic()
@@ -79,6 +80,8 @@ def stop(command: Command, role: str, rng: random.Random) -> Harm | None:
     seconds = time.monotonic() - start
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
+    if not named and command.code == 0:
+        return None
     if not named:
         return Harm("stop", role, at, step, "was not named", seconds, command.last_line[:200])
     went_on = command.wait_for(goes_on(command), PATIENCE) or command.code == 0
