@@ -7,8 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.nodes import Wanted
+from alphaapollo.controller.process_watch import ProcessWatch
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_nodes import compare_nodes, wait_for_nodes
 from alphaapollo.controller.ray_placement import check_reach, reserve, seats, visible_gpus
@@ -114,6 +115,13 @@ def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
     return {name: started[kind][0].process for kind, name in named.items() if kind in started}
 
 
+@asynccontextmanager
+async def starting(timeout: float) -> AsyncIterator[None]:
+    """Around the start of all workers. TimeoutError: it takes longer. WorkerDied: a Ray of our own has died."""
+    async with asyncio.timeout(timeout), ProcessWatch(own_processes(), lambda what: None):
+        yield
+
+
 async def launch_ray(
     placement: Placement, roles: Roles, timeout: float, paths: Mapping[str, str] | None = None
 ) -> RayCrew:
@@ -125,7 +133,7 @@ async def launch_ray(
         await compare_nodes([group for group in (nodes, engine_gpus) if group], paths)
     crew = RayCrew(nodes, engine_gpus, placement, roles)
     try:
-        async with asyncio.timeout(timeout):
+        async with starting(timeout):
             await crew.start()
     except TimeoutError:
         waiting, logs = ", ".join(crew.still_starting()), session_logs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.engine_crew import EnginePlan
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.controller.ray_crew import end_actors, engine_factory, session_logs
+from alphaapollo.controller.ray_crew import end_actors, engine_factory, session_logs, starting
 from alphaapollo.controller.ray_nodes import compare_nodes
 from alphaapollo.controller.ray_placement import CPU_SHARE, wait_until_placed
 from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat
@@ -51,7 +50,7 @@ async def launch_ray_engines(plan: EnginePlan, timeout: float, paths: Mapping[st
         await compare_nodes([bundles], paths)
     crew = RayEngines(bundles, plan)
     try:
-        async with asyncio.timeout(timeout):
+        async with starting(timeout):
             await crew.start()
     except TimeoutError:
         logs = session_logs()

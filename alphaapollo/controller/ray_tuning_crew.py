@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ray.util.placement_group import PlacementGroup
 
 from alphaapollo.controller.ranks import Ranks
-from alphaapollo.controller.ray_crew import end_actors, own_processes
+from alphaapollo.controller.ray_crew import end_actors, own_processes, starting
 from alphaapollo.controller.ray_nodes import compare_nodes
 from alphaapollo.controller.ray_placement import rank_seats, reserve_nodes
 from alphaapollo.controller.ray_ranks import RayRanks, TrainerHost
@@ -64,7 +63,7 @@ async def launch_ray_tuning(
         await compare_nodes([nodes], paths)
     crew = RayTuning(nodes, plan)
     try:
-        async with asyncio.timeout(timeout):
+        async with starting(timeout):
             await crew.start()
     except TimeoutError:
         await crew.close()
