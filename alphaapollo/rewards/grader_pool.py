@@ -56,6 +56,10 @@ class _Job:
             self.reply.set_exception(GraderError(reason))
 
 
+class _Killed(GraderError):
+    """By a signal, in its start."""
+
+
 @dataclass(eq=False)
 class _Process:
     """One grader's process, and the jobs that were sent to it."""
@@ -150,6 +154,13 @@ class GraderPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _spawn(self) -> _Process:
+        """A process that is ready, the second if a signal has ended the first."""
+        try:
+            return await self._spawn_one()
+        except _Killed:
+            return await self._spawn_one()
+
+    async def _spawn_one(self) -> _Process:
         try:
             handle = await asyncio.create_subprocess_exec(
                 *worker_command(self._grading),
@@ -164,7 +175,9 @@ class GraderPool:
         try:
             frame = await asyncio.wait_for(process.receive(), START_TIMEOUT)
         except (asyncio.IncompleteReadError, TimeoutError) as error:
-            raise GraderError(f"the grader's process does not start ({await process.end(GRACE)})") from error
+            ending, died = await process.end(GRACE), isinstance(error, asyncio.IncompleteReadError)
+            kind = _Killed if died and (process.handle.returncode or 0) < 0 else GraderError
+            raise kind(f"the grader's process does not start ({ending})") from error
         except asyncio.CancelledError:
             await process.end()
             raise

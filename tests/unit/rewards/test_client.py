@@ -297,6 +297,31 @@ def test_a_function_that_does_not_import_stops_the_start(tmp_path):
         scores(["one"], str(path))
 
 
+KILLED = """
+import os
+from pathlib import Path
+
+mark = Path(__file__).with_suffix(".mark")
+mark.write_text(mark.read_text() + "x" if mark.exists() else "x")
+if len(mark.read_text()) <= {times}:
+    os.kill(os.getpid(), 9)
+
+def f(prompt, completion):
+    return 1.0
+"""
+
+
+def test_a_process_that_is_killed_in_its_start_has_one_in_its_place(tmp_path):
+    path = tmp_path / "my_reward.py"
+    path.write_text(KILLED.format(times=1))
+    (score,) = scores(["one"], str(path))
+    assert score.reward == 1.0
+    (tmp_path / "my_reward.mark").unlink()
+    path.write_text(KILLED.format(times=2))
+    with pytest.raises(ValueError, match=r"the grader's process does not start \(SIGKILL\)"):
+        scores(["one"], str(path))
+
+
 def test_scores_asked_when_closing_fail_rather_than_wait(custom):
     async def main():
         client = RewardClient(custom, "f", 10.0, 1, {}, ())
