@@ -36,16 +36,18 @@ def name_run() -> str:
 
 @contextmanager
 def ends_when_told() -> Iterator[None]:
-    """In the block SIGTERM ends this process as Ctrl-C does, and both reach it: a shell script's background jobs start
-    deaf to SIGINT."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """In the block SIGTERM, and SIGHUP but under nohup, end this process as Ctrl-C does, which reaches it in any case:
+    a shell script's background jobs start deaf to SIGINT."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if before[signal.SIGHUP] is not signal.SIG_IGN:  # the terminal is gone
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not of Python's making
 
 
 def die_with(pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False) -> threading.Thread:

@@ -80,9 +80,11 @@ def test_the_traceback_of_a_bug_tells_no_secret(tmp_path: Path) -> None:
     assert done.stderr.startswith("Traceback") and done.stderr.endswith("KeyError: '$SOME_API_KEY'\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_told_to_end_before_anything_runs_it_does(capsys: pytest.CaptureFixture[str], number: int) -> None:
     before = signal.getsignal(number)
+    if number == signal.SIGHUP and before is signal.SIG_IGN:
+        pytest.skip("these tests run under nohup")
 
     @command
     def main(argv: Sequence[str] | None = None) -> int:
