@@ -85,12 +85,12 @@ class CheckpointFolder:
         return [step_of(path) for path in self.whole()]
 
     def set_aside(self, after: int) -> None:
-        """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`."""
+        """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`, and
+        `aside_step_000040.1` where there is one already."""
         for path in self.whole():
             if step_of(path) > after:
                 aside = path.with_name(f"aside_{path.name}")
-                _remove(aside)
-                path.rename(aside)
+                path.rename(_free(aside) if aside.exists() else aside)
 
     def whole(self) -> list[Path]:
         """The checkpoints that were written whole, which is what the name says, oldest first; `damage` says what has
@@ -144,6 +144,13 @@ def damage(checkpoint: Path) -> list[str]:
         return [problem for problem in pool.map(problem_of, written) if problem]
 
 
+def misnamed(checkpoint: Path) -> list[str]:
+    """A line where a sound checkpoint has the name of another iteration: a person has renamed or copied it."""
+    step = read_progress(checkpoint)["step"]
+    wrong = NAME.fullmatch(checkpoint.name) and step_of(checkpoint) != step
+    return [f"it is of iteration {step}"] if wrong else []
+
+
 def _files(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
@@ -169,11 +176,17 @@ def move_aside(folder: Path) -> Path | None:
     """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""
     if not folder.exists():
         return None
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
+    aside = _free(folder)
     folder.rename(aside)
     return aside
+
+
+def _free(path: Path) -> Path:
+    """`<path>.1`, or `.2`, ... where that is taken."""
+    number = 1
+    while (free := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return free
 
 
 def _sync(path: Path) -> None:

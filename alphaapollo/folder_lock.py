@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -33,11 +33,26 @@ def lone_driver(folder: Path) -> Iterator[None]:
         FolderInUseError: another process holds it; names that and its machine.
         OSError: nothing can be written there.
     """
-    names = {folder.parent.resolve() / folder.name, folder.resolve()}
     with ExitStack() as held:
-        for name in sorted(names):
-            held.enter_context(_locked(name.with_name(f".{name.name}.lock"), folder))
+        for path in _lock_files(folder):
+            held.enter_context(_locked(path, folder))
         yield
+
+
+def refuse_in_use(folder: Path) -> None:
+    """FolderInUseError where another process is at work there: told before what it writes is read. Nothing is held."""
+    for path in _lock_files(folder):
+        with suppress(OSError):  # there is none, or it is another user's: the work itself will tell
+            descriptor = os.open(path, os.O_RDWR)
+            try:
+                _lock(descriptor, folder)
+            finally:
+                os.close(descriptor)
+
+
+def _lock_files(folder: Path) -> list[Path]:
+    names = {folder.parent.resolve() / folder.name, folder.resolve()}
+    return [name.with_name(f".{name.name}.lock") for name in sorted(names)]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from alphaapollo.finetuning.loop import TuningRun, train
 from alphaapollo.finetuning.prepare import Prepared
 from alphaapollo.finetuning.progress import Progress
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.runs.background_save import BackgroundSave
 from alphaapollo.runs.watched import watched
@@ -56,8 +57,7 @@ async def run(prepared: Prepared[C, E, B], progress: Progress) -> None:
         if crew:
             await crew.close()
         await prepared.station.end()
-        tracker.close()
-        console.close()
+        close_all(tracker.close, console.close)
 
 
 async def launch(prepared: Prepared[C, E, B]) -> TuningCrew[B]:

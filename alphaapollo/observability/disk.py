@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,3 +20,16 @@ def writing(what: str, path: Path) -> Iterator[None]:
             "the last checkpoint",
             str(path),
         ) from error
+
+
+def close_all(*closes: Callable[[], None]) -> None:
+    """Call each, in a `finally`. Raises the first OSError of theirs, but not over the error that is under way: on a
+    full disk a file that could not be written cannot be closed either."""
+    under_way, failures = sys.exc_info()[1], list[OSError]()
+    for close in closes:
+        try:
+            close()
+        except OSError as error:
+            failures.append(error)
+    if failures and under_way is None:
+        raise failures[0]

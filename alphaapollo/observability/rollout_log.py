@@ -40,7 +40,8 @@ class RolloutLog:
     """Writes in a thread of its own, so that the loop does not wait; what goes wrong raises from the next call."""
 
     def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing("the rollouts", folder):
+            folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._writing: deque[Future[None]] = deque()

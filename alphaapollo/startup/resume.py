@@ -16,7 +16,15 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.checkpoint_folder import PROGRESS, CheckpointFolder, damage, move_aside, read_progress, step_of
+from alphaapollo.checkpoint_folder import (
+    PROGRESS,
+    CheckpointFolder,
+    damage,
+    misnamed,
+    move_aside,
+    read_progress,
+    step_of,
+)
 from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
@@ -182,7 +190,7 @@ def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ..
     """The first checkpoint that is not damaged, and what is wrong with those before it."""
     damaged: list[str] = []
     for checkpoint in candidates:
-        if not (problems := damage(checkpoint)):
+        if not (problems := damage(checkpoint) or misnamed(checkpoint)):
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
     if damaged:

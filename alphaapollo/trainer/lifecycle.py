@@ -23,6 +23,7 @@ from alphaapollo.controller.local import launch_local
 from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
@@ -130,13 +131,11 @@ async def run(prepared: Prepared, progress: Progress) -> None:
             await end(ready)
         console.where_time_went()
     finally:
+        collect_as_usual()
+        SPANS.take()  # of an iteration that was to be profiled, and did not end
         if crew:
             await crew.close()
-        rollout_log.close()
-        tracker.close()
-        console.close()
-        SPANS.take()  # of an iteration that was to be profiled, and did not end
-        collect_as_usual()
+        close_all(rollout_log.close, tracker.close, console.close)
 
 
 async def end(run: Run) -> None:

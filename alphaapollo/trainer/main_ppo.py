@@ -16,12 +16,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
+        from alphaapollo.folder_lock import refuse_in_use
         from alphaapollo.runs.restarts import run_with_restarts  # torch: a wrong key is told before
         from alphaapollo.startup.drive import drive
         from alphaapollo.startup.resume import already_complete, interrupted
         from alphaapollo.trainer.lifecycle import prepare, run
 
         try:
+            if not config.trainer.dry_run:
+                refuse_in_use(config.trainer.folder)
             prepared = prepare(config, origin)
         except ValueError as error:
             return failed(error, 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo import folder_lock
-from alphaapollo.folder_lock import FolderInUseError, lone_driver
+from alphaapollo.folder_lock import FolderInUseError, lone_driver, refuse_in_use
 
 HOLD = """
 import os, sys, time
@@ -37,6 +37,8 @@ def test_another_process_is_named_and_a_dead_one_is_seen_through(tmp_path: Path)
         with pytest.raises(FolderInUseError, match=f"process {holder.pid} on .*Wait for it") as error:
             lone_driver(folder).__enter__()
         assert "\n" not in str(error.value)
+        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on "):
+            refuse_in_use(folder)
         assert not folder.exists(), "the folder itself is not touched"
         holder.kill()
         holder.wait()
@@ -64,6 +66,15 @@ def test_a_folder_has_one_driver_whatever_it_is_called(tmp_path: Path, taken: st
         os.killpg(holder.pid, signal.SIGKILL)
         holder.wait()
     with lone_driver(tmp_path / other):
+        pass
+
+
+def test_who_only_looks_leaves_nothing_and_holds_nothing(tmp_path: Path) -> None:
+    refuse_in_use(tmp_path / "run")
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / ".run.lock").touch()  # of a dead one
+    refuse_in_use(tmp_path / "run")
+    with lone_driver(tmp_path / "run"):
         pass
 
 

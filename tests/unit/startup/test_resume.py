@@ -323,3 +323,16 @@ def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Pat
     start.claim(back)
     assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
     assert start_of(config).checkpoint == checkpoint
+    again = train(config, 40)
+    start_of(back).claim(back)
+    assert not again.exists() and again.with_name("aside_step_000040.1").is_dir()
+    assert again.with_name("aside_step_000040").is_dir(), "what was set aside before stays"
+
+
+def test_a_checkpoint_with_the_name_of_another_iteration_is_passed_over(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint, later = train(config, 20), train(config, 40)
+    renamed = later.rename(later.with_name("step_000100"))
+    start = start_of(config)
+    assert start.checkpoint == checkpoint
+    assert start.lines()[0] == f"is passed over, for it is damaged: {renamed}: it is of iteration 40."
