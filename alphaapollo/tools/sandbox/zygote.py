@@ -24,8 +24,8 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+from alphaapollo.pulse import TICKS, stat
 from alphaapollo.tools.sandbox import child, landlock, rlimits, seccomp
 from alphaapollo.tools.sandbox.linux import PR_SET_DUMPABLE, machine, prctl
 from alphaapollo.tools.sandbox.preload import MODULES, warm_up
@@ -216,11 +216,10 @@ class Zygote:
 def usage(pid: int) -> tuple[int, float]:
     """Threads of a child, and seconds of processor time; (0, 0.0) where /proc is mounted with hidepid."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        fields = stat(pid)
     except OSError:
         return 0, 0.0
-    fields = text.rpartition(")")[2].split()
-    return int(fields[17]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return int(fields[17]), (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def remove_tree(folder: str) -> None:

@@ -55,6 +55,15 @@ def test_a_session_that_takes_no_orders_ends_no_other_run() -> None:
         assert sandbox.run("print(1)").stdout == "1\n"
 
 
+def test_a_name_that_is_no_text_ends_no_run() -> None:
+    named = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0)\ntime.sleep(1)\nprint('named')"
+    with Sandbox(max_concurrent=2) as sandbox:
+        supervisor = sandbox.start()._supervisor
+        assert supervisor is not None
+        assert sandbox.run(named).stdout == "named\n"
+        assert not supervisor.death
+
+
 def test_many_threads_work_as_long_as_they_are_not_too_many(sandbox: Sandbox) -> None:
     code = """
 import threading
