@@ -31,8 +31,8 @@ def command(main: Main) -> Main:
 
     Processes that Python's multiprocessing spawns import the file of `__main__` anew. A script without a guard would
     start its run again in each of them, so the file is out of sight while `main` runs: nothing of ours needs it. What
-    it and its libraries put into the temporary folder goes with it (temp_folder.py). SIGINT and SIGTERM end it with
-    130.
+    it and its libraries put into the temporary folder goes with it (temp_folder.py). SIGINT, SIGTERM
+    and SIGHUP end it with 130.
     """
 
     @wraps(main)

@@ -39,13 +39,14 @@ PHASES = ("generate", "batch", "columns", "advantage", "update", "publish", "oth
 
 def simulate(workers: int, args: argparse.Namespace, profile: cProfile.Profile | None = None) -> dict[str, Any]:
     """One size in this process: figures of an iteration, the mean of all but the first."""
+    from alphaapollo.observability.memory import resident_gib
     from scripts.simulation.run import Cluster
 
     latencies = Latencies(**{field.name: getattr(args, field.name) for field in fields(Latencies)})
     with tempfile.TemporaryDirectory() as folder:
         sizes = (args.trajectories, args.group, args.mini_batches, args.steps)
         cluster = Cluster(workers, *sizes, latencies, Path(folder), args.mode)
-        before = rss_gib()
+        before = resident_gib()
         start = time.perf_counter()
         steps = cluster.run(profile)
         seconds = time.perf_counter() - start
@@ -82,11 +83,6 @@ def simulate(workers: int, args: argparse.Namespace, profile: cProfile.Profile |
         "rss_kib_a_trajectory": (peak - before) * 2**20 / count,
         "real_seconds": seconds,
     }
-
-
-def rss_gib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**30
 
 
 def in_a_process(workers: int, argv: list[str]) -> dict[str, Any]:
