@@ -6,22 +6,35 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
 from threading import RLock
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from alphaapollo.registry import nearest
 from alphaapollo.seeds import derive_seed
 
 _importing = RLock()  # a second thread waits for the whole module
+_user_folders: set[str] = set()
+
+
+class SourceLoader(SourceFileLoader):
+    """Loader that always compiles the source.
+
+    Python's bytecode cache compares only the second and the size of a change, so a file that is edited and run twice
+    within a second would run in its old version.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def load_user_module(path: str, key: str) -> ModuleType:
-    """Import the Python file that the configuration names under `key`. The second call for a file is free.
+    """Import the Python file that the configuration names under `key`. A second call returns the same module.
 
-    What it defines with our decorators is registered in this process only, so call it in each that looks a name up. It
-    may import its neighbours.
+    What the file defines with our decorators is registered in this process only, so call this in each process that
+    looks a name up. The file may import other files of its folder. All of them are compiled from source.
 
     Raises:
         ValueError: no such file, not a Python file, or what its import raised, with the line in it.
@@ -72,7 +85,10 @@ def describe(error: BaseException, path: Path | None = None) -> str:
 
 def _import(file: Path, name: str, key: str, path: str) -> None:
     sys.path += [folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path]  # shadows nothing
-    spec = importlib.util.spec_from_file_location(name, file)
+    if str(file.parent) not in _user_folders:
+        _user_folders.add(str(file.parent))
+        sys.path_importer_cache.pop(str(file.parent), None)
+    spec = importlib.util.spec_from_file_location(name, file, loader=SourceLoader(name, str(file)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -82,3 +98,13 @@ def _import(file: Path, name: str, key: str, path: str) -> None:
         del sys.modules[name]
         fix = "Install what it imports" if isinstance(error, ImportError) else "Mend the file"
         raise ValueError(f"{key}: {path} does not import: {describe(error, file)}. {fix}.") from error
+
+
+def _find_in_user_folder(folder: str) -> FileFinder:
+    """Path hook: modules in the folders of user files are loaded by SourceLoader."""
+    if folder not in _user_folders:
+        raise ImportError(folder)
+    return FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES))
+
+
+sys.path_hooks.insert(0, _find_in_user_folder)

@@ -22,8 +22,9 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-# A busy machine makes a case slow, not wrong; pytest's own time limits stay.
-hypothesis.settings.register_profile("tests", deadline=None)
+# A busy machine makes a case slow, not wrong; pytest's own time limits stay. The cases are the same in every run: new
+# ones are for tests.fuzz.check and tests.invariance.check.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
 STACK = ("loop", "gpu")  # folders of tests that start processes for themselves

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console as Terminal
-
 from alphaapollo.caller import command
 from alphaapollo.cli.run_folder import model_to_play
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Trajectory
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -65,6 +66,8 @@ def start_local_cluster() -> None:
         "health_check_failure_threshold": 10,
     }
     stay_on_loopback()
+    # Its own token: Ray would write one to ~/.ray, and a home directory need not be writable.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         with _loopback_ray():
             init(address="local", include_dashboard=False, _system_config=patient)

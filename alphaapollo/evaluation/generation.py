@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console as Terminal
-
 from alphaapollo.config.check import check_generation
 from alphaapollo.config.diff import Verdict
 from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
@@ -30,6 +28,7 @@ from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
 from alphaapollo.models.weight_files import check_weights
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.startup.builders import build_engine
 from alphaapollo.startup.input_checks import (

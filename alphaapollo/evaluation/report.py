@@ -10,11 +10,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console as Terminal
 from rich.table import Table
 
 from alphaapollo.evaluation.figures import Figure, Result, Summary, join_repeats, summarize
 from alphaapollo.observability.disk import writing
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 
 FIELDS = ("data_source", "figure", "value", "low", "high", "problems")

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console as Terminal
-
 from alphaapollo.config.check import check_eval
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
@@ -23,6 +21,7 @@ from alphaapollo.evaluation.report import report
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.startup.input_checks import check_rewards
 from alphaapollo.startup.resume import check_same_command

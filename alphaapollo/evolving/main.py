@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console as Terminal
-
 from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvolvingConfig
+from alphaapollo.observability.terminal import Terminal
 
 
 @command

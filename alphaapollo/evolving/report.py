@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.accuracy_estimates import pass_at_k
 from alphaapollo.evaluation.figures import Figure
@@ -21,6 +20,7 @@ from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.records import Candidate
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite
+from alphaapollo.observability.terminal import Terminal
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console as Terminal
 
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.records import Candidate
 from alphaapollo.evolving.report import make_report, print_report, write_report
 from alphaapollo.observability.disk import writing
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 
 FOLDER = "problems"

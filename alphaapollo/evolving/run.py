@@ -9,8 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console as Terminal
-
 from alphaapollo.config.check_evolving import check_evolving, roles_of
 from alphaapollo.config.diff import Verdict as ChangeVerdict
 from alphaapollo.config.resolve import resolve_device
@@ -36,6 +34,7 @@ from alphaapollo.evolving.selection import Selector, chosen_by_vote
 from alphaapollo.evolving.server_client import ServerClient
 from alphaapollo.evolving.solving import Solver, Truth, row_digest
 from alphaapollo.observability.metrics_file import JsonlTracker
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.pulse import PULSE
 from alphaapollo.rewards.base import is_gradable
 from alphaapollo.rewards.client import RewardClient

@@ -6,14 +6,12 @@ The loop calls start, phase, step and notice; nothing that goes wrong with the d
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rich.console import Console as Terminal
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -22,6 +20,7 @@ from rich.text import Text
 
 from alphaapollo.observability.advice import Advisor
 from alphaapollo.observability.curve import draw
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.time_spent import TimeSpent
 from alphaapollo.redact import redacted
 
@@ -85,18 +84,11 @@ class View:
             self.curve.append((step, value))
 
 
-class _Terminal(Terminal):
-    """A terminal that falls silent when its reader goes away (`... | head`), where rich would end the program."""
-
-    def on_broken_pipe(self) -> None:
-        self.file = open(os.devnull, "w")  # noqa: SIM115
-
-
 class Console:
     """The display of one run."""
 
     def __init__(self, terminal: Terminal | None = None):
-        self._terminal = terminal or _Terminal(highlight=False)
+        self._terminal = terminal or Terminal(highlight=False)
         self._view = View()
         self._advisor = Advisor()
         self._spent = TimeSpent()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from rich.console import Console as Terminal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from alphaapollo.observability.terminal import Terminal
 
 LINES = 10  # without a terminal
 

@@ -13,8 +13,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
+
+from alphaapollo.observability.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         curves = read_curves(options.file, options.metrics)
-        Console(highlight=False).print(draw(curves))
+        Terminal(highlight=False).print(draw(curves))
         if options.png:
             save_png(curves, options.png)
     except (OSError, ValueError) as error:

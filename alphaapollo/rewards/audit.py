@@ -21,10 +21,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.progress import Progress
 
 from alphaapollo.config.schema import Reward
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.base import check_data_sources
 from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rewards.extract import marked_answer
@@ -35,7 +35,7 @@ IN_FLIGHT = 512  # answers given to the graders at a time
 SHOWN = 160  # characters of an answer in the list
 MAX_PROBLEMS = 5  # bad rows that are named
 
-console = Console(stderr=True)
+console = Terminal(stderr=True)
 
 
 @dataclass(frozen=True)

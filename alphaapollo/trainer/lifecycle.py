@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console as Terminal
-
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.diff import ChangeRule
@@ -26,6 +24,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
 from alphaapollo.runs.watched import watched

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rich.console import Console as Terminal
 from rich.markup import escape
 from rich.table import Table
 
 from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
 from alphaapollo.environments.base import get_registered
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.startup.model_memory import GIB, NAMES, MemoryPlan
 from alphaapollo.startup.resume import Start
 from alphaapollo.trainer.inputs import Inputs

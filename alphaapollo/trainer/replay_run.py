@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from rich.console import Console as Terminal
-
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.keys import with_value
 from alphaapollo.config.schema import Config
@@ -22,6 +20,7 @@ from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.models.double import InDouble
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.startup.failures import FAILURES
 from alphaapollo.startup.input_checks import choose_kernels

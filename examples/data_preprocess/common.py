@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich import print_json
-from rich.console import Console
 from rich.progress import track
 
 from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_dirty_rows
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.base import find_grader
 from examples.data_preprocess.columns import Columns, Dropped, Problem, find_problem
 
@@ -59,7 +59,7 @@ RL_SCHEMA = pa.schema(
 
 SHOWN = 1000  # characters of a text in the sample row
 
-console = Console(highlight=False, soft_wrap=True)
+console = Terminal(highlight=False, soft_wrap=True)
 
 SourceRow = DataRow | BadRow  # a BadRow is dropped, with its reason
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.columns import Columns
-from rich.console import Console
 from rich.panel import Panel
 
 from alphaapollo.observability.curve import draw, read_curves, save_png
+from alphaapollo.observability.terminal import Terminal
 
 CURVES = ("val/accuracy", "val/accuracy_greedy")
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/quickstart"))
     parser.add_argument("--seconds", type=int, required=True, help="since the start")
     args = parser.parse_args()
-    run, terminal = args.out / "grpo", Console(highlight=False, soft_wrap=True)
+    run, terminal = args.out / "grpo", Terminal(highlight=False, soft_wrap=True)
     curves = read_curves(run / "metrics.jsonl", CURVES)
     terminal.print("\nheld-out accuracy over GRPO iterations", style="bold")
     terminal.print(draw(curves))

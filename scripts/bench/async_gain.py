@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from alphaapollo.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.config.schema import Config, Env  # noqa: E402
 from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
@@ -38,6 +39,7 @@ from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.learn import Learned  # noqa: E402
 from alphaapollo.trainer.progress import Goal, Progress  # noqa: E402
+from alphaapollo.trainer.saving import Saving  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
 from alphaapollo.weights.publish import WeightPublisher  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
@@ -120,17 +122,19 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
     trainer = {"async_mode": mode, "max_staleness": staleness, "save_freq": -1, "test_freq": -1}
     config = {"data": {"train_batch_size": args.prompts}, "trainer": trainer, "env": {"rollout": {"n": args.group}}}
     policy: Any = Policy()
+    crew: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines)
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(
             placement=SimpleNamespace(num_gpus=0), sampling=Sampling(LONGEST + 1), greedy_baseline=False
         ),
-        crew=SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines),
+        crew=crew,
         weights=WeightPublisher(policy, engines, [1], 1.0, in_flight=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
         stream=PromptStream(4096, seed=0, shuffle=True),
         goal=Goal(args.iterations),
         progress=Progress(),
+        saving=Saving(CheckpointFolder(Path(), None), crew, print),  # save_freq=-1: nothing is written
         tracker=Log(),
         rollout_log=Log(),
         console=Silent(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.checks import ROOT
-from scripts.cluster_check.kit import SETTINGS, Done, Kit, expect, run_metrics
+from scripts.cluster_check.kit import SETTINGS, Done, Kit, expect
 from scripts.cluster_check.machines import Machine, machines
 
 SRUN = """#!/usr/bin/env python3
@@ -62,4 +62,4 @@ def sbatch(kit: Kit, nodes: list[Machine], binaries: Path, name: str, *words: st
     with log.open("w") as out:
         environment = os.environ | SETTINGS | allocation
         code = subprocess.run(command, env=environment, stdout=out, stderr=out, check=False).returncode
-    return Done(code, log.read_text(errors="replace"), run_metrics(kit.folder, name))
+    return Done(code, log.read_text(errors="replace"), kit.metrics(name))

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
-from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.checkpoint_folder import CheckpointFolder
@@ -20,6 +19,7 @@ from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.trainer import loop, loop_async
 from alphaapollo.trainer.lifecycle import prefer_huge_pages, seldom_collect

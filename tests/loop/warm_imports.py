@@ -11,8 +11,8 @@ from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.rollout.vllm.process import CORE_MODULES
 from alphaapollo.rollout.vllm.settings import environment
 
+setproctitle.getproctitle()  # before any variable is replaced, as in vllm/preload.py: engine cores keep their titles
 os.environ.update(environment(EngineSpec(0, "", False, Rollout(enforce_eager=True), "cpu", "float32", 0, "")))
-setproctitle.getproctitle()  # as in vllm/preload.py, so that engine cores can be told by their names
 gc.disable()
 for module in (
     "ray",

@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -31,6 +33,27 @@ def test_it_may_import_its_neighbours_but_they_shadow_nothing(tmp_path: Path):
     write(tmp_path, "value = 7", "a_neighbour.py")
     write(tmp_path, "raise ValueError('the wrong one')", "json.py")
     assert load_user_module(write(tmp_path, "import json, a_neighbour"), KEY).a_neighbour.value == 7
+
+
+def test_a_file_that_is_edited_within_a_second_is_loaded_as_edited(tmp_path: Path):
+    """In a process that writes bytecode, with the same size and the same time of change before and after."""
+    mine, neighbour = Path(write(tmp_path, "import near\nx = 1")), Path(write(tmp_path, "y = 1", "near.py"))
+    command = (
+        "from alphaapollo.user_module import load_user_module; m = load_user_module({!r}, 'k'); print(m.x, m.near.y)"
+    )
+
+    def load() -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        words = [sys.executable, "-c", command.format(str(mine))]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    times = mine.stat().st_atime_ns, mine.stat().st_mtime_ns
+    for value in (1, 2):
+        mine.write_text(f"import near\nx = {value}", encoding="utf-8")
+        neighbour.write_text(f"y = {value}", encoding="utf-8")
+        for path in (mine, neighbour):
+            os.utime(path, ns=times)
+        assert load() == f"{value} {value}\n"
 
 
 def test_a_second_thread_waits_for_the_whole_module(tmp_path: Path):

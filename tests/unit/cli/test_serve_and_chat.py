@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from rich.console import Console as Terminal
 
 from alphaapollo.cli import chat, run_folder, serve
 from alphaapollo.cli.main import main
@@ -14,6 +13,7 @@ from alphaapollo.cli.watched import Watched, watch
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_registered
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Message, Prompt, Score
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tiny import save_model

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console as Terminal
 
 from alphaapollo.evaluation.figures import Result, join_repeats, problem_values, result_of, result_of_record, summarize
 from alphaapollo.evaluation.report import outcome_line, print_summary, write_summary
 from alphaapollo.observability.rollout_log import trajectory_lines
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

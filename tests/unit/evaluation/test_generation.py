@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rich.console import Console as Terminal
 
 from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller.ranks import Stalled
 from alphaapollo.evaluation import generation
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.trainer.main_generation import main
 from alphaapollo.watchdog import RUN

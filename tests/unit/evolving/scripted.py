@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console as Terminal
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.evolving.pool import Pool
+from alphaapollo.observability.terminal import Terminal
 
 Script = Callable[[list[dict[str, str]], dict[str, Any]], Any]
 """(messages, the whole request) -> a text, a status, or the bytes of a body."""

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import metadata
 
 from alphaapollo.models import checkpoint
+from alphaapollo.models.checkpoint_reader import _Unpickler as Unpickler
 from alphaapollo.models.checkpoint_reader import read_generators
 from alphaapollo.models.sharding import shard
 from alphaapollo.workers.base import ALONE, RankPlacement, join, leave
@@ -90,18 +92,38 @@ def test_a_trap_is_refused_and_does_not_spring(trained, saved: Path, tmp_path: P
     assert not (tmp_path / "sprung").exists()
 
 
+class Attribute:
+    """Pickled as a call of getattr."""
+
+    def __init__(self, *arguments: object):
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return getattr, self.arguments
+
+
+def test_members_of_enumerations_as_python_before_3_11_4_writes_them() -> None:
+    def unpickled(*arguments: object) -> object:
+        return Unpickler(io.BytesIO(pickle.dumps(Attribute(*arguments)))).load()
+
+    kind = metadata._MEM_FORMAT_ENCODING
+    assert unpickled(kind, "TORCH_CHANNELS_LAST") is kind.TORCH_CHANNELS_LAST
+    with pytest.raises(pickle.UnpicklingError, match=r"names builtins\.getattr of .*Size"):
+        unpickled(torch.Size, "__new__")
+
+
 def test_a_trap_among_the_optimisers_figures(trained, saved: Path, tmp_path: Path) -> None:
     """Bytes of the same length in place of the pickle of a figure: lr is one of them."""
     stored = saved / "model" / "__0_0.distcp"
     data = stored.read_bytes()
-    metadata = pickle.loads((saved / "model" / ".metadata").read_bytes())
-    info = next(info for index, info in metadata.storage_data.items() if index.fqn.endswith("param_groups.0.lr"))
+    described = pickle.loads((saved / "model" / ".metadata").read_bytes())
+    info = next(info for index, info in described.storage_data.items() if index.fqn.endswith("param_groups.0.lr"))
     trap = io.BytesIO()
     torch.save(Trap(tmp_path / "sprung"), trap)
     info.length = len(trap.getvalue())
     info.offset = len(data)
     stored.write_bytes(data + trap.getvalue())
-    (saved / "model" / ".metadata").write_bytes(pickle.dumps(metadata))
+    (saved / "model" / ".metadata").write_bytes(pickle.dumps(described))
     with pytest.raises(ValueError, match="cannot be read"):
         checkpoint.load(str(saved), *trained)
     assert not (tmp_path / "sprung").exists()

@@ -2,9 +2,9 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console as Terminal
 
 from alphaapollo.observability.console import Console, View, clock, plain_line, render
+from alphaapollo.observability.terminal import Terminal
 
 METRICS = {
     "reward/mean": 0.5,
@@ -105,6 +105,17 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
     assert first == "note trainer.cpu_threads=2 has no effect"
     assert second.startswith("step 1/2   reward 0.500")
     assert third.endswith("1.50 s a step")
+
+
+def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    file = io.StringIO()
+    console = Console(Terminal(file=file))
+    console.start(total_steps=2, done=0)
+    console.step(1, METRICS)
+    console.notice("[bold]resumed[/] after 7 s")
+    console.close()
+    assert "\x1b" not in file.getvalue()
 
 
 def test_without_a_terminal_the_phases_before_the_first_line_are_said():

@@ -1,8 +1,7 @@
 from io import StringIO
 
-from rich.console import Console as Terminal
-
 from alphaapollo.observability.counter import Counter
+from alphaapollo.observability.terminal import Terminal
 
 
 def lines(total: int, done: int = 0) -> list[str]:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console as Terminal
 
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.keys import with_value
@@ -17,6 +16,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.local import launch_trainers
 from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.learn import learn
 from alphaapollo.trainer.plan import resolve_plan

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.models.footprint import Held
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.startup.model_memory import MemoryPlan
 from alphaapollo.trainer.inputs import Inputs
 from alphaapollo.trainer.plan import make_plan
@@ -32,7 +32,7 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_function, [])  # type: ignore[list-item]
         out = StringIO()
         start = SimpleNamespace(step=0, lines=list)
-        print_plan(plan, inputs, start, config, Console(file=out, width=300))  # type: ignore[arg-type]
+        print_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]
         lines = [line.split("  ", 1) for line in out.getvalue().splitlines() if "  " in line]
         return {name: text.strip() for name, text in lines}
 
@@ -106,7 +106,7 @@ def test_memory_by_role_at_each_moment():
         "generate": Held(weights=gib, kv_cache=4 * gib),
     }
     out = StringIO()
-    Console(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
+    Terminal(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         "GiB on a GPU of 80 GiB",
         "update of the policy, head  3.5  weights 1.0, optimiser 2.0, logits chunk 0.5",

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from rich.console import Console as Terminal
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import check_steps

@@ -202,7 +202,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     pd.DataFrame([row] * 4).to_parquet(folder / "rows.parquet")
     paths = {"actor_rollout_ref.model.path": folder, "critic.model.path": folder}
     paths |= {f"data.{name}": folder / "rows.parquet" for name in ("train_files", "val_files")}
-    machine = {"trainer.n_gpus_per_node": 1, "trainer.nnodes": 1}
+    machine = {"trainer.n_gpus_per_node": 1, "trainer.nnodes": 1, "trainer.default_local_dir": folder / "runs"}
     return [f"{key}={value}" for key, value in (paths | machine).items()]
 
 
