@@ -270,7 +270,8 @@ def test_runs_on_the_two_nodes_of_a_cluster_that_is_there(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+    (tmp_path / "venv").symlink_to(sys.prefix)  # Ray's head does not start where its path has a space
+    start = [str(tmp_path / "venv/bin/python"), "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     start += ["--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0"]
     log = tmp_path / "ray.log"
     with log.open("w") as out, ExitStack() as nodes:
