@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from alphaapollo.workers.policy import PolicyWorker
     from alphaapollo.workers.reward_model import RewardModelWorker
 
+OWN_TOKEN = secrets.token_hex(32)
+"""Of every Ray that this process starts, for Ray reads it once. Without one Ray would write its own to ~/.ray, and a home
+directory need not be writable."""
+
 
 def connect(wanted: Wanted) -> Machine:
     """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it) and wait for its nodes; what the largest has.
@@ -66,8 +70,7 @@ def start_local_cluster() -> None:
         "health_check_failure_threshold": 10,
     }
     stay_on_loopback()
-    # Its own token: Ray would write one to ~/.ray, and a home directory need not be writable.
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_AUTH_TOKEN", OWN_TOKEN)
     try:
         with _loopback_ray():
             init(address="local", include_dashboard=False, _system_config=patient)
