@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from alphaapollo.redact import redacted
 
@@ -21,6 +21,8 @@ class ConfigError(ValueError):
 
 def failed(error: Exception, exit_code: int) -> int:
     """Tell a command's user what ended it, in one message; returns the exit code."""
+    with suppress(OSError):  # a full disk or a closed pipe
+        sys.stdout.flush()  # so that the error comes last where both streams go to one file
     print(redacted(f"error: {error}"), file=sys.stderr)
     return exit_code
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 OWN_TOKEN = secrets.token_hex(32)
-"""Of every Ray that this process starts, for Ray reads it once. Without one Ray would write its own to ~/.ray, and a home
-directory need not be writable."""
+"""The token of every Ray that this process starts, as Ray reads it only once. Without it Ray writes a token to ~/.ray,
+which fails where the home directory is not writable."""
 
 
 def connect(wanted: Wanted) -> Machine:
