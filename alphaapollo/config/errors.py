@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 def failed(error: Exception, exit_code: int) -> int:
     """Tell a command's user what ended it, in one message; returns the exit code."""
     with suppress(OSError):  # a full disk or a closed pipe
-        sys.stdout.flush()  # so that the error comes last where both streams go to one file
+        print(end="", flush=True)  # so that the error comes last where both streams go to one file
     print(redacted(f"error: {error}"), file=sys.stderr)
     return exit_code
 

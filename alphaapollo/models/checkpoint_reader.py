@@ -75,7 +75,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _memory_format(kind: Any, name: str) -> Any:
-    """Stands for getattr, by which Python before 3.11.4 pickles a member of an enumeration."""
+    """Replacement for getattr, with which Python before 3.11.4 pickles a member of an enumeration."""
     if kind is not described._MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"it names builtins.getattr of {kind}, which is no part of a checkpoint.")
     return kind[name]

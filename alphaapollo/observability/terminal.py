@@ -20,7 +20,8 @@ class Terminal(Console):
         self, *, file: IO[str] | None = None, stderr: bool = False, force_terminal: bool | None = None, **options: Any
     ):
         if force_terminal is None:
-            force_terminal = (file or (sys.stderr if stderr else sys.stdout)).isatty()
+            stream = file or (sys.stderr if stderr else sys.stdout)
+            force_terminal = stream is not None and stream.isatty()  # None: closed by `>&-`
         super().__init__(file=file, stderr=stderr, force_terminal=force_terminal, **options)
 
     def on_broken_pipe(self) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.config.errors import failed
 from alphaapollo.observability.console import Console, View, clock, plain_line, render
 from alphaapollo.observability.terminal import Terminal
 
@@ -116,6 +117,13 @@ def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
     console.notice("[bold]resumed[/] after 7 s")
     console.close()
     assert "\x1b" not in file.getvalue()
+
+
+def test_a_closed_stdout_hides_no_error(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout", None)  # as Python has it after `command >&-`
+    Console().notice("resumed")
+    assert failed(ValueError("no such file"), 2) == 2
+    assert capsys.readouterr().err == "error: no such file\n"
 
 
 def test_without_a_terminal_the_phases_before_the_first_line_are_said():

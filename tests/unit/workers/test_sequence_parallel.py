@@ -34,8 +34,8 @@ BY_ROW = RICH | {"policy_loss": {"loss_mode": "gspo"}}
 
 
 def assert_same(ours: Gradients, expected: Gradients) -> None:
-    """The gradient of each parameter within 2e-6 of its norm, metrics within 1e-6: how float32 rounds depends on the
-    processor."""
+    """The gradient of each parameter within 2e-6 of its norm, metrics within 1e-6. How float32 rounds depends on the
+    processor's vector instructions: on all parameters together, up to 1.1e-6 was seen."""
     assert ours[0].keys() == expected[0].keys()
     gaps = {name: float(np.linalg.norm(ours[0][name] - gradient)) for name, gradient in expected[0].items()}
     norms = {name: float(np.linalg.norm(gradient)) for name, gradient in expected[0].items()}
