@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,12 +14,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-API = ("dpo", "evaluate", "evolve", "rl", "sft")  # of cli/api.py, which is imported where one of them is asked for
+API = ("dpo", "evaluate", "evolve", "rl", "sft")  # functions of cli/api.py, imported on first use
 
 
 def __getattr__(name: str) -> object:
     if name not in API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from alphaapollo.cli import api
-
-    return getattr(api, name)
+    return getattr(importlib.import_module("alphaapollo.cli.api"), name)

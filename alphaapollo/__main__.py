@@ -1,10 +1,6 @@
 """`python -m alphaapollo` is the command `alphaapollo`."""
 
-from __future__ import annotations
-
-import sys
-
-from alphaapollo.cli.main import main
+import runpy
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runpy.run_module("alphaapollo.cli.main", run_name="__main__", alter_sys=True)

@@ -283,11 +283,14 @@ class GroupRequest:
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """What the trainer published. `folder` is its name in each node's shared memory (weights/transport.py), empty when
-    vLLM's own transfer has already carried the tensors (CUDA IPC, NCCL)."""
+    """Weights that the trainer published.
+
+    folder: name in each node's shared memory (weight_sync/transport.py); empty when vLLM's own transfer (CUDA IPC,
+    NCCL) has already carried the tensors.
+    """
 
     version: int
-    digest: str  # of the tensors sent: see weights/digest.py
+    digest: str  # of the tensors sent: see weight_sync/digest.py
     folder: str = ""
 
 

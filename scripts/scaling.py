@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import plain  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.startup.memory import Roles, cheapest_keys, plan_memory, with_keys  # noqa: E402
-from alphaapollo.startup.model_memory import GIB, MemoryPlan  # noqa: E402
+from alphaapollo.launch.memory_plan import Roles, cheapest_keys, plan_memory, with_keys  # noqa: E402
+from alphaapollo.launch.model_memory import GIB, MemoryPlan  # noqa: E402
 
 PAGE = ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- scripts/scaling.py writes from here -->\n", "<!-- to here -->\n"

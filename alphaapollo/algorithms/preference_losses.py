@@ -18,7 +18,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms import preference
 from alphaapollo.config.schema import Preference
-from alphaapollo.registry import Registry
+from alphaapollo.utils.registry import Registry
 
 EXO_SMOOTHING = 1e-3  # the paper's
 

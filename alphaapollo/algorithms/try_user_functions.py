@@ -20,7 +20,7 @@ from alphaapollo.algorithms.advantages.base import NEEDS, Turns
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs, PolicyLossOutput
 from alphaapollo.algorithms.preference_losses import Answers, PreferenceLoss
 from alphaapollo.config.schema import Actor, Algorithm, Preference
-from alphaapollo.user_module import describe
+from alphaapollo.utils.user_module import describe
 
 GROUPS, LENGTH = 2, 3
 

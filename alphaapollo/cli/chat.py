@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaapollo.caller import command
 from alphaapollo.cli.run_folder import model_to_play
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Trajectory
+from alphaapollo.utils.entry_point import command
 
 if TYPE_CHECKING:
     from alphaapollo.controller.engine_crew import EngineCrew
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with reported():
             newest, config = model_to_play(options.run, options.keys)
-            from alphaapollo.startup.failures import FAILURES
+            from alphaapollo.launch.failures import FAILURES
 
             try:
                 generation, speaks = prepare(config, folder, View(terminal))
@@ -68,9 +68,9 @@ def prepare(config: GenerationConfig, folder: Path, view: View) -> tuple[Generat
     from alphaapollo.controller.worker_counts import detect_machine
     from alphaapollo.evaluation.generation import Generation
     from alphaapollo.evaluation.results import Finished
+    from alphaapollo.launch.input_checks import check_lengths, find_environment, make_renderer
+    from alphaapollo.launch.resume import Start
     from alphaapollo.models.weight_files import check_weights
-    from alphaapollo.startup.input_checks import check_lengths, find_environment, make_renderer
-    from alphaapollo.startup.resume import Start
 
     find_environment(config.env)
     check_weights(config.model, "model.path")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-from alphaapollo.caller import Main
-from alphaapollo.watchdog import die_with, ends_when_told
+from alphaapollo.utils.entry_point import Main
+from alphaapollo.utils.watchdog import die_with, ends_when_told
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))  # a kernel that is killed leaves no run behind

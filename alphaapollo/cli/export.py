@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
 
 from alphaapollo.config.words import word
-from alphaapollo.trainer.main_export import main as export_main
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.append(word("output", options.out))
     if options.push:
         words.append(word("push_to", options.push))
+    export_main = importlib.import_module("alphaapollo.trainer.main_export").main
     return export_main([*words, *options.keys])
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from alphaapollo.rewards.protocol import worker_environment
+from alphaapollo.rewards.grader_processes.protocol import worker_environment
 
 OnIteration = Callable[[int, dict[str, float]], None]
 """(iteration, its line of metrics.jsonl)"""

@@ -46,7 +46,7 @@ def python() -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     """Against what the installed project asks for."""
-    from alphaapollo.startup.versions import declared, unmet, versions
+    from alphaapollo.launch.versions import declared, unmet, versions
 
     asked = declared()
     problems = unmet(asked)

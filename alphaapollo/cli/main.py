@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from alphaapollo import __version__
-from alphaapollo.caller import Main
 from alphaapollo.cli.verbs import VERBS, Verb
-from alphaapollo.registry import nearest
+from alphaapollo.utils.entry_point import Main
+from alphaapollo.utils.registry import nearest
 
 HELP = ("-h", "--help", "help")
 REFUSED = 2
@@ -91,3 +91,7 @@ def verb_help(verb: Verb) -> str:
             "",
         ]
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

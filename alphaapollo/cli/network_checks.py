@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from alphaapollo.cli.finding import Finding
-from alphaapollo.network import hold_port, take_held
+from alphaapollo.utils.network import hold_port, take_held
 
 SERVE_PORT = 8000  # alphaapollo serve
 SECONDS = 5.0  # that a connection may take

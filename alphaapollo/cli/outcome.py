@@ -36,7 +36,7 @@ class TrainedRun:
         ValueError: there is neither a model nor a checkpoint; says how one comes to be.
         """
         from alphaapollo.cli.run_folder import export_newest
-        from alphaapollo.startup.run_model import find_newest
+        from alphaapollo.launch.run_model import find_newest
 
         newest = find_newest(self.folder)
         export_newest(newest)

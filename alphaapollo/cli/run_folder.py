@@ -14,8 +14,8 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.words import word
-from alphaapollo.rewards.protocol import worker_environment
-from alphaapollo.startup.run_model import NewestModel, find_newest, settings_to_play
+from alphaapollo.launch.run_model import NewestModel, find_newest, settings_to_play
+from alphaapollo.rewards.grader_processes.protocol import worker_environment
 
 
 def model_to_play(run: str, words: Sequence[str]) -> tuple[NewestModel, GenerationConfig]:

@@ -12,7 +12,7 @@ from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.schema import GenerationConfig
 
 if TYPE_CHECKING:
-    from alphaapollo.rollout.spec import EngineSpec
+    from alphaapollo.engines.spec import EngineSpec
 
 USUAL_LENGTH = 4096  # tokens of a chat, where the model has positions for them
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keys = [one for one in more if _is_key(one)]
     with reported():
         newest, config = model_to_play(options.run, keys)
-        from alphaapollo.rollout.vllm.server import server_command, server_variables
+        from alphaapollo.engines.vllm.server import server_command, server_variables
 
         try:
             spec = server_spec(config)
@@ -48,8 +48,8 @@ def server_spec(config: GenerationConfig) -> EngineSpec:
     """As our engine would be built for this machine. ValueError: a model that cannot be read."""
     from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
     from alphaapollo.controller.worker_counts import detect_machine
+    from alphaapollo.engines.spec import EngineSpec
     from alphaapollo.models.load import load_config
-    from alphaapollo.rollout.spec import EngineSpec
 
     machine = detect_machine()
     device = resolve_device(config.trainer.device, machine.num_gpus)

@@ -123,7 +123,7 @@ VERBS = {
         Verb("export", "a checkpoint as a Hugging Face folder, proved, with a model card", "alphaapollo.cli.export"),
         Verb("serve", "vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve"),
         Verb("chat", "talk to a run's model, with its environment and tools", "alphaapollo.cli.chat"),
-        Verb("replay", "compute a recorded iteration again, and compare", "alphaapollo.trainer.replay"),
+        Verb("replay", "compute a recorded iteration again, and compare", "alphaapollo.trainer.replay.__main__"),
         Verb("explain", "what a key does, or what became of one of verl's", "alphaapollo.cli.explain"),
         Verb("completion", "print the completion of words for bash, zsh or fish", "alphaapollo.cli.completion"),
     )

@@ -1,8 +1,8 @@
 """Combinations of keys that cannot work. No registry, no heavy library, no worker.
 
 Unknown keys and wrong types are refused before: by the schema (schema/base.py), in words by load.py. What depends on
-registered names is checked where those are at hand: estimators and losses in trainer/combinations.py, environments in
-startup/input_checks.py.
+registered names is checked where those are at hand: estimators and losses in trainer/setup/combinations.py, environments in
+launch/input_checks.py.
 """
 
 from __future__ import annotations

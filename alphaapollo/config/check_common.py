@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alphaapollo.config.keys import plain
 from alphaapollo.config.schema import CustomRewardFunction, Env, Optimizer, Reward
-from alphaapollo.hub import looks_local
+from alphaapollo.utils.hub import looks_local
 
 TEMPLATE_ARGUMENTS = {  # of apply_chat_template that are not the template's own, or that the project gives
     "tools": "env.action_format=chat_template gives it the tools",

@@ -18,7 +18,7 @@ from alphaapollo.config.notices import OF_TRAINING, void_lines
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig, Role, ServedModel
 from alphaapollo.config.schema.base import Device
-from alphaapollo.registry import nearest
+from alphaapollo.utils.registry import nearest
 
 VOID = [  # (key, why): of sections that others have, too
     *((f"rollout.{name}", "roles.SLOT says how a role samples") for name in ("temperature", "top_p", "top_k")),

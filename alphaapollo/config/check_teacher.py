@@ -1,5 +1,5 @@
 """Keys of the teacher that cannot work together. Whether its tokens are the policy's is checked where both tokenizers
-are at hand: trainer/teacher_tokens.py."""
+are at hand: trainer/setup/teacher_tokens.py."""
 
 from __future__ import annotations
 

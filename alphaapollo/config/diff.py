@@ -1,4 +1,4 @@
-"""What differs between the configuration that a run was made with and that it goes on with: startup/resume.py."""
+"""What differs between the configuration that a run was made with and that it goes on with: launch/resume.py."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from alphaapollo.redact import redacted
+from alphaapollo.utils.redaction import redacted
 
 EXIT_CODE = 2
 

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ValidationError
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys, in_map, plain, sections
 from alphaapollo.config.unknown_keys import unknown_key_problem
-from alphaapollo.redact import secret_keys
-from alphaapollo.registry import nearest
+from alphaapollo.utils.redaction import secret_keys
+from alphaapollo.utils.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 OWN = "_own"  # the name under which Hydra has the user's own file

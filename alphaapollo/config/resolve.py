@@ -34,8 +34,8 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
 
 def resolve_model(model: Model, device: Device) -> Model:
     """dtype, attention and kernels of training, without gradient checkpointing where the plan is to choose
-    (startup/memory.py); whether the kernels know the architecture: startup/input_checks.py. Raises ValueError for what
-    the device cannot run."""
+    (launch/memory_plan.py); whether the kernels know the architecture: launch/input_checks.py. Raises ValueError for
+    what the device cannot run."""
     dtype: Dtype = _device_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
     attention = _attention(model.attention, dtype, device)

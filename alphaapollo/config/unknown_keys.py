@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from alphaapollo.config.keys import accepted_keys, plain
 from alphaapollo.config.verl import verl_verdict
-from alphaapollo.registry import nearest
+from alphaapollo.utils.registry import nearest
 
 
 def unknown_key_problem(name: str, schema: type[BaseModel], got: Any) -> str:

@@ -12,7 +12,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.crew import started
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.network import stay_on_loopback
+from alphaapollo.utils.network import stay_on_loopback
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from alphaapollo.config.schema import LoraForm
-from alphaapollo.controller.engine_choice import EngineChoice
+from alphaapollo.controller.load_balancer import EngineChoice
 from alphaapollo.controller.ranks import Ranks, WorkerDied, resolve
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
 from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_spans
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.watchdog import remove_paths
-from alphaapollo.weights.digest import format_digest
-from alphaapollo.weights.proof import agreed
+from alphaapollo.utils.watchdog import remove_paths
+from alphaapollo.weight_sync.digest import format_digest
+from alphaapollo.weight_sync.verification import agreed
 
 if TYPE_CHECKING:  # the driver never imports the workers: they bring torch models and vLLM
     from alphaapollo.rollout.worker import RolloutWorker

@@ -11,7 +11,7 @@ from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
 from alphaapollo.controller.worker_counts import Placement
-from alphaapollo.network import stay_on_loopback
+from alphaapollo.utils.network import stay_on_loopback
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.controller.stalls import Seen
-from alphaapollo.pulse import PULSE
-from alphaapollo.rollout.engine import EngineDied
+from alphaapollo.controller.health.stall_detector import Seen
+from alphaapollo.engines.protocol import EngineDied
+from alphaapollo.utils.heartbeat import PULSE
 
 W = TypeVar("W")
 A = TypeVar("A")

@@ -18,18 +18,18 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
+from alphaapollo.controller.health.process_monitor import ProcessWatch
 from alphaapollo.controller.nodes import Wanted
-from alphaapollo.controller.process_watch import ProcessWatch
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_nodes import compare_nodes, wait_for_nodes
 from alphaapollo.controller.ray_placement import check_reach, reserve, seats, visible_gpus
 from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 from alphaapollo.controller.worker_counts import Machine, Placement, smallest_gpu
-from alphaapollo.network import stay_on_loopback
-from alphaapollo.pulse import read_process
-from alphaapollo.watchdog import RUN, end_processes
-from alphaapollo.weights.transport import feeders
+from alphaapollo.utils.heartbeat import read_process
+from alphaapollo.utils.network import stay_on_loopback
+from alphaapollo.utils.watchdog import RUN, end_processes
+from alphaapollo.weight_sync.transport import feeders
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

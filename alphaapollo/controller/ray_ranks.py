@@ -15,13 +15,13 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from alphaapollo.controller.health.stall_detector import Seen
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, called, resolve, role_of
-from alphaapollo.controller.stalls import Seen
-from alphaapollo.network import hold_port
-from alphaapollo.pulse import PULSE, Report, read_process
-from alphaapollo.rollout.engine import EngineDied, EngineError
-from alphaapollo.stacks import stacks_of
-from alphaapollo.watchdog import die_with
+from alphaapollo.engines.protocol import EngineDied, EngineError
+from alphaapollo.utils.heartbeat import PULSE, Report, read_process
+from alphaapollo.utils.network import hold_port
+from alphaapollo.utils.stack_dumps import stacks_of
+from alphaapollo.utils.watchdog import die_with
 
 W = TypeVar("W")
 A = TypeVar("A")

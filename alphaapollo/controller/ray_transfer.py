@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from alphaapollo.controller.ray_ranks import packed
-from alphaapollo.rollout.engine import EngineDied, EngineError
+from alphaapollo.engines.protocol import EngineDied, EngineError
 
 
 class RayWeightSyncClient:

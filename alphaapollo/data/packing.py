@@ -15,8 +15,8 @@ import numpy as np
 
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows, TrainBatch
 from alphaapollo.data.shared_prompts import Prefixes
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Row
+from alphaapollo.utils.seeds import derive_seed
 
 EVEN = 1.1  # largest load of a rank over the mean, up to which families that share a prefix are not cut
 

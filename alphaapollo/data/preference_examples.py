@@ -25,8 +25,8 @@ from alphaapollo.data.rendering import Renderer, measure
 from alphaapollo.data.sft_examples import Piece, answer_pieces, read_text, text_pieces, tokenize
 from alphaapollo.data.sources import Read
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message, Row
+from alphaapollo.utils.seeds import derive_seed
 
 _GOOD = (True, False)  # the sides of a pair
 

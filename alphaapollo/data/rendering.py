@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphaapollo.hub import looks_local
 from alphaapollo.types import Message, Prompt
+from alphaapollo.utils.hub import looks_local
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

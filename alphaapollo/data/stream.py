@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from alphaapollo.seeds import derive_seed
+from alphaapollo.utils.seeds import derive_seed
 
 
 def choose_rows(total: int, count: int, seed: int, shuffle: bool) -> list[int]:

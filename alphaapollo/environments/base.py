@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from alphaapollo.config.schema import Env
-from alphaapollo.registry import Registry
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.tools.written_calls import ReadCalls
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.registry import Registry
 
 METHODS = ("reset", "step", "close")  # an environment's
 

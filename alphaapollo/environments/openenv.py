@@ -18,12 +18,12 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
-from alphaapollo.clock import queueing
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.read_tags import Unreadable, read_action
 from alphaapollo.environments.text_game import fill, instance_seed
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.time_limit import queueing
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.read_tags import Unreadable, read_action
 from alphaapollo.environments.text_game import fill, instance_seed
-from alphaapollo.registry import nearest
 from alphaapollo.types import Message, Prompt
+from alphaapollo.utils.registry import nearest
 
 PROMPT = "{question}\n\nThink first. Then give the answer, and nothing else, in <answer>...</answer>."
 PUZZLE = "reasoning_gym"  # the entry of extra_info that the grader looks at

@@ -13,12 +13,12 @@ from alphaapollo.config.schema import McpServer as McpSettings
 from alphaapollo.environments.base import get_registered
 from alphaapollo.environments.read_tags import THINK
 from alphaapollo.environments.tag_actions import ANSWER
-from alphaapollo.registry import nearest
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
 from alphaapollo.tools.base import tools as tools_by_name
 from alphaapollo.tools.toolbox import Closable, ToolBox, ToolLimits
+from alphaapollo.utils.registry import nearest
 
 if TYPE_CHECKING:
     from alphaapollo.tools.mcp_client import McpServer

@@ -12,8 +12,8 @@ from random import Random
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.read_tags import Unreadable, read_action
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.seeds import derive_seed
 
 
 def instance_seed(config: Env, prompt: Prompt) -> int:

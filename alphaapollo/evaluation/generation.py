@@ -20,18 +20,14 @@ from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_r
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
-from alphaapollo.controller.stall_watch import Patience, StallWatch
+from alphaapollo.controller.health.stall_monitor import Patience, StallWatch
 from alphaapollo.data.rendering import unread_arguments
+from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.figures import Result, result_of
 from alphaapollo.evaluation.report import report
 from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
-from alphaapollo.models.weight_files import check_weights
-from alphaapollo.observability.counter import Counter
-from alphaapollo.observability.spans import SPANS
-from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.startup.builders import build_engine
-from alphaapollo.startup.input_checks import (
+from alphaapollo.launch.builders import build_engine
+from alphaapollo.launch.input_checks import (
     check_engine_split,
     check_lengths,
     check_rewards,
@@ -42,11 +38,15 @@ from alphaapollo.startup.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.startup.resume import Start, own_changes
-from alphaapollo.startup.try_environment import try_resets
-from alphaapollo.temp_folder import goes_with_it
+from alphaapollo.launch.resume import Start, own_changes
+from alphaapollo.launch.try_environment import try_resets
+from alphaapollo.models.weight_files import check_weights
+from alphaapollo.observability.counter import Counter
+from alphaapollo.observability.spans import SPANS
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import GroupRequest, Prompt, Sampling
-from alphaapollo.watchdog import name_run, start_reaper
+from alphaapollo.utils.temp_folder import goes_with_it
+from alphaapollo.utils.watchdog import name_run, start_reaper
 
 DECISIVE = {  # what a resume must not change: of these sections only so much, ...
     "rollout": {"name", "temperature", "top_p", "top_k", "dtype", "engine_kwargs.vllm"},

@@ -18,13 +18,13 @@ from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.data.prompts import load_prompts, raise_problems
 from alphaapollo.evaluation.figures import Result, graded
 from alphaapollo.evaluation.report import report
+from alphaapollo.launch.input_checks import check_rewards
+from alphaapollo.launch.resume import check_same_command
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rewards.client import RewardClient
-from alphaapollo.startup.input_checks import check_rewards
-from alphaapollo.startup.resume import check_same_command
+from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
 
 RESPONSES = ("responses", "response")  # where data.response_key is empty

@@ -16,7 +16,7 @@ from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
 class TrainedReward(Protocol):
-    """trainer/trained_reward.py"""
+    """trainer/step/trained_reward.py"""
 
     async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None: ...
 

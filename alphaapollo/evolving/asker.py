@@ -20,9 +20,9 @@ from alphaapollo.evolving.budget import Budget, Halt
 from alphaapollo.evolving.client import CallFailed, Client, Reply
 from alphaapollo.evolving.pool import Pool, Spent
 from alphaapollo.evolving.records import Call
-from alphaapollo.pulse import PULSE
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message, Sampling
+from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.seeds import derive_seed
 
 MILLION = 1e6
 

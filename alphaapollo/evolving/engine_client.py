@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from alphaapollo.data.rendering import Renderer, Truncation
+from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.evolving.client import CallFailed, Reply
-from alphaapollo.rollout.engine import Engine
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Message, Sampling
 

@@ -10,13 +10,13 @@ from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_r
 from alphaapollo.config.schema import EvolvingConfig, Model
 from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evolving.engine_client import EngineClient
+from alphaapollo.launch.input_checks import check_engine_split, check_lengths
 from alphaapollo.models.weight_files import check_vocabulary, check_weights
-from alphaapollo.pulse import PULSE
-from alphaapollo.rollout.make_engine import make_engine
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.startup.input_checks import check_engine_split, check_lengths
+from alphaapollo.utils.heartbeat import PULSE
 
 
 def check_own_models(config: EvolvingConfig) -> dict[str, Renderer]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from alphaapollo.clock import Clock
 from alphaapollo.environments.base import Actions, Answer, Environment, EnvironmentFailure, Observation, StepResult
 from alphaapollo.environments.base import blaming as blaming
 from alphaapollo.rollout.check_replies import check_first, check_step
@@ -19,6 +18,7 @@ from alphaapollo.rollout.episode import ATTEMPTS
 from alphaapollo.rollout.sync_calls import SyncCalls
 from alphaapollo.tools.base import Session
 from alphaapollo.types import Message, Outcome, Prompt, Score
+from alphaapollo.utils.time_limit import Clock
 
 Begin = Callable[[list[Message]], list[Message]]
 """What the environment begins with -> what the model is asked."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from alphaapollo.evolving.asker import Said
-from alphaapollo.registry import Registry
 from alphaapollo.types import Message
+from alphaapollo.utils.registry import Registry
 
 T = TypeVar("T", covariant=True)
 THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)

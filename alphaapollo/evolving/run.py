@@ -13,7 +13,7 @@ from alphaapollo.config.check_evolving import check_evolving, roles_of
 from alphaapollo.config.diff import Verdict as ChangeVerdict
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.controller.stall_watch import Patience, StallWatch
+from alphaapollo.controller.health.stall_monitor import Patience, StallWatch
 from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts
@@ -33,18 +33,18 @@ from alphaapollo.evolving.rounds import Evolution, Shape
 from alphaapollo.evolving.selection import Selector, chosen_by_vote
 from alphaapollo.evolving.server_client import ServerClient
 from alphaapollo.evolving.solving import Solver, Truth, row_digest
+from alphaapollo.launch.input_checks import check_rewards, find_environment
+from alphaapollo.launch.resume import Start, own_changes
+from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.pulse import PULSE
-from alphaapollo.rewards.base import is_gradable
-from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.rollout.sync_calls import SyncCalls
-from alphaapollo.startup.input_checks import check_rewards, find_environment
-from alphaapollo.startup.resume import Start, own_changes
-from alphaapollo.startup.try_environment import try_resets
 from alphaapollo.types import Prompt
-from alphaapollo.user_module import load_user_module
-from alphaapollo.watchdog import name_run, start_reaper
+from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.user_module import load_user_module
+from alphaapollo.utils.watchdog import name_run, start_reaper
 
 FREE = {  # keys that may change where a run goes on: how much is done, and how what is asked is reached
     "evolving.rounds": "so many rounds in all",

@@ -7,9 +7,9 @@ from typing import Any
 
 from alphaapollo.config.schema import ServedModel
 from alphaapollo.evolving.client import CallFailed, Reply
-from alphaapollo.redact import redacted
-from alphaapollo.rewards.openai_server import NOT_AS_OPENAI, client_options
+from alphaapollo.rewards.openai_client import NOT_AS_OPENAI, client_options
 from alphaapollo.types import Message, Sampling
+from alphaapollo.utils.redaction import redacted
 
 SEEDS = 2**31  # not every server takes larger ones
 OF_THE_ASKER = (400, 404, 413, 422)  # statuses that blame what was asked; the others blame the server

@@ -18,11 +18,9 @@ from alphaapollo.controller.crew import started
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
 from alphaapollo.data.stream import choose_rows
+from alphaapollo.engines.protocol import InThisProcess
 from alphaapollo.evaluation.validation import validate
-from alphaapollo.observability.console import Console
-from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.rollout.engine import InThisProcess
-from alphaapollo.startup.input_checks import (
+from alphaapollo.launch.input_checks import (
     check_lengths,
     check_rewards,
     environment_notices,
@@ -30,7 +28,9 @@ from alphaapollo.startup.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.startup.try_environment import try_resets
+from alphaapollo.launch.try_environment import try_resets
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.types import Asked, Completion, Prompt, Sampling, WeightReceipt
 
 if TYPE_CHECKING:

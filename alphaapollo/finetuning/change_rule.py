@@ -11,7 +11,7 @@ from alphaapollo.config.diff import (
     REORDERED,
     ROUNDING,
 )
-from alphaapollo.startup.threads import OTHER_ROUNDING, TRAINER
+from alphaapollo.launch.cpu_threads import OTHER_ROUNDING, TRAINER
 
 OTHER_VALIDATION = "validations before and after do not compare"
 IDENTITY = {

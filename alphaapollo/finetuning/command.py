@@ -22,10 +22,10 @@ def tune(schema: type[C], name: str, station: Callable[[], Any], argv: Sequence[
         config = load_config(schema, name, sys.argv[1:] if argv is None else argv)
         from alphaapollo.finetuning.prepare import prepare, print_plan
         from alphaapollo.finetuning.run import run
-        from alphaapollo.folder_lock import refuse_in_use
-        from alphaapollo.runs.restarts import run_with_restarts
-        from alphaapollo.startup.drive import drive
-        from alphaapollo.startup.resume import already_complete, interrupted
+        from alphaapollo.launch.restarts import run_with_restarts
+        from alphaapollo.launch.resume import already_complete, interrupted
+        from alphaapollo.launch.run_command import drive
+        from alphaapollo.utils.folder_lock import refuse_in_use
 
         try:
             if not config.trainer.dry_run:

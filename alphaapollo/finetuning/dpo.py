@@ -24,7 +24,7 @@ from alphaapollo.data.sources import Read
 from alphaapollo.finetuning import change_rule, pairs, reference
 from alphaapollo.finetuning.layout import Layout
 from alphaapollo.finetuning.station import Demand, Station
-from alphaapollo.user_module import load_user_module
+from alphaapollo.utils.user_module import load_user_module
 
 if TYPE_CHECKING:
     from alphaapollo.controller.ranks import Ranks

@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 from alphaapollo.config.schema import TuningConfig
 from alphaapollo.controller.tuning_crew import TunedGroup
 from alphaapollo.data.batch import TunedBatch
-from alphaapollo.due import due
 from alphaapollo.finetuning.prepare import Prepared
 from alphaapollo.finetuning.progress import Progress
+from alphaapollo.launch.background_checkpoint import BackgroundSave
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
-from alphaapollo.runs.background_save import BackgroundSave
+from alphaapollo.utils.schedule import due
 
 C = TypeVar("C", bound=TuningConfig)
 E = TypeVar("E")

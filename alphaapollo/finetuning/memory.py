@@ -8,8 +8,7 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.finetuning.station import Demand
-from alphaapollo.models.footprint import FLOAT32, Held, Trained, frozen_slices
-from alphaapollo.startup.model_memory import (
+from alphaapollo.launch.model_memory import (
     GIB,
     RAY,
     RUNTIME,
@@ -20,6 +19,7 @@ from alphaapollo.startup.model_memory import (
     trained_model,
     with_copies,
 )
+from alphaapollo.models.footprint import FLOAT32, Held, Trained, frozen_slices
 
 ANSWERING = "answers"  # the moment of a validation in which prompts are answered
 

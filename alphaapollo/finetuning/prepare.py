@@ -17,9 +17,8 @@ from alphaapollo.finetuning.layout import Layout
 from alphaapollo.finetuning.memory import fit
 from alphaapollo.finetuning.progress import Progress
 from alphaapollo.finetuning.station import Station
-from alphaapollo.models.weight_files import check_weights
-from alphaapollo.observability.trackers import check_trackers
-from alphaapollo.startup.input_checks import (
+from alphaapollo.launch.cpu_threads import settle_tuning_threads
+from alphaapollo.launch.input_checks import (
     check_adapters,
     check_experts,
     check_sequence_parallel,
@@ -27,9 +26,10 @@ from alphaapollo.startup.input_checks import (
     find_machine,
     missing_cluster,
 )
-from alphaapollo.startup.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
-from alphaapollo.startup.resume import Start, find_start
-from alphaapollo.startup.threads import settle_tuning_threads
+from alphaapollo.launch.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.launch.resume import Start, find_start
+from alphaapollo.models.weight_files import check_weights
+from alphaapollo.observability.trackers import check_trackers
 
 C = TypeVar("C", bound=TuningConfig)
 E = TypeVar("E")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from alphaapollo.checkpoint_folder import read_progress, write_progress
+from alphaapollo.launch.checkpoint_folder import read_progress, write_progress
 
 
 @dataclass

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from typing import Any, TypeVar
 
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import TuningConfig
 from alphaapollo.controller.nodes import RUN_FOLDER
@@ -15,13 +14,14 @@ from alphaapollo.data.batch import TunedBatch
 from alphaapollo.finetuning.loop import TuningRun, train
 from alphaapollo.finetuning.prepare import Prepared
 from alphaapollo.finetuning.progress import Progress
+from alphaapollo.launch.background_checkpoint import BackgroundSave
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
+from alphaapollo.launch.input_checks import local_paths, missing_cluster
+from alphaapollo.launch.monitor import watched
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.trackers import make_tracker
-from alphaapollo.runs.background_save import BackgroundSave
-from alphaapollo.runs.watched import watched
-from alphaapollo.startup.input_checks import local_paths, missing_cluster
-from alphaapollo.watchdog import name_run, start_reaper
+from alphaapollo.utils.watchdog import name_run, start_reaper
 
 C = TypeVar("C", bound=TuningConfig)
 E = TypeVar("E")
@@ -39,7 +39,7 @@ async def run(prepared: Prepared[C, E, B], progress: Progress) -> None:
     console.start(prepared.total_steps, progress.step)
     if moved:
         console.notice(f"the earlier run of this name lies in {moved}")
-    tracker = make_tracker(config, folder, progress.step, console.notice)
+    tracker = make_tracker(config.model_dump(mode="json"), folder, progress.step, console.notice)
     crew: TuningCrew[B] | None = None
     try:
         console.phase("start", 0, 1)

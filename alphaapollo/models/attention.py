@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.cpu_attention import scaled_dot_product_attention
+from alphaapollo.models.cpu.attention import scaled_dot_product_attention
 from alphaapollo.models.micro_batch import MicroBatch, Packing
 from alphaapollo.models.padded_segments import by_heads, padded_cells, tokens_of, visible
 from alphaapollo.models.ulysses import SequenceGroup, heads_of_all_tokens, tokens_of_all_heads

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.trunk import response_states
-from alphaapollo.seeds import derive_seed
+from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,4 +1,4 @@
-"""Arithmetic in float64 where a model's own code asks for float32: for replays (trainer/replay.py)."""
+"""Arithmetic in float64 where a model's own code asks for float32: for replays (trainer/replay/)."""
 
 from __future__ import annotations
 

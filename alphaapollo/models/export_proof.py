@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.seeds import derive_seed
+from alphaapollo.utils.seeds import derive_seed
 
 Kind = Literal["policy", "reward model", "critic"]
 AUTO: dict[Kind, str] = {

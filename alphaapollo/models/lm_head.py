@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.divergence import Divergence, forward_kl, kl, overlap
-from alphaapollo.models.cpu_linear import outer, product
+from alphaapollo.models.cpu.linear import outer, product
 
 CHUNK_LOGITS = {
     "cpu": 2**22,

@@ -13,12 +13,12 @@ import torch
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
-from alphaapollo.hub import looks_local
 from alphaapollo.models.attention import register
-from alphaapollo.models.cpu_linear import accelerate
+from alphaapollo.models.cpu.linear import accelerate
 from alphaapollo.models.fused import fuse
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.seeds import derive_seed
+from alphaapollo.utils.hub import looks_local
+from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.cpu_linear import accelerate
+from alphaapollo.models.cpu.linear import accelerate
 from alphaapollo.models.load import load_causal_lm, load_new_scorer, skeleton
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.seeds import derive_seed
+from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

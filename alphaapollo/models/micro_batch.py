@@ -22,7 +22,7 @@ from alphaapollo.data.batch import Columns, Rows, segment_offsets
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.ulysses import Positions, SequenceGroup, gather, local_positions
 from alphaapollo.models.upload import upload
-from alphaapollo.pulse import PULSE
+from alphaapollo.utils.heartbeat import PULSE
 
 
 @dataclass(frozen=True)

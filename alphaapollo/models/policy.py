@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.algorithms import sampling
 from alphaapollo.data.batch import Rows
-from alphaapollo.models import decode
 from alphaapollo.models.attention import is_ours
 from alphaapollo.models.experts import Routers
 from alphaapollo.models.lm_head import Head, Hidden, Other, TokenStats, token_stats
@@ -82,7 +82,7 @@ class PolicyModel(nn.Module):
         """As models.decode has it; only inside `answering`."""
         if self.routers is not None:
             self.routers.forget()
-        return decode.next_logits(self.model, tokens, mask, positions, cache)
+        return sampling.next_logits(self.model, tokens, mask, positions, cache)
 
     @contextmanager
     def answering(self) -> Iterator[None]:

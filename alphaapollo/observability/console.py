@@ -22,7 +22,7 @@ from alphaapollo.observability.advice import Advisor
 from alphaapollo.observability.curve import draw
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.time_spent import TimeSpent
-from alphaapollo.redact import redacted
+from alphaapollo.utils.redaction import redacted
 
 CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first of them that a run has is drawn
 FIGURES = {  # row -> how each figure is shown: those that a run has

@@ -30,8 +30,8 @@ import msgspec
 
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite, plain
-from alphaapollo.redact import redacted, secrets
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.utils.redaction import redacted, secrets
 
 QUEUED_STEPS = 4  # more than that, and the loop waits for the disk
 

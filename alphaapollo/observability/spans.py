@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from alphaapollo.pulse import PULSE
+from alphaapollo.utils.heartbeat import PULSE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from alphaapollo.config.notices import ACTOR, ROLLOUT
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 PREFIX = "timing/"
 LARGE = 0.3  # of a run: a phase that is worth a look

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.observability.metrics_file import JsonlTracker
 
 WANDB_FIX = (
@@ -27,22 +26,25 @@ class Tracker(Protocol):
 
 
 def make_tracker(
-    config: Config | TuningConfig, folder: Path, resumed_step: int, notice: Callable[[str], None] = print
+    config: Mapping[str, Any], folder: Path, resumed_step: int, notice: Callable[[str], None] = print
 ) -> Tracker:
-    """All trackers of a run as one.
+    """Build the trackers of a run behind one interface.
 
-    resumed_step: the iteration of the checkpoint that the run goes on from, 0 for a new run; what was logged after it
-    is removed. notice: is told of earlier lines that have come to harm.
-    Raises ValueError where a package that `trainer.logger` asks for is not installed.
+    config: the run's configuration as plain values; `trainer.logger` names the trackers, wandb shows all of it.
+    resumed_step: step of the checkpoint that is resumed, 0 for a new run; lines logged after it are removed.
+    notice: called with a line for each damaged earlier line.
+
+    Raises:
+        ValueError: a package that `trainer.logger` needs is not installed.
     """
-    names = config.trainer.logger
+    trainer = config["trainer"]
+    names = trainer["logger"]
     check_trackers(names)
     trackers: list[Tracker] = [JsonlTracker(folder / "metrics.jsonl", resumed_step, notice)]
     if "tensorboard" in names:
         trackers.append(TensorboardTracker(folder / "tensorboard", resumed_step))
     if "wandb" in names:
-        values = config.model_dump(mode="json")
-        trackers.append(WandbTracker(config.trainer.project_name, config.trainer.experiment_name, folder, values))
+        trackers.append(WandbTracker(trainer["project_name"], trainer["experiment_name"], folder, config))
     return AllTrackers(trackers)
 
 

@@ -25,9 +25,9 @@ from rich.progress import Progress
 
 from alphaapollo.config.schema import Reward
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rewards.base import check_data_sources
-from alphaapollo.rewards.client import RewardClient
-from alphaapollo.rewards.extract import marked_answer
+from alphaapollo.rewards.answer_extraction import marked_answer
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.registry import check_data_sources
 from alphaapollo.types import Prompt, Score
 
 COLUMNS = ("data_source", "response", "ground_truth", "is_correct")

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from alphaapollo.registry import Registry, nearest
 from alphaapollo.rewards.base import failure
 from alphaapollo.types import Prompt, Score
+from alphaapollo.utils.registry import Registry, nearest
 
 Component = Callable[[Prompt, str], float]
 
@@ -45,21 +45,21 @@ def reward_component(function: ComponentT) -> ComponentT:
 
 @COMPONENTS.register("format")
 def _format() -> Component:
-    from alphaapollo.rewards.think import think_format
+    from alphaapollo.rewards.think_format import think_format
 
     return think_format
 
 
 @COMPONENTS.register("format_opened")
 def _format_opened() -> Component:
-    from alphaapollo.rewards.think import opened_think_format
+    from alphaapollo.rewards.think_format import opened_think_format
 
     return opened_think_format
 
 
 @COMPONENTS.register("language")
 def _language() -> Component:
-    from alphaapollo.rewards.language import same_language
+    from alphaapollo.rewards.language_consistency import same_language
 
     return same_language
 

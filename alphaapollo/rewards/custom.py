@@ -6,9 +6,16 @@ import inspect
 import subprocess
 
 from alphaapollo.rewards.base import RewardFunction
-from alphaapollo.rewards.protocol import HEADER, READY, READY_FOR_TURNS, Grading, worker_command, worker_environment
+from alphaapollo.rewards.grader_processes.protocol import (
+    HEADER,
+    READY,
+    READY_FOR_TURNS,
+    Grading,
+    worker_command,
+    worker_environment,
+)
 from alphaapollo.rewards.verl_signature import from_verl, has_verl_signature
-from alphaapollo.user_module import load_user_object
+from alphaapollo.utils.user_module import load_user_object
 
 IMPORT_TIMEOUT = 120.0  # seconds
 

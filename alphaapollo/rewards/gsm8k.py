@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from alphaapollo.rewards.extract import marked_answer
+from alphaapollo.rewards.answer_extraction import marked_answer
 from alphaapollo.types import Outcome, Prompt, Score
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.base import RewardFunction, failure
-from alphaapollo.rewards.openai_server import NOT_AS_OPENAI, client_options
+from alphaapollo.rewards.openai_client import NOT_AS_OPENAI, client_options
 from alphaapollo.types import Prompt, Score
 
 VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)

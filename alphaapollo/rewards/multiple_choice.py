@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from alphaapollo.rewards.extract import marked_answer
+from alphaapollo.rewards.answer_extraction import marked_answer
 from alphaapollo.types import Outcome, Prompt, Score
 
 # `B`, `(b)`, `B. Paris`, `Option B: Paris`, `B is correct`; a small letter in brackets, or alone, for "a" is a word

@@ -10,7 +10,7 @@ import re
 import string
 from collections import Counter
 
-from alphaapollo.rewards.extract import marked_answer
+from alphaapollo.rewards.answer_extraction import marked_answer
 from alphaapollo.types import Outcome, Prompt, Score
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
 from alphaapollo.tools.written_calls import Call, ReadCalls, UnreadableCallError, without_thoughts
-from alphaapollo.user_module import load_user_module
+from alphaapollo.utils.user_module import load_user_module
 
 Parse = Callable[[str], list[Call]]
 """A parser as its library has it: for a text that it cannot read it may raise anything, or find no call."""
@@ -120,7 +120,7 @@ def _of_vllm(name: str, renderer: ToolRenderer) -> Parse:
             f"env.tool_parser={name}: its parsers come with vLLM, which is not installed. Run scripts/setup.sh, "
             "or take a tokenizer with a response_template."
         )
-    from alphaapollo.rollout.vllm.tool_parser import vllm_parse
+    from alphaapollo.engines.vllm.tool_parser import vllm_parse
 
     return vllm_parse(name, renderer)
 
@@ -129,7 +129,7 @@ def _choices(renderer: ToolRenderer) -> str:
     """Which of vLLM's parsers would do: each is tried."""
     if importlib.util.find_spec("vllm") is None:
         return "They come with vLLM, which is not installed: run scripts/setup.sh."
-    from alphaapollo.rollout.vllm.tool_parser import parser_names
+    from alphaapollo.engines.vllm.tool_parser import parser_names
 
     fitting = [name for name in parser_names() if _fits(name, renderer)]
     if not fitting:

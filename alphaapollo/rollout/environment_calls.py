@@ -7,10 +7,10 @@ import inspect
 import logging
 from typing import Any
 
-from alphaapollo.clock import Clock
 from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.sync_calls import SyncCalls
+from alphaapollo.utils.time_limit import Clock
 
 logger = logging.getLogger(__name__)
 

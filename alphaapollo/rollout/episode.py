@@ -14,14 +14,13 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alphaapollo.clock import Clock
+from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
 from alphaapollo.environments.memory import Step
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.check_replies import check_first, check_step
 from alphaapollo.rollout.check_rows import check_rows
 from alphaapollo.rollout.context import Context, append_context_rows
-from alphaapollo.rollout.engine import Engine
 from alphaapollo.rollout.environment_calls import call_environment, close_environment
 from alphaapollo.rollout.prompts import PromptTooLong
 from alphaapollo.rollout.sync_calls import SyncCalls
@@ -37,6 +36,7 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
+from alphaapollo.utils.time_limit import Clock
 
 ATTEMPTS = 2  # a failing environment is tried again once
 

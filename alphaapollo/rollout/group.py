@@ -9,8 +9,8 @@ from functools import partial
 
 from alphaapollo.environments.base import Environment
 from alphaapollo.rollout.episode import EpisodeRunner, EpisodeTask
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup, Turn
+from alphaapollo.utils.seeds import derive_seed
 
 
 async def run_group(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
-from alphaapollo.clock import queueing
+from alphaapollo.utils.time_limit import queueing
 
 AT_A_TIME = 64
 

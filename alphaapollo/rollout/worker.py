@@ -19,33 +19,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.clock import start_clocks, stop_clocks
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_registered
 from alphaapollo.environments.run_tools import open_toolbox
 from alphaapollo.observability.memory import peak_memory_gib
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.pulse import PULSE
-from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
-from alphaapollo.rollout.engine import Engine
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
-from alphaapollo.rollout.make_engine import make_engine
 from alphaapollo.rollout.prompts import PromptRenderer
-from alphaapollo.rollout.spec import EngineSpec
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.tools.written_calls import ReadCalls
 from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
-from alphaapollo.user_module import load_user_module
-from alphaapollo.weights.transport import Kind
+from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.time_limit import start_clocks, stop_clocks
+from alphaapollo.utils.user_module import load_user_module
+from alphaapollo.weight_sync.transport import Kind
 
 if TYPE_CHECKING:
-    from alphaapollo.rollout.vllm.engine import VllmEngine
+    from alphaapollo.engines.vllm.engine import VllmEngine
 
 THREADS = 64  # for what tools and sandbox do in threads
 
@@ -178,7 +178,7 @@ class RolloutWorker:
         return await self.engine.log_probs(token_ids)
 
     async def pause(self, keep_cache: bool = False) -> None:
-        """The engine stops between two tokens (rollout/engine.py), and with it the clocks of the environments: the
+        """The engine stops between two tokens (engines/protocol.py), and with it the clocks of the environments: the
         machine may be the trainer's meanwhile."""
         stop_clocks()
         await self.engine.pause(keep_cache)
@@ -197,7 +197,7 @@ class RolloutWorker:
         return await self.engine.confirm_weights(version)
 
     async def sleep(self) -> None:
-        """This and the next three hand the GPU's memory over (rollout/engine.py); nothing happens on a CPU."""
+        """This and the next three hand the GPU's memory over (engines/protocol.py); nothing happens on a CPU."""
         await self.engine.sleep()
 
     async def wake_weights(self) -> None:
@@ -230,7 +230,7 @@ class RolloutWorker:
 
     @property
     def _vllm(self) -> VllmEngine:
-        from alphaapollo.rollout.vllm.engine import VllmEngine
+        from alphaapollo.engines.vllm.engine import VllmEngine
 
         assert isinstance(self.engine, VllmEngine), "only vLLM has a weight transfer of its own"
         return self.engine

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from alphaapollo.registry import Registry
+from alphaapollo.utils.registry import Registry
 
 
 class ToolStatus(StrEnum):

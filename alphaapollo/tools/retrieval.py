@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.registry import nearest
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.documents import Passage, read_folder, words_of
+from alphaapollo.utils.registry import nearest
 
 MANIFEST = "index.json"
 FORMAT = 1

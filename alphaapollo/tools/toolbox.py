@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import jsonschema
 
-from alphaapollo.clock import queueing
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.registry import nearest
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
+from alphaapollo.utils.registry import nearest
+from alphaapollo.utils.time_limit import queueing
 
 logger = logging.getLogger(__name__)
 

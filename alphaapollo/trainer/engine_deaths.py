@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.trainer.run_state import Run
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alphaapollo.algorithms.kl import make_kl_controller
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.diff import ChangeRule
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.notices import ACTOR
@@ -20,6 +19,11 @@ from alphaapollo.controller.crew import Crew
 from alphaapollo.controller.local import launch_local
 from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
+from alphaapollo.launch.cpu_threads import settle_threads
+from alphaapollo.launch.input_checks import find_machine, local_paths, missing_cluster
+from alphaapollo.launch.monitor import watched
+from alphaapollo.launch.resume import Start, find_start
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
@@ -27,26 +31,22 @@ from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker, check_trackers, make_tracker
-from alphaapollo.runs.watched import watched
-from alphaapollo.startup.input_checks import find_machine, local_paths, missing_cluster
-from alphaapollo.startup.resume import Start, find_start
-from alphaapollo.startup.threads import settle_threads
-from alphaapollo.temp_folder import goes_with_it
-from alphaapollo.trainer.inputs import Inputs, read_inputs
 from alphaapollo.trainer.loop import train, validate_now
 from alphaapollo.trainer.loop_async import train_async
-from alphaapollo.trainer.plan import Plan, make_plan, with_memory
-from alphaapollo.trainer.plan_table import print_plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, check_steps
-from alphaapollo.trainer.resume_rule import change_rule_of
-from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.saving import Saving
-from alphaapollo.trainer.trained_reward import TrainedReward
-from alphaapollo.watchdog import name_run, start_reaper
-from alphaapollo.weights.proof import GAP_BFLOAT16, GAP_FLOAT32
-from alphaapollo.weights.publish import WeightPublisher
+from alphaapollo.trainer.setup.inputs import Inputs, read_inputs
+from alphaapollo.trainer.setup.plan import Plan, make_plan, with_memory
+from alphaapollo.trainer.setup.plan_table import print_plan
+from alphaapollo.trainer.setup.resume_rule import change_rule_of
+from alphaapollo.trainer.setup.roles import make_roles
+from alphaapollo.trainer.step.trained_reward import TrainedReward
+from alphaapollo.utils.temp_folder import goes_with_it
+from alphaapollo.utils.watchdog import name_run, start_reaper
+from alphaapollo.weight_sync.publish import WeightPublisher
+from alphaapollo.weight_sync.verification import GAP_BFLOAT16, GAP_FLOAT32
 
 USUAL = gc.get_threshold()  # of the search for cycles
 
@@ -111,7 +111,7 @@ async def run(prepared: Prepared, progress: Progress) -> None:
     console.start(inputs.total_steps, progress.step)
     if moved:
         console.notice(f"the earlier run of this name lies in {moved}")
-    tracker = make_tracker(config, plan.folder, progress.step, console.notice)
+    tracker = make_tracker(config.model_dump(mode="json"), plan.folder, progress.step, console.notice)
     rollout_log = RolloutLog(plan.folder / "rollouts")
     timer = Timer()
     crew: Crew | None = None

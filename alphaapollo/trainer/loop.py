@@ -5,7 +5,7 @@ collect groups -> learn -> publish the weights -> on schedule: validate, reset t
 Who holds the GPUs, where engines and trainers share them:
 
     engines.sleep             from here the trainers: policy, critic and reference, each phase ends with `rest`
-    weights.publish           the policy's last phase; from here the engines (weights/publish.py)
+    weights.publish           the policy's last phase; from here the engines (weight_sync/publish.py)
     engines.cache_released    a trainer's phase in the engines' time: their weights stay, their caches give way
 """
 
@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 
-from alphaapollo.due import due
 from alphaapollo.evaluation.validation import Validation, validate
 from alphaapollo.observability.memory import resident_gib
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.batch_metrics import speed_metrics
-from alphaapollo.trainer.collect import collect
-from alphaapollo.trainer.record import learn_recorded
-from alphaapollo.trainer.reference_reset import reset_is_due
-from alphaapollo.trainer.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.metrics.batch_metrics import speed_metrics
+from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.replay.record import learn_recorded
 from alphaapollo.trainer.run_state import Run
+from alphaapollo.trainer.step.collect import collect
+from alphaapollo.trainer.step.reference_reset import reset_is_due
+from alphaapollo.utils.schedule import due
 
 
 async def train(run: Run) -> None:

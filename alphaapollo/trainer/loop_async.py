@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import time
 
-from alphaapollo.due import due
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.in_flight import InFlight, staleness_metrics
 from alphaapollo.trainer.loop import on_schedule, run_metrics
-from alphaapollo.trainer.record import learn_recorded
-from alphaapollo.trainer.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.replay.record import learn_recorded
 from alphaapollo.trainer.run_state import Run
+from alphaapollo.trainer.step.in_flight import InFlight, staleness_metrics
+from alphaapollo.utils.schedule import due
 
 
 async def train_async(run: Run) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.utils.entry_point import command
 
 
 @command

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
+from alphaapollo.utils.entry_point import command
 
 
 @command
@@ -16,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, write. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.startup.export_checkpoint import prepare, write
-        from alphaapollo.startup.push import push
+        from alphaapollo.launch.export_checkpoint import prepare, write
+        from alphaapollo.launch.push_to_hub import push
 
         try:
             export = prepare(config)

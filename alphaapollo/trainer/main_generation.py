@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.utils.entry_point import command
 
 
 @command
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(GenerationConfig, "generation", sys.argv[1:] if argv is None else argv)
         from alphaapollo.evaluation.generation import prepare, run  # torch from here on: a wrong key is told before
-        from alphaapollo.startup.drive import drive, run_until_told
+        from alphaapollo.launch.run_command import drive, run_until_told
 
         try:
             generation = prepare(config, terminal)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.caller import command
 from alphaapollo.config.errors import failed, reported
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
+from alphaapollo.utils.entry_point import command
 
 
 @command
@@ -16,11 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     with reported():
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.folder_lock import refuse_in_use
-        from alphaapollo.runs.restarts import run_with_restarts  # torch: a wrong key is told before
-        from alphaapollo.startup.drive import drive
-        from alphaapollo.startup.resume import already_complete, interrupted
+        from alphaapollo.launch.restarts import run_with_restarts  # torch: a wrong key is told before
+        from alphaapollo.launch.resume import already_complete, interrupted
+        from alphaapollo.launch.run_command import drive
         from alphaapollo.trainer.lifecycle import prepare, run
+        from alphaapollo.utils.folder_lock import refuse_in_use
 
         try:
             if not config.trainer.dry_run:

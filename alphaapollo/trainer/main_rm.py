@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from alphaapollo.caller import command
 from alphaapollo.config.schema import RmConfig
 from alphaapollo.finetuning.command import tune
+from alphaapollo.utils.entry_point import command
 
 
 @command

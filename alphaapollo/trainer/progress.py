@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
-from alphaapollo.checkpoint_folder import read_progress, write_progress
+from alphaapollo.launch.checkpoint_folder import read_progress, write_progress
 from alphaapollo.trainer.worth import Worth, worth_of
 from alphaapollo.types import TrajectoryGroup
 

@@ -12,15 +12,15 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
-from alphaapollo.trainer.credit import ColumnDtype
-from alphaapollo.trainer.plan import Plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
-from alphaapollo.trainer.reference_ahead import ReferenceAhead
 from alphaapollo.trainer.saving import Saving
-from alphaapollo.trainer.trained_reward import TrainedReward
+from alphaapollo.trainer.setup.plan import Plan
+from alphaapollo.trainer.step.credit import ColumnDtype
+from alphaapollo.trainer.step.reference_ahead import ReferenceAhead
+from alphaapollo.trainer.step.trained_reward import TrainedReward
 from alphaapollo.types import Prompt
-from alphaapollo.weights.publish import WeightPublisher
+from alphaapollo.weight_sync.publish import WeightPublisher
 
 
 @dataclass(kw_only=True)

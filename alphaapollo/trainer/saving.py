@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.controller.crew import Crew
-from alphaapollo.runs.background_save import BackgroundSave
+from alphaapollo.launch.background_checkpoint import BackgroundSave
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.worth import far_better
 

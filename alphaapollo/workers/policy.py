@@ -36,7 +36,7 @@ from alphaapollo.models.sharding import local_tensor, reshard, shard
 from alphaapollo.models.train_state import StepFigures, Trained, TrainState
 from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weights.transport import WeightSender
+from alphaapollo.weight_sync.transport import WeightSender
 from alphaapollo.workers.base import (
     ColumnInParts,
     RankPlacement,

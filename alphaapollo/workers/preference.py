@@ -26,7 +26,7 @@ from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard
 from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.weights.digest import tensors_digest
+from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.base import RankPlacement, Sums
 from alphaapollo.workers.pairs import SHARING, right_by_source
 from alphaapollo.workers.sharing_check import SharingCheck

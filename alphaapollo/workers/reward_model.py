@@ -50,7 +50,7 @@ class RewardModelWorker:
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
         """The score of each row, at its last token. float32 [R]
 
-        `batch`: its rows have a response of one token, the last (see trainer/trained_reward.py).
+        `batch`: its rows have a response of one token, the last (see trainer/step/trained_reward.py).
         """
         self.parameters.fetch()
         rows, sequence = batch.rows, self.groups.sequence

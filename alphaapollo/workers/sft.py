@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alphaapollo.algorithms.sampling import Draw, decode
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.models.decode import Draw, decode
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import reshard

@@ -13,7 +13,7 @@ import torch
 from alphaapollo.models.checkpoint_writer import CheckpointWriter
 from alphaapollo.models.train_state import TrainState
 from alphaapollo.observability.memory import process_memory
-from alphaapollo.weights.digest import tensors_digest
+from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.base import RankGroups, RankPlacement, free_cache, join, leave
 
 

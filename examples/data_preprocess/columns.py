@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.data.files import BadRow, DataRow
-from alphaapollo.rewards.extract import after_hashes, last_boxed
+from alphaapollo.rewards.answer_extraction import after_hashes, last_boxed
 
 QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction", "Question")
 ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer", "Answer")

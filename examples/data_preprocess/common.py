@@ -21,7 +21,7 @@ from rich.progress import track
 
 from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_dirty_rows
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rewards.base import find_grader
+from alphaapollo.rewards.registry import find_grader
 from examples.data_preprocess.columns import Columns, Dropped, Problem, find_problem
 
 INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."

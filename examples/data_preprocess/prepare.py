@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from alphaapollo.data.files import DataRow
-from alphaapollo.seeds import derive_seed
+from alphaapollo.utils.seeds import derive_seed
 from examples.data_preprocess.common import Count, console, run, show_sample, write_parquet
 
 PLACEHOLDER = "The environment writes this prompt."

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.data.files import DataRow
-from alphaapollo.rewards.code_tests import read_tests
+from alphaapollo.rewards.code.test_cases import read_tests
 from examples.data_preprocess.columns import QUESTION_KEYS, Dropped, Problem, as_text, find_text, is_unicode
 from examples.data_preprocess.common import (
     convert,

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.rewards.base import find_grader
+from alphaapollo.rewards.registry import find_grader
 from examples.data_preprocess.columns import Dropped
 from examples.data_preprocess.common import convert, finish, maths_row, output_folder, run
 

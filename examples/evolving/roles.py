@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alphaapollo.evolving.asker import Said
 from alphaapollo.evolving.roles import Report, Verifier, View, register_role, user
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import Message
+from alphaapollo.utils.seeds import derive_seed
 from examples.evolving.task import to_check
 
 

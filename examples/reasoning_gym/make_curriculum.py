@@ -14,7 +14,7 @@ import pandas as pd
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
-from alphaapollo.seeds import derive_seed
+from alphaapollo.utils.seeds import derive_seed
 from examples.data_preprocess.common import run
 from examples.data_preprocess.prepare import PLACEHOLDER
 

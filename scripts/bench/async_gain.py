@@ -25,23 +25,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from alphaapollo.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.config.schema import Config, Env  # noqa: E402
 from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.data.stream import PromptStream  # noqa: E402
+from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment  # noqa: E402
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
-from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
-from alphaapollo.trainer.learn import Learned  # noqa: E402
 from alphaapollo.trainer.progress import Goal, Progress  # noqa: E402
 from alphaapollo.trainer.saving import Saving  # noqa: E402
+from alphaapollo.trainer.step.learn import Learned  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
-from alphaapollo.weights.publish import WeightPublisher  # noqa: E402
+from alphaapollo.weight_sync.publish import WeightPublisher  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.bench.driver import Letters, score  # noqa: E402
 

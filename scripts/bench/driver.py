@@ -23,16 +23,16 @@ import torch  # noqa: E402
 
 from alphaapollo.algorithms.advantages import get_estimator  # noqa: E402
 from alphaapollo.config.schema import Actor, Algorithm, Env  # noqa: E402
+from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment  # noqa: E402
 from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
-from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
-from alphaapollo.trainer.batch_metrics import layout_metrics  # noqa: E402
-from alphaapollo.trainer.credit import WorkerColumns, assign_credit  # noqa: E402
-from alphaapollo.trainer.rollout_metrics import rollout_metrics  # noqa: E402
-from alphaapollo.trainer.training_batch import build_batch  # noqa: E402
+from alphaapollo.trainer.metrics.batch_metrics import layout_metrics  # noqa: E402
+from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics  # noqa: E402
+from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit  # noqa: E402
+from alphaapollo.trainer.step.training_batch import build_batch  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 

@@ -28,9 +28,9 @@ sys.path.insert(0, str(ROOT))
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout  # noqa: E402
 from alphaapollo.data.rendering import Renderer, load_tokenizer  # noqa: E402
+from alphaapollo.engines.fake import FakeEngine  # noqa: E402
+from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment  # noqa: E402
-from alphaapollo.rollout.engine import Engine  # noqa: E402
-from alphaapollo.rollout.fake_engine import FakeEngine  # noqa: E402
 from alphaapollo.rollout.worker import RolloutWorker  # noqa: E402
 from alphaapollo.types import Completion, GroupRequest, Message, Prompt, Sampling, Score, Trajectory  # noqa: E402
 from examples.quickstart.make_task import make_tokenizer  # noqa: E402

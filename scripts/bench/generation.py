@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout  # noqa: E402
 from alphaapollo.data.prompts import load_prompts  # noqa: E402
 from alphaapollo.rollout.worker import RolloutWorker  # noqa: E402
-from alphaapollo.seeds import derive_seed  # noqa: E402
 from alphaapollo.types import GroupRequest, Sampling  # noqa: E402
+from alphaapollo.utils.seeds import derive_seed  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"

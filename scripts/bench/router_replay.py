@@ -25,12 +25,12 @@ import torch  # noqa: E402
 from alphaapollo.algorithms.mismatch import mismatch_metrics  # noqa: E402
 from alphaapollo.config.schema import Model, Rollout  # noqa: E402
 from alphaapollo.data.batch import Rows  # noqa: E402
+from alphaapollo.engines.spec import EngineSpec  # noqa: E402
+from alphaapollo.engines.vllm.engine import VllmEngine  # noqa: E402
 from alphaapollo.models.load import load_causal_lm  # noqa: E402
 from alphaapollo.models.micro_batch import build_micro_batch  # noqa: E402
 from alphaapollo.models.policy import PolicyModel  # noqa: E402
 from alphaapollo.rollout.context import append_context_rows  # noqa: E402
-from alphaapollo.rollout.spec import EngineSpec  # noqa: E402
-from alphaapollo.rollout.vllm.engine import VllmEngine  # noqa: E402
 from alphaapollo.types import Row, Sampling, Turn  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.checkpoint_folder import MANIFEST, CheckpointFolder
+from alphaapollo.launch.checkpoint_folder import MANIFEST, CheckpointFolder
 from scripts.chaos.command import Command
 
 PATIENCE = 240.0  # seconds until a command must have gone on or ended

@@ -50,7 +50,7 @@ ROLES = {  # who can be killed, and words of its command line; the driver's are 
     "policy": "ray::PolicyHost",
     "rollout": "ray::RolloutHost",
     "engine": "EngineCore",
-    "grader": "alphaapollo.rewards.grader_process",
+    "grader": "alphaapollo.rewards.grader_processes.worker",
     "raylet": "raylet/raylet",
     "gcs": "gcs_server",
 }

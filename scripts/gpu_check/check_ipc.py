@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from alphaapollo.weights.digest import tensors_digest
+from alphaapollo.weight_sync.digest import tensors_digest
 from scripts.gpu_check.kit import Kit
 
 ROUNDS = 5

@@ -12,25 +12,25 @@ from typing import Any, Literal
 import torch
 
 from alphaapollo.algorithms.kl import make_kl_controller
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.trainer import loop, loop_async
 from alphaapollo.trainer.lifecycle import prefer_huge_pages, seldom_collect
-from alphaapollo.trainer.plan import make_plan
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.run_state import Run
 from alphaapollo.trainer.saving import Saving
+from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.types import Prompt
-from alphaapollo.weights.proof import GAP_FLOAT32
-from alphaapollo.weights.publish import WeightPublisher
+from alphaapollo.weight_sync.publish import WeightPublisher
+from alphaapollo.weight_sync.verification import GAP_FLOAT32
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
 from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Network, SimulatedRanks
 
@@ -119,7 +119,7 @@ class Cluster:
             kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
             progress=Progress(),
             saving=Saving(CheckpointFolder(folder / "checkpoints", None), crew, console.notice),
-            tracker=make_tracker(config, folder, 0),
+            tracker=make_tracker(config.model_dump(mode="json"), folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,
             profiler=StepProfiler([], crew, folder, console),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.read_tags import read_action
 from alphaapollo.rewards.base import to_score
-from alphaapollo.rewards.client import RewardClient
-from alphaapollo.rewards.protocol import decode_reply, encode_reply
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_reply
 from alphaapollo.rollout.call_reader import make_call_reader
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.function_tool import FunctionTool

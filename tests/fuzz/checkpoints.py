@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from alphaapollo.checkpoint_folder import MANIFEST, PROGRESS, CheckpointFolder, write_progress
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config
-from alphaapollo.startup.resume import find_start
+from alphaapollo.launch.checkpoint_folder import MANIFEST, PROGRESS, CheckpointFolder, write_progress
+from alphaapollo.launch.resume import find_start
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.resume_rule import change_rule_of
+from alphaapollo.trainer.setup.resume_rule import change_rule_of
 
 HOW = ["flip", "cut", "empty", "grow", "remove", "rename", "swap", "json"]
 

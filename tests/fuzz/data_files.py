@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts
-from alphaapollo.startup.try_template import try_template
+from alphaapollo.launch.try_template import try_template
 from tests.fuzz.values import anything, scalars, texts
 
 CHAT = [{"role": "user", "content": "w2 w3"}]

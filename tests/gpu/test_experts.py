@@ -11,10 +11,10 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.experts import Routers
 from alphaapollo.rollout.context import append_context_rows
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.engine import VllmEngine
 from alphaapollo.types import Row, Sampling, Turn
 from tests.loop.engine_kit import PROBE, make_model
 

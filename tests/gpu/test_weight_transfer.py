@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.engine import VllmEngine
+from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import Sampling
-from alphaapollo.weights.vllm_transfer import VllmTransferSender
+from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_gap
 
 pytest.importorskip("vllm")

@@ -11,7 +11,7 @@ from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config
-from alphaapollo.trainer.combinations import check_combinations
+from alphaapollo.trainer.setup.combinations import check_combinations
 from tests.invariance.episodes import Episodes
 
 MODES = [

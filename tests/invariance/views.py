@@ -15,10 +15,10 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import Columns, MiniBatch
 from alphaapollo.data.packing import keep_rows
-from alphaapollo.trainer import training_batch
-from alphaapollo.trainer.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.plan import skips_still_rows
-from alphaapollo.trainer.training_batch import Batch, build_batch, usable
+from alphaapollo.trainer.setup.plan import skips_still_rows
+from alphaapollo.trainer.step import training_batch
+from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, build_batch, usable
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 
 RUN_SEED, STEP = 5, 3

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.engine import VllmEngine
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import WeightReceipt, WeightUpdate
-from alphaapollo.weights.shared_adapter import SharedAdapterSender
-from alphaapollo.weights.shared_memory import SharedMemorySender
+from alphaapollo.weight_sync.shared_adapter import SharedAdapterSender
+from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 
 T = TypeVar("T")
 PROBE = list(range(3, 40))

@@ -19,9 +19,9 @@ import pandas as pd
 
 from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.load import load_config, shipped_configs
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.trainer.lifecycle import launch, make_run, prepare

@@ -13,7 +13,7 @@ from tests.loop.warm import Program
 def replay(ppo: Runner, *words: object) -> Finished:
     """The command, forked from the warm process."""
     program = Program(
-        "alphaapollo.trainer.replay",
+        "alphaapollo.trainer.replay.__main__",
         words,
         output=ppo.out / f"replay_{len(ppo.programs)}.txt",
         environment=os.environ | {MARK: str(ppo.out)},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.folder_lock import lone_driver
+from alphaapollo.utils.folder_lock import lone_driver
 from tests.loop.conftest import Runner
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]

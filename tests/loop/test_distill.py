@@ -36,7 +36,9 @@ def test_a_student_comes_nearer_without_a_reward(ppo: Runner, tmp_path: Path) ->
     assert "1 x reverse, from" in done.output and "nothing gives a reward" in " ".join(done.output.split())
 
     words = [str(done.folder / "recorded/step_000002")]
-    replay = Program("alphaapollo.trainer.replay", words, tmp_path / "replay.txt", dict(os.environ), ROOT, warm=True)
+    replay = Program(
+        "alphaapollo.trainer.replay.__main__", words, tmp_path / "replay.txt", dict(os.environ), ROOT, warm=True
+    )
     assert replay.wait(120) == 0, replay.printed[-4000:]
 
     behind = ("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis")

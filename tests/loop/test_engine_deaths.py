@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engine import EngineDied, EngineError
-from alphaapollo.rollout.make_engine import make_engine
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.process import EngineProcess
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.protocol import EngineDied, EngineError
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, engine_on, make_model
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.timeout(240)
 FRONT_END = """
 import asyncio, multiprocessing.forkserver as forkserver, sys
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.engine import VllmEngine
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.engine import VllmEngine
 
 async def main(model, log, shared, ranks):
     rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks), enforce_eager=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Completion, Sampling, WeightUpdate
 from tests.loop.engine_kit import PROBE, Session, engine_on, logprobs_of, make_model, mean_gap
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.engine import EngineError
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.engine import VllmEngine
-from alphaapollo.rollout.vllm.settings import engine_arguments
-from alphaapollo.weights import buckets, vllm_transfer
-from alphaapollo.weights.digest import format_digest, tensors_digest
-from alphaapollo.weights.vllm_transfer import VllmTransferSender, WeightSyncClient, WithinUpdate
+from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.engine import VllmEngine
+from alphaapollo.engines.vllm.settings import engine_arguments
+from alphaapollo.weight_sync import buckets, vllm_transfer
+from alphaapollo.weight_sync.digest import format_digest, tensors_digest
+from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender, WeightSyncClient, WithinUpdate
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.rollout.engine import EngineError
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Sampling, WeightUpdate
 from tests.loop.engine_kit import PROBE, Session, checkpoint, engine_on, logprobs_of, make_model, mean_gap
 

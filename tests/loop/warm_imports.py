@@ -7,9 +7,9 @@ import os
 import setproctitle
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.rollout.spec import EngineSpec
-from alphaapollo.rollout.vllm.process import CORE_MODULES
-from alphaapollo.rollout.vllm.settings import environment
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.process import CORE_MODULES
+from alphaapollo.engines.vllm.settings import environment
 
 setproctitle.getproctitle()  # before any variable is replaced, as in vllm/preload.py: engine cores keep their titles
 os.environ.update(environment(EngineSpec(0, "", False, Rollout(enforce_eager=True), "cpu", "float32", 0, "")))
@@ -20,7 +20,7 @@ for module in (
     "vllm.engine.arg_utils",
     "vllm.v1.engine.async_llm",
     *CORE_MODULES,
-    "alphaapollo.rollout.hf_engine",
+    "alphaapollo.engines.hf",
     "alphaapollo.rollout.worker",
     "alphaapollo.workers.critic",
     "alphaapollo.workers.policy",
@@ -28,7 +28,7 @@ for module in (
     "alphaapollo.trainer.main_ppo",
     "alphaapollo.trainer.lifecycle",
     "alphaapollo.trainer.main_generation",
-    "alphaapollo.trainer.replay_run",
+    "alphaapollo.trainer.replay.run",
     "alphaapollo.evaluation.generation",
     "alphaapollo.trainer.main_sft",
     "alphaapollo.finetuning.sft",

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md): imports run downward only, and each giant has one home."""
+"""Import layers (docs/architecture.md): imports run downward only, and each large dependency has one owner."""
 
 from __future__ import annotations
 
@@ -11,55 +11,35 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 
-# Lowest first. A room imports rooms of lower levels, and itself.
-LEVELS = [
-    [
-        "types",
-        "redact",
-        "registry",
-        "hub",
-        "caller",
-        "seeds",
-        "due",
-        "network",
-        "checkpoint_folder",
-        "folder_lock",
-        "user_module",
-        "watchdog",
-        "temp_folder",
-        "clock",
-        "pulse",
-        "stacks",
-    ],
-    ["config"],
-    ["observability"],
-    ["algorithms", "tools", "rewards", "data"],
-    ["weights", "environments", "models"],
+# Lowest first. A package imports packages of lower layers, and itself.
+LAYERS = [
+    ["types", "utils"],
+    ["config", "observability", "weight_sync"],
+    ["algorithms", "data", "tools", "rewards"],
+    ["models", "environments", "engines"],
     ["rollout", "workers"],
     ["controller"],
-    ["startup"],
-    ["evaluation", "runs"],
-    ["trainer", "finetuning", "evolving"],
-    ["cli"],
-    ["__main__"],
+    ["launch"],
+    ["evaluation"],
+    ["finetuning", "evolving"],
+    ["trainer", "cli", "__main__"],
 ]
-DOORS = ["trainer.main_*"]  # commands keep their names, whatever room does the work
-SAME_LEVEL_ALLOWED = {("rewards", "tools")}
+SAME_LAYER_ALLOWED = {("rewards", "tools")}
 
 # Library -> the modules that may import it, as patterns of names under alphaapollo.
-HOMES = {
+OWNERS = {
     "ray": ["controller.*"],
-    "vllm": ["rollout.vllm.*", "weights.vllm_*"],
+    "vllm": ["engines.vllm.*", "weight_sync.vllm_*"],
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora"],
-    "transformers": ["models.*", "data.*", "rollout.hf_engine"],
+    "transformers": ["models.*", "data.*", "engines.hf"],
     "torch.distributed": ["models.*", "workers.*"],
     "wandb": ["observability.*"],
     "torch.utils.tensorboard": ["observability.*"],
     "tensorboard": ["observability.*"],
 }
-NO_TORCH = {*LEVELS[0], "config", "data", "tools", "rewards", "environments"}
-INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of ours stays cheap
+NO_TORCH = {*LAYERS[0], "config", "data", "tools", "rewards", "environments"}
+INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of the project stays cheap
 
 
 class Import(NamedTuple):
@@ -93,7 +73,7 @@ def imports_of(package: Path) -> Iterator[Import]:
 
 
 def type_checking_only(package: Path) -> set[tuple[str, int]]:
-    """(module, line) of the imports that only the type checker sees."""
+    """(module, line) of the imports under TYPE_CHECKING."""
     found = set()
     for path in package.rglob("*.py"):
         parts = path.relative_to(package).with_suffix("").parts
@@ -103,40 +83,40 @@ def type_checking_only(package: Path) -> set[tuple[str, int]]:
     return found
 
 
-def at_home(module: str, homes: list[str]) -> bool:
-    return any(fnmatch(module, home) or fnmatch(module + ".", home) for home in homes)
+def is_owner(module: str, owners: list[str]) -> bool:
+    return any(fnmatch(module, owner) or fnmatch(module + ".", owner) for owner in owners)
 
 
-def violations(package: Path) -> list[str]:
-    level_of = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-    only_types = type_checking_only(package)
+def violations(root: Path) -> list[str]:
+    layer_of = {name: layer for layer, names in enumerate(LAYERS) for name in names}
+    only_types = type_checking_only(root)
     found = []
-    for item in imports_of(package):
+    for item in imports_of(root):
         where = f"{item.module}:{item.line} imports {item.target}"
-        room = item.module.split(".")[0]
-        if room and room not in level_of:
-            found.append(f"{where}: the room {room} has no level")
+        package = item.module.split(".")[0]
+        if package and package not in layer_of:
+            found.append(f"{where}: the package {package} has no layer")
             continue
-        if item.target.startswith("alphaapollo.") and room:
+        if item.target.startswith("alphaapollo.") and package:
             other = item.target.split(".")[1]
-            up = level_of.get(other, -1) > level_of[room]
-            aside = other != room and level_of.get(other, -1) == level_of[room] and level_of[room] > 0
-            allowed = (room, other) in SAME_LEVEL_ALLOWED or at_home(item.module, DOORS)
+            up = layer_of.get(other, -1) > layer_of[package]
+            aside = other != package and layer_of.get(other, -1) == layer_of[package]
+            allowed = (package, other) in SAME_LAYER_ALLOWED
             if up or (aside and not allowed):
-                found.append(f"{where}: {other} is not below {room}")
-        for library, homes in HOMES.items():
-            if item.of(library) and not at_home(item.module, homes):
-                found.append(f"{where}: the home of {library} is {', '.join(homes)}")
-        if item.of("torch") and room in NO_TORCH:
-            found.append(f"{where}: no torch in {room}")
+                found.append(f"{where}: {other} is not below {package}")
+        for library, owners in OWNERS.items():
+            if item.of(library) and not is_owner(item.module, owners):
+                found.append(f"{where}: the owner of {library} is {', '.join(owners)}")
+        if item.of("torch") and package in NO_TORCH:
+            found.append(f"{where}: no torch in {package}")
         lazy = any(item.of(library) for library in INSIDE_FUNCTIONS_ONLY)
         if lazy and not item.inside_function and (item.module, item.line) not in only_types:
             found.append(f"{where}: import it inside the function that needs it")
     return found
 
 
-def circle(package: Path) -> list[str]:
-    """Modules that import each other in a circle; what only the type checker sees does not count."""
+def import_cycle(package: Path) -> list[str]:
+    """Modules of an import cycle, without imports under TYPE_CHECKING."""
     paths = {".".join(path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
     modules = {name.removesuffix(".__init__") for name in paths}
     only_types = type_checking_only(package)
@@ -153,14 +133,14 @@ def circle(package: Path) -> list[str]:
     return []
 
 
-def test_no_circle_of_imports(tmp_path: Path) -> None:
-    assert circle(PACKAGE) == []
+def test_no_import_cycle(tmp_path: Path) -> None:
+    assert import_cycle(PACKAGE) == []
     for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
         (tmp_path / f"{name}.py").write_text(f"def f():\n    from alphaapollo.{other} import g\n")
-    assert set(circle(tmp_path)) == {"a", "b", "c"}
+    assert set(import_cycle(tmp_path)) == {"a", "b", "c"}
 
 
-def test_imports_run_downward_and_giants_stay_at_home() -> None:
+def test_imports_run_downward_and_dependencies_have_one_owner() -> None:
     assert not (found := violations(PACKAGE)), "\n" + "\n".join(found)
 
 
@@ -172,19 +152,19 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
 
     module("data/packing.py", "from alphaapollo.trainer import loop\n")
     module("rollout/group.py", "def f():\n    from alphaapollo.workers.policy import PolicyWorker\n    import vllm\n")
-    module("rollout/vllm/engine.py", "import vllm\nfrom alphaapollo.config.schema import Rollout\n")
+    module("engines/vllm/engine.py", "import vllm\nfrom alphaapollo.config.schema import Rollout\n")
     module("rewards/code.py", "from alphaapollo.tools.base import Tool\nimport torch.nn\n")
     module("trainer/loop.py", "import ray.util\nimport torch.distributed as dist\n")
     module("models/load.py", "from transformers import AutoConfig\nfrom alphaapollo.types import Prompt\n")
     module("models/ok.py", "def f():\n    import transformers\n")
     module("attic/old.py", "import os\n")
     assert [line.split(" imports")[0] for line in violations(tmp_path)] == [
-        "attic.old:1",  # a room without a level
+        "attic.old:1",  # a package without a layer
         "data.packing:1",  # upward
         "models.load:1",  # transformers at the top of a file
         "rewards.code:2",  # torch
         "rollout.group:2",  # sideways
-        "rollout.group:3",  # vllm away from home
+        "rollout.group:3",  # vllm outside its owner
         "trainer.loop:1",  # ray
         "trainer.loop:2",  # torch.distributed
     ]

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.unit.trainer.test_training_batch import group, trajectory
 
 from tests.unit.metric_names import documented, undocumented
 from tests.unit.trainer.test_metrics import credit, measured
-from tests.unit.trainer.test_training_batch import group, trajectory
 
 PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 

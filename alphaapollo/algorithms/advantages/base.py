@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.config.schema import Algorithm
-from alphaapollo.registry import Registry
+from alphaapollo.utils.registry import Registry
 
 NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
 
@@ -75,7 +75,7 @@ StartCheck = Callable[[Algorithm, int], None]
 class Estimator:
     """A registered estimator. Call it: inputs and result are checked.
 
-    What goes together is decided from these declarations when a run starts (trainer/combinations.py).
+    What goes together is decided from these declarations when a run starts (trainer/setup/combinations.py).
     """
 
     name: str

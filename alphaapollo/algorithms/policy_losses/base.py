@@ -18,7 +18,7 @@ from torch import Tensor
 from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.config.schema import Actor
-from alphaapollo.registry import Registry
+from alphaapollo.utils.registry import Registry
 
 Level = Literal["token", "sequence"]
 
@@ -60,7 +60,7 @@ are those of the policy before its first step on the batch."""
 class PolicyLoss:
     """A registered loss. Call it: the shape of the result is checked.
 
-    What goes together is decided from these declarations when a run starts (trainer/combinations.py).
+    What goes together is decided from these declarations when a run starts (trainer/setup/combinations.py).
     """
 
     name: str

@@ -1,12 +1,13 @@
-"""`actor_rollout_ref.actor` and `.ref`: the policy's update."""
+"""`actor_rollout_ref.actor` and `.ref`: the policy's update, and the reference model."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.base import ANOTHER_ALGORITHM, ROUNDING, ActiveUnless, ActiveWhen, Ratio, Section
 from alphaapollo.config.schema.model import FrozenFsdp, Optimizer, RoleFsdp
 
 KLKind = Literal[
@@ -34,96 +35,123 @@ AggregationMode = Literal[
     "seq-mean-token-sum-norm",
     "group-mean-token-mean",
 ]
+WITH_KL_LOSS = ActiveWhen("use_kl_loss")
 
 
 class PolicyLoss(Section):
-    loss_mode: str = "ppo"
-    """The policy loss, by name in the registry."""
+    loss_mode: Annotated[str, ANOTHER_ALGORITHM] = "ppo"
+    """Policy loss, by its registered name (docs/algorithms)."""
     cispo_mask_low: PositiveFloat | None = None
-    """cispo, unified form: drop tokens with A < 0 and a ratio below 1 - this; null = none."""
+    """cispo, unified form: mask tokens with A < 0 and a ratio below 1 - this; null = none."""
     cispo_mask_high: PositiveFloat | None = None
-    """cispo, unified form: drop tokens with A > 0 and a ratio above 1 + this; null = none."""
+    """cispo, unified form: mask tokens with A > 0 and a ratio above 1 + this; null = none."""
     clip_cov_ratio: Ratio = 2e-4
-    """clip_cov: share of the tokens whose loss is dropped."""
+    """clip_cov: share of tokens whose loss is dropped."""
     clip_cov_lb: float = 1.0
-    """clip_cov: they are drawn from covariances above this."""
+    """clip_cov: lower bound of the covariances they are drawn from."""
     clip_cov_ub: float = 5.0
-    """clip_cov: they are drawn from covariances below this."""
+    """clip_cov: upper bound of the covariances they are drawn from."""
     kl_cov_ratio: Ratio = 2e-4
-    """kl_cov: share of the tokens, those of the largest covariance, that get a KL penalty."""
+    """kl_cov: share of tokens, those of largest covariance, with a KL penalty."""
     ppo_kl_coef: NonNegativeFloat = 1.0
-    """kl_cov: its coefficient."""
+    """kl_cov: coefficient of that penalty."""
 
 
 class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
-    """Trajectories (not rows, not turns) an optimiser step, over all ranks."""
-    ppo_max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens of one micro-batch at most, on each rank (ranks that share sequences: together so many times more). A
-    longer row is a micro-batch of its own, and so are the rows of a longer trajectory where the loss weighs it as a
-    whole (gspo, gmpo)."""
+    """Trajectories (not rows or turns) per optimizer step, over all ranks."""
+    ppo_max_token_len_per_gpu: Annotated[PositiveInt, ROUNDING] = 16384
+    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size). A longer row is a micro-batch of
+    its own, and so are the rows of one trajectory for losses with one ratio per trajectory (gspo, gmpo)."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
     shuffle: bool = True
-    """Deal the trajectories into mini-batches at random (a function of trainer.seed and the step). Samples of a prompt
-    are dealt together where something is normalised over a mini-batch: magistral, group-mean-token-mean."""
+    """Assign trajectories to mini-batches at random (a function of trainer.seed and step). Samples of a prompt stay
+    together if something is normalized over a mini-batch (magistral, group-mean-token-mean)."""
     grad_clip: PositiveFloat = 1.0
-    """Largest gradient norm."""
-    clip_ratio: PositiveFloat | None = None
-    """Clip range, both sides; null = the loss's own (ppo 0.2)."""
+    """Maximum gradient norm."""
+    clip_ratio: Annotated[
+        PositiveFloat | None,
+        ActiveWhen("has_open_clip_bound", because="clip_ratio_low and clip_ratio_high are both set"),
+    ] = None
+    """Clip range on both sides; null = the default of the loss (ppo 0.2)."""
     clip_ratio_low: PositiveFloat | None = None
     """Lower clip range; null = clip_ratio."""
     clip_ratio_high: PositiveFloat | None = None
-    """Upper clip range (DAPO's clip-higher: 0.28); null = clip_ratio."""
-    clip_ratio_c: float | None = None
-    """Dual clip: bound of the ratio where the advantage is negative (usually 3.0, must be > 1); null = off."""
+    """Upper clip range (0.28 for DAPO's clip-higher); null = clip_ratio."""
+    clip_ratio_c: Annotated[float, Field(gt=1.0)] | None = None
+    """Dual clip: upper bound of the ratio for negative advantages (usually 3.0); null = off."""
     tau_pos: PositiveFloat = 1.0
-    """sapo: temperature of the gate where the advantage is positive."""
+    """sapo: temperature of the gate for positive advantages."""
     tau_neg: PositiveFloat = 1.05
-    """sapo: temperature of the gate where it is not."""
+    """sapo: temperature of the gate for other advantages."""
     policy_loss: PolicyLoss = PolicyLoss()
     loss_agg_mode: AggregationMode = "token-mean"
-    """How token losses become one number; see docs/algorithms."""
-    loss_scale_factor: PositiveFloat | None = None
-    """The constant of seq-mean-token-sum-norm; null = data.max_response_length."""
-    loss_agg_count: Literal["all", "nonempty"] = "all"
-    """What seq-mean and group-mean modes divide by: all trajectories (groups), or those with a token in the loss. They
-    differ with algorithm.overlong_filter: with `all`, leaving one out does not change the weight of the others."""
+    """Aggregation of token losses (docs/algorithms/aggregation.md)."""
+    loss_scale_factor: Annotated[PositiveFloat | None, ActiveWhen("loss_agg_mode", "seq-mean-token-sum-norm")] = None
+    """Constant of seq-mean-token-sum-norm; null = data.max_response_length."""
+    loss_agg_count: Annotated[Literal["all", "nonempty"], ActiveWhen("/algorithm.overlong_filter")] = "all"
+    """Denominator of seq-mean and group-mean modes: all trajectories (groups), or those with a token in the loss."""
     entropy_coeff: NonNegativeFloat = 0.0
-    """Entropy bonus."""
+    """Coefficient of the entropy bonus."""
     use_kl_loss: bool = False
     """Add the KL to the reference model to the loss."""
-    kl_loss_coef: NonNegativeFloat = 0.001
-    """Its coefficient."""
-    kl_loss_type: KLKind = "low_var_kl"
-    """Its estimator; a trailing + takes the gradient of k2. low_var_kl (k3, GRPO's) has the value of KL(policy||ref)
-    and the gradient of the other, KL(ref||policy); k2 and low_var_kl+ (k3+) have the gradient of KL(policy||ref)."""
+    kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", quiet=0.0)] = 0.001
+    """Coefficient of the KL loss."""
+    kl_loss_type: Annotated[KLKind, WITH_KL_LOSS] = "low_var_kl"
+    """KL estimator; a trailing + uses the gradient of k2. k2 and the + forms have the gradient of KL(policy||ref),
+    low_var_kl (k3, GRPO's) the gradient of KL(ref||policy). full = over the whole vocabulary."""
     use_invalid_action_penalty: bool = False
-    """Subtract the penalty from the reward on the last token of an invalid turn."""
-    invalid_action_penalty_coef: NonNegativeFloat = 0.1
+    """Subtract a penalty from the reward of an invalid turn, on its last token."""
+    invalid_action_penalty_coef: Annotated[NonNegativeFloat, ActiveWhen("use_invalid_action_penalty", quiet=0.0)] = 0.1
     """The penalty."""
-    ulysses_sequence_parallel_size: PositiveInt = 1
-    """Ranks that share every sequence, each with a part of its tokens and, in attention, of the heads (Ulysses): for
-    rows that are too long for one. Must divide the ranks and the model's attention heads. Critic, reference and reward
-    model do as the actor."""
-    use_prefix_grouper: bool | Literal["auto"] = "auto"
-    """Compute a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv 2506.05433). auto = where
-    the model allows it, and in iterations in which it saves enough; the metric batch/sharing says what."""
+    ulysses_sequence_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
+    """Ranks that share every sequence (Ulysses sequence parallelism), for rows that do not fit one rank. Must divide
+    the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
+    use_prefix_grouper: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
+    """Compute a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv 2506.05433). auto = if the
+    model supports it, in iterations where it saves enough."""
     optim: Optimizer = Optimizer()
     fsdp_config: RoleFsdp = RoleFsdp()
 
     @property
+    def has_open_clip_bound(self) -> bool:
+        """At least one clip range is taken from clip_ratio."""
+        return self.clip_ratio_low is None or self.clip_ratio_high is None
+
+    @property
     def full_kl(self) -> bool:
-        """The KL in the loss compares whole distributions, inside the update, not log-probs of the sampled tokens."""
+        """The KL loss compares whole distributions inside the update, not log-probs of the sampled tokens."""
         return self.use_kl_loss and self.kl_loss_type == "full"
+
+    def problems(self) -> Iterator[str]:
+        if self.use_kl_loss and self.kl_loss_coef == 0:
+            yield "kl_loss_coef=0 runs the reference model without effect. Raise it, or set use_kl_loss=false."
+
+    def warnings(self) -> Iterator[str]:
+        kind, fix = self.kl_loss_type, "Set k2, or append + to the estimator, for the gradient of KL(policy||reference)."
+        if self.use_kl_loss and kind in ("kl", "k1"):
+            yield f"kl_loss_type={kind} has an expected gradient of zero: as a loss it is noise. {fix}"
+        elif self.use_kl_loss and kind in ("low_var_kl", "k3"):
+            yield f"kl_loss_type={kind} has the gradient of KL(reference||policy). {fix}"
 
 
 class Reference(Section):
-    log_probs_ahead: bool | Literal["auto"] = "auto"
-    """In the synchronous loop, compute the reference's log-probs of groups that have ended while others are still
-    played: each group in micro-batches of its own, so that sums round otherwise than without, but alike whatever ends
-    first. auto = where engines have GPUs of their own (rollout.colocate=false), for training GPUs idle then. Engines
-    that share the training GPUs hold their memory, so true is refused; on a CPU they hold the cores."""
+    log_probs_ahead: Annotated[
+        bool | Literal["auto"],
+        ROUNDING,
+        ActiveWhen("/needs_ref_columns", because="no KL compares log-probs with the reference's"),
+    ] = "auto"
+    """In the synchronous loop, compute the reference's log-probs of finished groups while others are still generating,
+    each group in its own micro-batches. auto = if engines have their own GPUs (rollout.colocate=false). true is refused
+    if engines share the training GPUs."""
     ulysses_sequence_parallel_size: PositiveInt | None = None
     """null = the actor's, which it must be: the reference computes beside it."""
-    fsdp_config: FrozenFsdp = FrozenFsdp()
+    fsdp_config: Annotated[
+        FrozenFsdp,
+        ActiveUnless(
+            "/actor_rollout_ref.model.lora_rank",
+            because="with LoRA the reference is the policy without its adapters",
+            # any rank above 0
+        ),
+    ] = FrozenFsdp()

@@ -1,18 +1,180 @@
-"""What every section is, and the numbers that several need."""
+"""Base class of all sections, and the types and markers that their fields use.
+
+Three kinds of rules are declared beside the field they are about:
+
+* what a value may be: its type, and `Section.problems` for several fields of one section;
+* when a field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports the others);
+* what happens when it has changed on resume: `Annotated[str, Identity("another model")]` (config/changes.py).
+
+A marker on a field that is a section applies to all fields of that section.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-Frequency = Annotated[int, Field(ge=-1)]
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
 
 
+class ActiveWhen:
+    """The field has an effect only if another field has one of some values.
+
+    Args:
+        key: a field or property of the same section (`enable`); with a leading slash, of the whole configuration
+            (`/trainer.save_freq`); `@device` is the device of the run. A key that a command does not have is ignored.
+        values: the values of `key`; none given = any value but false, null, 0 and empty.
+        because: the reason shown; "" = `KEY is VALUE`.
+        quiet: a value of the field that requests nothing, so it is not reported.
+    """
+
+    expected = True
+
+    def __init__(self, key: str, *values: object, because: str = "", quiet: object = ...):
+        self.key, self.values, self.because, self.quiet = key, values, because, quiet
+
+    def is_met(self, value: object) -> bool:
+        """Whether the field has an effect where `key` has this value."""
+        return (value in self.values if self.values else bool(value)) is self.expected
+
+
+class ActiveUnless(ActiveWhen):
+    """The opposite of ActiveWhen."""
+
+    expected = False
+
+
+NEEDS_GPU = ActiveWhen("@device", "cuda", because="it needs a GPU")
+CPU_ONLY = ActiveWhen("@device", "cpu", because="it is for machines without GPUs")
+
+
+@dataclass(frozen=True)
+class OnResume:
+    """What happens when a run resumes with another value of the field, and why."""
+
+    verdict: Literal["applied", "kept", "refused"]
+    why: str = ""
+    when: ActiveWhen | None = None  # else the new value is applied
+
+
+def Identity(why: str) -> OnResume:
+    """Part of what a run is: a change is refused."""
+    return OnResume("refused", why)
+
+
+def Free(why: str = "") -> OnResume:
+    """The new value is used from the resume on; `why`: what follows."""
+    return OnResume("applied", why)
+
+
+ANOTHER_MODEL = Identity("another model")
+ANOTHER_ALGORITHM = Identity("another algorithm")
+ANOTHER_ENVIRONMENT = Identity("another environment")
+OTHER_ADAPTERS = Identity("other adapters")
+OTHER_DATA = Identity("other data")
+OTHER_CODE = Identity("what it registers may be something else under the same name")
+REORDERED = Free("the remaining rows of the epoch come in another order")
+OTHER_SELECTION = Free("other rows may be left out for their length, and then the remaining ones come in another order")
+NEW_LENGTH = Free("a cosine schedule gets the new length")
+ROUNDING = Free("the same batches and draws, but sums round differently")
+THREADS = Free("with another number of threads sums may round differently")
+NEW_DRAWS = Free("all later draws differ")
+OTHER_REWARDS = Free("rewards before and after are not comparable")
+OTHER_VALIDATION = Free("validations before and after are not comparable")
+OTHER_TEACHER = Free("distances to the teacher before and after are not comparable")
+OTHER_LOSS = Free("losses before and after are not comparable")
+
+
+@dataclass(frozen=True)
+class FilePath:
+    """The field names files of the user; config/check.py checks that they exist.
+
+    `required`: it must not be empty, where the field has an effect.
+    """
+
+    kind: Literal["data", "model", "code", "folder"]
+    required: bool = False
+
+
+CODE = FilePath("code")
+
+
+def _check_top_k(value: int) -> int:
+    if value < -1 or value == 0:
+        raise ValueError("expected -1 (all tokens) or a count above 0. Set -1.")
+    return value
+
+
+def _check_path(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a path cannot contain a zero byte. Remove it.")
+    if long := next((part for part in Path(value).parts if len(part.encode(errors="surrogateescape")) > 200), ""):
+        raise ValueError(f"{long[:20]}... is longer than 200 bytes. Use a shorter name.")
+    return value
+
+
+def _check_folder_name(value: str) -> str:
+    parts = Path(value).parts
+    if not parts:
+        raise ValueError("the name is empty, so the run would use the folder above. Set a name.")
+    if ".." in parts or Path(value).is_absolute():
+        raise ValueError("the folder is outside trainer.output_dir. Set a name, and change trainer.output_dir instead.")
+    if len(parts) > 1:
+        raise ValueError("a run inside another run's folder is moved with it. Set a name without /.")
+    return value
+
+
+def _check_template_arguments(arguments: dict[str, Scalar]) -> dict[str, Scalar]:
+    if name := next((name for name in arguments if name in _RESERVED_ARGUMENTS), None):
+        raise ValueError(f"{name} cannot be set: {_RESERVED_ARGUMENTS[name]}. Remove it.")
+    return arguments
+
+
+_RESERVED_ARGUMENTS = {  # of apply_chat_template: not the template's own, or set by the project
+    "tools": "env.action_format=chat_template passes the tools",
+    "chat_template": "save the tokenizer with your template and set tokenizer_path to its folder",
+    **dict.fromkeys(
+        ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize", "return_tensors"),
+        "the project sets it",
+    ),
+    **dict.fromkeys(("padding", "truncation", "max_length", "return_dict"), "it is not an argument of the template"),
+}
+
+Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveRatio = Annotated[float, Field(gt=0.0, le=1.0)]
+DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+Frequency = Annotated[int, Field(ge=-1)]
+TopK = Annotated[int, AfterValidator(_check_top_k)]
+RunPath = Annotated[str, AfterValidator(_check_path)]
+FolderName = Annotated[str, AfterValidator(_check_path), AfterValidator(_check_folder_name)]
+TemplateArguments = Annotated[dict[str, Scalar], AfterValidator(_check_template_arguments)]
+
+
 class Section(BaseModel):
-    """A part of the configuration; strict: no unknown keys, and immutable once checked."""
+    """A part of the configuration: strict, without unknown keys, immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    unread: ClassVar[Mapping[str, str]] = {}
+    """Of a whole configuration: keys and sections that its command does not read, and why."""
+    on_resume: ClassVar[Mapping[str, OnResume]] = {}
+    """Of a whole configuration: rules that replace those beside the fields, by key or section; "" = all others."""
+
+    def problems(self) -> Iterator[str]:
+        """Combinations of this section's fields that cannot work: `KEY=VALUE ...`, with a fix; keys are relative."""
+        return iter(())
+
+    def warnings(self) -> Iterator[str]:
+        """Combinations that work, but perhaps not as intended; as `problems`."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _check_problems(self) -> Section:
+        if problems := list(self.problems()):
+            raise ValueError("\n".join(problems))
+        return self

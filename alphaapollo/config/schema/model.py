@@ -1,26 +1,41 @@
-"""`model`, `optim` and `fsdp_config`: what every role that holds a model has."""
+"""`model`, `optim` and `fsdp_config`: the sections of every role that has a model."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.base import (
+    ANOTHER_MODEL,
+    NEEDS_GPU,
+    OTHER_ADAPTERS,
+    ROUNDING,
+    ActiveUnless,
+    ActiveWhen,
+    DecayRate,
+    FilePath,
+    Identity,
+    Ratio,
+    Section,
+)
 
 LoraForm = Literal["merged", "adapter"]
-"""What leaves the trainer: whole weights with the adapters merged into them, or the adapters alone."""
+"""What leaves the trainer: full weights with the adapters merged in, or the adapters alone."""
+SHARDED = ActiveUnless("/trainer.num_ranks", 1, because="there is one training rank")
+NO_OFFLOAD_POLICY = ActiveUnless("offload_policy")
 
 
 class Lora(Section):
-    """LoRA of one model that is trained; see docs/lora.md."""
+    """LoRA of one trained model (docs/lora.md)."""
 
-    lora_rank: NonNegativeInt = 0
-    """Rank of the LoRA adapters that are trained in place of the weights; 0 = train the weights."""
-    lora_alpha: PositiveInt | None = None
-    """An adapter's output counts lora_alpha / lora_rank; null = 16."""
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """The linear layers that get an adapter: all but the output head, or those of these names, e.g. [q_proj,v_proj]."""
+    lora_rank: Annotated[NonNegativeInt, OTHER_ADAPTERS] = 0
+    """Rank of the LoRA adapters, which are trained instead of the weights; 0 = train the weights."""
+    lora_alpha: Annotated[PositiveInt | None, OTHER_ADAPTERS] = None
+    """LoRA alpha: the output of an adapter is scaled by lora_alpha / lora_rank; null = 16."""
+    target_modules: Annotated[Literal["all-linear"] | list[str], OTHER_ADAPTERS] = "all-linear"
+    """Linear layers that get an adapter: all except the output head, or a list of names, e.g. [q_proj,v_proj]."""
 
     @property
     def alpha(self) -> int:
@@ -28,79 +43,91 @@ class Lora(Section):
 
     @property
     def lora_words(self) -> str:
-        """For the plan: `, LoRA of rank 16, alpha 32, on all-linear`; nothing without."""
+        """Text for the plan, e.g. `, LoRA of rank 16, alpha 32, on all-linear`; empty without LoRA."""
         where = self.target_modules if isinstance(self.target_modules, str) else ", ".join(self.target_modules)
         return f", LoRA of rank {self.lora_rank}, alpha {self.alpha}, on {where}" if self.lora_rank else ""
 
+    def problems(self) -> Iterator[str]:
+        if self.target_modules == []:
+            yield "target_modules=[] gives no layer an adapter. Name some layers, or set all-linear."
+        elif not self.lora_rank and (self.lora_alpha is not None or self.target_modules != "all-linear"):
+            name = "target_modules" if self.lora_alpha is None else "lora_alpha"
+            yield f"{name} is set, but lora_rank=0 means there are no adapters. Set lora_rank=16, or remove {name}."
+
 
 class Model(Lora):
-    path: str = ""
-    """Hugging Face hub id or a local folder with config, weights and tokenizer (required)."""
-    tokenizer_path: str = ""
-    """Where the tokenizer lies, when not with the model."""
+    path: Annotated[str, ANOTHER_MODEL, FilePath("model", required=True)] = ""
+    """Hugging Face hub id, or local folder with config, weights and tokenizer (required)."""
+    tokenizer_path: Annotated[str, Identity("another tokenizer")] = ""
+    """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
-    """Run the Python code that a model's folder brings along."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of forward and backward; auto = bfloat16 on GPU, float32 on CPU. Master weights stay float32."""
-    attention: Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"] = "auto"
-    """Attention over unpadded rows. auto = on a GPU flash if flash-attn 2 is installed, else varlen, which is torch's
-    own (sdpa in float32); on a CPU padded, over rows sorted by length."""
+    """Run Python code that comes with the model."""
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
+    """Arithmetic of forward and backward; master weights are always float32. auto = bfloat16 on a GPU, float32 on a
+    CPU."""
+    attention: Annotated[Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"], ROUNDING] = "auto"
+    """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (torch's own; sdpa in
+    float32); on a CPU padded, over rows sorted by length."""
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass: less memory, about a third more time. auto = where the
-    plan finds that the token budget would not fit without."""
-    use_torch_compile: bool = False
-    """Compile each layer but for its attention (torch.compile): norms, rotations and gates in few kernels. The first
-    batches take a minute longer. For GPUs; not measured there yet."""
-    use_liger: bool | Literal["auto"] = "auto"
-    """Compute norms, rotations and gates by Liger's fused kernels (liger-kernel, docs/install.md); losses are this
-    project's own. auto = on a GPU, in bfloat16, where it is installed, for the architectures that it was compared on
-    (granite, llama, qwen2, qwen3), and without use_torch_compile, which fuses the same parts. Not measured yet."""
+    """Recompute activations in the backward pass: less memory, about a third more time. auto = only if the memory plan
+    does not fit without it."""
+    use_torch_compile: Annotated[bool, ROUNDING] = False
+    """Compile each layer except its attention (torch.compile). The first batches take about a minute longer. Not yet
+    measured on GPUs."""
+    use_liger: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
+    """Use Liger's fused kernels for norms, rotary embeddings and gates (docs/install.md). auto = on a GPU in bfloat16,
+    if liger-kernel is installed, the architecture is granite, llama, qwen2 or qwen3, and use_torch_compile is off."""
     router_aux_loss_coef: NonNegativeFloat = 0.0
-    """Weight of the loss that evens out the load of a mixture of experts (docs/moe.md), beside the policy's or the
-    next-token loss; 0 = none, as is usual in RL. config.json names the one of pre-training, e.g. 0.001."""
+    """Weight of the load-balancing loss of a mixture of experts (docs/moe.md); 0 = off, which is usual in RL."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.router_aux_loss_coef and self.lora_rank:
+            yield (
+                f"router_aux_loss_coef={self.router_aux_loss_coef:g} trains the routers, but lora_rank={self.lora_rank} "
+                "freezes them. Set one of them to 0."
+            )
 
 
 class Optimizer(Section):
-    lr: PositiveFloat = 1e-6
-    """Peak learning rate of AdamW."""
-    betas: tuple[Ratio, Ratio] = (0.9, 0.999)
-    """AdamW's decay rates."""
+    lr: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    """Peak learning rate of AdamW; 1e-6 to 1e-3 are usual."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    """AdamW betas."""
     eps: PositiveFloat = 1e-8
-    """AdamW's epsilon."""
+    """AdamW epsilon."""
     weight_decay: NonNegativeFloat = 0.01
-    """Decoupled weight decay of the matrices (norms and biases are left alone)."""
-    lr_warmup_steps: int = Field(default=-1, ge=-1)
-    """Linear warm-up in optimiser steps; -1 = lr_warmup_steps_ratio decides."""
-    lr_warmup_steps_ratio: Ratio = 0.0
-    """Linear warm-up as a share of all optimiser steps."""
+    """Decoupled weight decay of matrices; norms and biases have none."""
+    lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1
+    """Linear warmup in optimizer steps; -1 = use lr_warmup_steps_ratio."""
+    lr_warmup_steps_ratio: Annotated[Ratio, ActiveWhen("lr_warmup_steps", -1, because="lr_warmup_steps is set")] = 0.0
+    """Linear warmup as a share of all optimizer steps."""
     warmup_style: Literal["constant", "cosine"] = "constant"
-    """The schedule after the warm-up."""
-    min_lr_ratio: Ratio = 0.0
-    """Where the cosine ends, as a share of lr."""
+    """Schedule after the warmup."""
+    min_lr_ratio: Annotated[Ratio, ActiveWhen("warmup_style", "cosine")] = 0.0
+    """Final learning rate of the cosine schedule, as a share of lr."""
 
 
 class Fsdp(Section):
-    fsdp_size: int = Field(default=-1, ge=-1)
-    """Ranks that share one copy of the model, e.g. the GPUs of a node; the others hold further copies and add up
-    gradients with it once an optimiser step (HSDP). Must divide the ranks; -1 = all share one copy."""
-    sync_each_micro_batch: bool = True
-    """Add up gradients over the ranks after every micro-batch; false = once an optimiser step: less traffic, but every
-    rank then holds the whole model's gradient in float32 (4 bytes a parameter)."""
-    optimizer_offload: bool = False
-    """Between updates (with main_sft but for its own step) the optimiser's state lies in host memory (GPU only; void on
-    a CPU)."""
-    offload_policy: bool = False
-    """FSDP2's CPU offload, for what does not fit: parameters, gradients and the optimiser's step stay in host memory
-    and on the CPU; slow (GPU only; void on a CPU)."""
+    fsdp_size: Annotated[int, Field(ge=-1), ROUNDING] = -1
+    """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
+    gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
+    sync_each_micro_batch: Annotated[bool, SHARDED] = True
+    """Reduce gradients after every micro-batch; false = once per optimizer step: less traffic, but each rank then holds
+    a full float32 gradient (4 bytes per parameter)."""
+    optimizer_offload: Annotated[bool, NEEDS_GPU, NO_OFFLOAD_POLICY] = False
+    """Keep the optimizer state in host memory between updates (GPU only)."""
+    offload_policy: Annotated[bool, NEEDS_GPU] = False
+    """FSDP2's CPU offload: parameters, gradients and optimizer step stay on the CPU; slow (GPU only)."""
 
 
 class RoleFsdp(Fsdp):
-    param_offload: bool = False
-    """Between this role's phases its parameters lie in host memory (GPU only; void on a CPU)."""
+    param_offload: Annotated[bool, NEEDS_GPU, NO_OFFLOAD_POLICY] = False
+    """Keep parameters in host memory while the role is idle (GPU only)."""
 
 
 class FrozenFsdp(Section):
-    param_offload: bool = False
-    """Between this model's phases its parameters lie in host memory (GPU only; void on a CPU)."""
-    offload_policy: bool = False
-    """FSDP2's CPU offload: parameters stay in host memory and come layer by layer; slow (GPU only; void on a CPU)."""
+    param_offload: Annotated[bool, NEEDS_GPU, NO_OFFLOAD_POLICY] = False
+    """Keep parameters in host memory while the role is idle (GPU only)."""
+    offload_policy: Annotated[bool, NEEDS_GPU] = False
+    """FSDP2's CPU offload: parameters stay in host memory and are loaded layer by layer; slow (GPU only)."""

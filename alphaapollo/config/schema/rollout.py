@@ -1,78 +1,128 @@
-"""`actor_rollout_ref.rollout`: the engines and how they sample."""
+"""`actor_rollout_ref.rollout`: the inference engines and their sampling."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Ratio, Scalar, Section
+from alphaapollo.config.schema.base import (
+    CPU_ONLY,
+    NEEDS_GPU,
+    OTHER_VALIDATION,
+    ROUNDING,
+    THREADS,
+    ActiveWhen,
+    PositiveRatio,
+    Scalar,
+    Section,
+    TopK,
+)
 from alphaapollo.config.schema.model import LoraForm
+
+LARGEST_LORA_RANK = 512  # that vLLM serves
 
 
 class ValSampling(Section):
     n: PositiveInt = 1
-    """Samples a validation prompt."""
+    """Samples per validation prompt."""
     temperature: NonNegativeFloat = 1.0
-    """Temperature of the sampled validation."""
-    top_p: Ratio = 1.0
-    """Nucleus of the sampled validation."""
-    top_k: int = -1
-    """Top-k of the sampled validation; -1 = all."""
+    """Temperature of validation; 0 = greedy."""
+    top_p: PositiveRatio = 1.0
+    """Nucleus sampling of validation."""
+    top_k: TopK = -1
+    """Top-k sampling of validation; -1 = all tokens."""
     greedy: bool = False
     """Also validate once greedily: val/accuracy_greedy."""
+
+    def warnings(self) -> Iterator[str]:
+        if self.temperature == 0 and self.n > 1:
+            yield f"n={self.n} at temperature 0: all samples will be equal."
 
 
 class EngineKwargs(Section):
     vllm: dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]] = {}
-    """Further arguments of vLLM's engine (its EngineArgs) by name, e.g. {max_cudagraph_capture_size: 64}."""
+    """Further arguments of vLLM's engine (EngineArgs) by name, e.g. {max_cudagraph_capture_size: 64}."""
 
 
 class Rollout(Section):
-    name: Literal["vllm", "hf", "fake"] = "vllm"
-    """The engine: vllm is the real one, hf the slow twin for comparison, fake the twin for tests of the loop."""
+    name: Annotated[Literal["vllm", "hf", "fake"], ROUNDING] = "vllm"
+    """Engine: vllm; hf = slow reference implementation with transformers; fake = mock for tests of the loop."""
     n: PositiveInt = 1
-    """Group size, when env.rollout.n is not set."""
+    """Group size, if env.rollout.n is not set."""
     temperature: PositiveFloat = 1.0
-    """Temperature of training rollouts; the trainer's log-probs use the same."""
-    top_p: Ratio = 1.0
-    """Nucleus; below 1 the trained distribution is not the sampled one."""
-    top_k: int = -1
-    """Top-k; -1 = all."""
-    tensor_model_parallel_size: PositiveInt = 1
-    """GPUs (or processes, on a CPU) of one engine."""
-    num_engines: PositiveInt | None = None
-    """Engine replicas; null = training ranks / tensor_model_parallel_size on GPUs, data_parallel_size on a CPU."""
+    """Sampling temperature of training rollouts; the trainer's log-probs use the same."""
+    top_p: PositiveRatio = 1.0
+    """Nucleus sampling."""
+    top_k: TopK = -1
+    """Top-k sampling; -1 = all tokens."""
+    tensor_model_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
+    """GPUs (on a CPU: processes) per engine."""
+    num_engines: Annotated[PositiveInt | None, ROUNDING] = None
+    """Number of engines; null = training ranks / tensor_model_parallel_size on GPUs, data_parallel_size on a CPU."""
     data_parallel_size: PositiveInt = 1
     """Replicas that verl serves as one engine. Here each is an engine of its own, so it must divide their number."""
-    colocate: bool = True
-    """Engines share the training GPUs (sleep while training); false = they get GPUs of their own."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    colocate: Annotated[bool, NEEDS_GPU] = True
+    """Engines share the training GPUs; false = they get their own GPUs."""
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
     """Arithmetic of the engine; auto = the trainer's."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of a GPU's memory that the engine may take."""
-    kv_cache_gib: PositiveFloat = 0.5
-    """Memory of the engine's KV cache in GiB (CPU only)."""
-    cpu_threads: PositiveInt | None = None
-    """Threads of each process of an engine (CPU only); null = its share of a node's cores, as the trainer waits while
-    it works, and where a run goes on the count that it began with."""
-    max_num_seqs: PositiveInt = 256
-    """Sequences the engine decodes at a time."""
-    max_num_batched_tokens: PositiveInt = 8192
-    """Tokens of one engine step at most."""
-    block_size: PositiveInt = 32
-    """Tokens a KV block: the grain of prefix caching (CPU only)."""
-    enforce_eager: bool | None = None
-    """Run the engine without compilation and CUDA graphs; null = on a CPU, not on a GPU, where graphs make small models
-    decode faster and cost a longer start and some memory."""
+    gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.5
+    """Share of a GPU's memory that an engine may use."""
+    kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5
+    """KV cache of an engine, in GiB (CPU only)."""
+    cpu_threads: Annotated[PositiveInt | None, CPU_ONLY, ActiveWhen("name", "vllm"), THREADS] = None
+    """Threads per engine process (CPU only); null = an equal share of the node's cores. A resumed run keeps its number
+    of threads."""
+    max_num_seqs: Annotated[PositiveInt, ROUNDING] = 256
+    """Sequences that an engine decodes at a time."""
+    max_num_batched_tokens: Annotated[PositiveInt, ROUNDING] = 8192
+    """Maximum tokens per engine step."""
+    block_size: Annotated[PositiveInt, CPU_ONLY, ROUNDING] = 32
+    """Tokens per KV cache block (CPU only)."""
+    enforce_eager: Annotated[bool | None, ROUNDING] = None
+    """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
     lora: LoraForm = "merged"
-    """What an engine gets of a policy with LoRA: whole weights, or the adapters, which vLLM then serves."""
-    enable_prefix_caching: bool = True
+    """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which vLLM serves."""
+    enable_prefix_caching: Annotated[bool, ROUNDING] = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
     router_replay: bool = False
-    """Of a mixture of experts: the engine returns the experts that its routers chose for each token, and the policy's
-    and the reference's log-probs, and the update, are computed with them (R3, arXiv 2510.11370; docs/moe.md)."""
-    free_cache_engine: bool = True
-    """Put the engine to sleep while training (colocated GPUs only)."""
-    val_kwargs: ValSampling = ValSampling()
-    engine_kwargs: EngineKwargs = EngineKwargs()
+    """Mixture of experts: log-probs and update use the experts that the engine's routers chose (R3, arXiv 2510.11370;
+    docs/moe.md)."""
+    free_cache_engine: Annotated[bool, ActiveWhen("@device", "cuda", because=NEEDS_GPU.because, quiet=False)] = True
+    """Put engines to sleep while training (only engines that share the training GPUs)."""
+    val_kwargs: Annotated[ValSampling, OTHER_VALIDATION] = ValSampling()
+    engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm"), ROUNDING] = EngineKwargs()
+
+    def problems(self) -> Iterator[str]:
+        parallel = self.tensor_model_parallel_size
+        if parallel > 1 and self.name != "vllm":
+            yield f"tensor_model_parallel_size={parallel} needs name=vllm, got name={self.name}. Set one of them."
+        if self.num_engines is not None and self.num_engines % self.data_parallel_size:
+            yield (
+                f"data_parallel_size={self.data_parallel_size} does not divide num_engines={self.num_engines}. Set "
+                "num_engines only."
+            )
+        if self.lora == "adapter" and self.name != "vllm":
+            yield f"lora=adapter needs name=vllm, got name={self.name}. Set lora=merged."
+        elif self.lora == "adapter" and parallel > 1:
+            yield (
+                f"lora=adapter does not work with tensor_model_parallel_size={parallel}: the weight sync cannot verify "
+                "sharded adapters. Set lora=merged."
+            )
+        if not self.router_replay:
+            return
+        if self.name != "vllm":
+            yield f"router_replay=true needs name=vllm, got name={self.name}. Set router_replay=false."
+        elif not self.enable_prefix_caching:
+            yield "router_replay=true needs vLLM's prefix cache, which stores the experts. Set enable_prefix_caching=true."
+        elif self.lora == "adapter":
+            yield "router_replay=true with lora=adapter is not supported. Set lora=merged."
+
+    def warnings(self) -> Iterator[str]:
+        for key, value, is_cut in (("top_p", self.top_p, self.top_p < 1), ("top_k", self.top_k, self.top_k > 0)):
+            if is_cut:
+                yield (
+                    f"{key}={value} biases the gradients: training samples come from a truncated distribution, but "
+                    "log-probs, ratios and KL are of the full one. Use it for validation only (val_kwargs)."
+                )

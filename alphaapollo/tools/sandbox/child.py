@@ -1,10 +1,10 @@
-"""The sandboxed process, from its fork to its first snippet: the layers in the order in which they must come.
+"""Child process of the zygote: applies the layers in the only order that works, then runs snippets.
 
-    session of its own -> descriptors -> limits -> unprivileged user -> die with the parent -> no new privileges
+    new session -> descriptors -> resource limits -> unprivileged user -> die with the parent -> no new privileges
     -> Landlock -> seccomp
 
-Then it takes snippets from its control socket (descriptor 3), one message each with the code in a memory file, and
-answers each with READY or DONE. It ends after the first one, unless it serves a session.
+Snippets arrive on the control socket (descriptor 3), one message each with the code in a memory file. The child sends READY
+before the first and, in a session, DONE with the exit code after each. Without a session it exits after the first.
 """
 
 from __future__ import annotations
@@ -19,17 +19,8 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from alphaapollo.tools.sandbox import landlock, rlimits, seccomp
+from alphaapollo.tools.sandbox import landlock, linux, seccomp
 from alphaapollo.tools.sandbox.execute import EXIT_ERROR, execute, finish, flush, new_namespace
-from alphaapollo.tools.sandbox.linux import (
-    CAP_DAC_READ_SEARCH,
-    PR_SET_DUMPABLE,
-    PR_SET_KEEPCAPS,
-    PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG,
-    prctl,
-    set_capabilities,
-)
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 NOBODY = 65534
@@ -40,35 +31,33 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What a child is to be, sent by the supervisor with its descriptors (control, stdin, stdout, stderr)."""
+class ChildSpec:
+    """Settings of a child, sent by the supervisor with the descriptors for control, stdin, stdout and stderr."""
 
     id: int
-    setuid: bool
-    landlock: bool
-    seccomp: bool
+    layers: list[str]  # of types.LAYERS
     memory_mb: int
     cpu_seconds: int
-    session: bool
+    is_session: bool
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What the zygote has ready for all children: rights on open folders, how much address space it has itself."""
+class ForkContext:
+    """What the zygote prepares once for all children."""
 
-    landlock_version: int
-    rules: list[tuple[int, int]]  # (O_PATH descriptor, rights)
+    pid: int  # of the zygote
+    address_space: int  # bytes that the zygote has mapped
     library: str  # folder of the standard library
-    address_space: int
-    pid: int
+    landlock_version: int
+    rules: list[tuple[int, int]]  # (O_PATH descriptor, Landlock rights)
 
 
-def run(launch: Launch, ground: Ground, folder: str, descriptors: list[int]) -> None:
-    """Never returns. Called in the freshly forked process."""
+def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
+    """Run the freshly forked process. Does not return."""
     code = SETUP_FAILED
     try:
-        _restrict(launch, ground, folder, descriptors)
-        code = _serve(launch)
+        _restrict(spec, context, folder, descriptors)
+        code = _serve(spec)
         finish()
     except BaseException as error:  # noqa: BLE001  the frames above belong to the zygote
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -80,36 +69,36 @@ def run(launch: Launch, ground: Ground, folder: str, descriptors: list[int]) -> 
             os._exit(code)
 
 
-def _restrict(launch: Launch, ground: Ground, folder: str, descriptors: list[int]) -> None:
+def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
     os.setsid()
-    signal.set_wakeup_fd(-1)  # the zygote's, which is closed here
+    signal.set_wakeup_fd(-1)  # the zygote's, which is closed below
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
     own = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    rules = [*ground.rules, (own, landlock.READ_WRITE)]
-    ruleset = landlock.build(rules, ground.landlock_version) if launch.landlock else own
-    _place([*descriptors, ruleset])
-    rlimits.apply(ground.address_space, launch.memory_mb, launch.cpu_seconds)
-    if launch.setuid:
-        _become_nobody(ground.library)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
-    if os.getppid() != ground.pid:
+    rules = [*context.rules, (own, landlock.READ_WRITE)]
+    has_landlock = "landlock" in spec.layers
+    _place([*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else own])
+    linux.set_limits(context.address_space, spec.memory_mb, spec.cpu_seconds)
+    if "setuid" in spec.layers:
+        _become_nobody(context.library)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    if os.getppid() != context.pid:
         os._exit(SETUP_FAILED)
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_SET_DUMPABLE, 0)
-    _reseed()
-    if launch.landlock:
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    _seed_generators()
+    if has_landlock:
         landlock.restrict(RULESET)
     else:
         os.close(RULESET)
-    if launch.seccomp:
-        seccomp.restrict(launch.landlock, os.getpid())
+    if "seccomp" in spec.layers:
+        seccomp.restrict(has_landlock, os.getpid())
 
 
 def _place(descriptors: list[int]) -> None:
-    """Control, stdin, stdout, stderr and the ruleset where they belong; everything else closed."""
+    """Move control, stdin, stdout, stderr and the ruleset to their numbers; close everything else."""
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in descriptors]
     for source, target in zip(aside, (CONTROL, 0, 1, 2, RULESET), strict=True):
         os.dup2(source, target)
@@ -117,23 +106,27 @@ def _place(descriptors: list[int]) -> None:
 
 
 def _become_nobody(library: str) -> None:
-    """Drop root. Where the standard library lies in a folder that only root may enter, keep the one capability that
-    reads everywhere: what may be read is Landlock's business (without it, nothing may be opened at all)."""
-    prctl(PR_SET_KEEPCAPS, 1)
+    """Drop root.
+
+    If only root may enter the folder of the standard library, keep the one capability that reads all files: Landlock
+    decides what may be read, and without Landlock nothing can be opened.
+    """
+    linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    set_capabilities(0 if os.access(library, os.R_OK) else 1 << CAP_DAC_READ_SEARCH)
+    linux.set_capabilities(0 if os.access(library, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
 
 
-def _reseed() -> None:
-    """The same draws in each run, so that a rollout can be repeated."""
+def _seed_generators() -> None:
+    """Make random draws reproducible."""
     random.seed(SEED)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
 
 
-def _serve(launch: Launch) -> int:
+def _serve(spec: ChildSpec) -> int:
+    """Run snippets until the control socket closes; the exit code of the last one."""
     with socket.socket(fileno=CONTROL) as control:
         control.send(READY)
         namespace = new_namespace()
@@ -144,7 +137,7 @@ def _serve(launch: Launch) -> int:
             with open(descriptors[0], "rb") as file:
                 source = file.read()
             code = execute(source, namespace, json.loads(message)["echo"])
-            if not launch.session:
+            if not spec.is_session:
                 return code
             flush()
             control.send(DONE + bytes([code]))

@@ -1,44 +1,75 @@
-"""The few system calls that Python does not wrap, through libc. Nothing is done at import."""
+"""System calls that Python does not wrap, and resource limits."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import resource
+from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 4, 8, 38
-SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}  # all others that are used here have one number everywhere
+SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}  # the other calls used here have one number on all architectures
 CAP_DAC_READ_SEARCH = 2
 _CAPABILITY_VERSION_3 = 0x20080522
+MEBIBYTE = 1 << 20
+FILE_BYTES = 32 * MEBIBYTE
+OPEN_FILES = 128
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """`x86_64`, `aarch64`, or another name, for which there is no seccomp filter here."""
+    """`x86_64`, `aarch64`, or another name, for which there is no seccomp filter."""
     return platform.machine() if platform.system() == "Linux" else ""
 
 
-def syscall(number: int, *arguments: object) -> int:
-    """One raw system call (OSError where the kernel refuses)."""
-    result = _libc.syscall(ctypes.c_long(number), *arguments)
+def _checked(result: int) -> int:
     if result < 0:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno))
     return result
 
 
+def syscall(number: int, *arguments: object) -> int:
+    """Make one raw system call (OSError if the kernel refuses)."""
+    return _checked(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
 def prctl(option: int, value: int) -> None:
     zero = ctypes.c_ulong(0)
-    if _libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero) < 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, os.strerror(errno))
+    _checked(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
 
 
 def set_capabilities(mask: int) -> None:
-    """Keep these capabilities (bits) and no other."""
+    """Keep only these capabilities, given as bits."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    if _libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)) < 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, os.strerror(errno))
+    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
+
+
+def address_space() -> int:
+    """Bytes of address space that this process has mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def set_limits(base_bytes: int, memory_mb: int, cpu_seconds: int) -> None:
+    """Limit memory, CPU time, file size and open files; forbid core dumps.
+
+    `memory_mb` is added to `base_bytes`, the address space that the interpreter has mapped already.
+    RLIMIT_NPROC is not used: it does not apply to root and counts all processes of a user. The seccomp filter allows no
+    new process, and the zygote counts threads.
+    """
+    for kind, value in {
+        resource.RLIMIT_AS: base_bytes + memory_mb * MEBIBYTE,
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        # One second between SIGXCPU, which identifies the reason, and SIGKILL.
+        resource.setrlimit(kind, (value, value + 1 if kind == resource.RLIMIT_CPU and hard != value else value))

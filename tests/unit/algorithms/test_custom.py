@@ -8,7 +8,7 @@ import torch
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.user_module import load_user_module
+from alphaapollo.utils.user_module import load_user_module
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms" / "custom.md"
 

@@ -16,7 +16,7 @@ from alphaapollo.algorithms.try_user_functions import (
     try_policy_loss,
 )
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.user_module import load_user_module
+from alphaapollo.utils.user_module import load_user_module
 
 ESTIMATOR = """
 import torch

@@ -14,10 +14,10 @@ from alphaapollo.environments.base import get_registered
 from alphaapollo.evolving.asker import Said
 from alphaapollo.evolving.roles import Report, Verifier, make_role
 from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.protocol import worker_environment
+from alphaapollo.rewards.grader_processes.protocol import worker_environment
 from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt
-from alphaapollo.user_module import load_user_module
+from alphaapollo.utils.user_module import load_user_module
 
 BONUS = 0.5
 

@@ -7,7 +7,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_counts import Machine, make_placement
-from alphaapollo.trainer.plan import make_plan
+from alphaapollo.trainer.setup.plan import make_plan
 
 CORRECTED = "algorithm.rollout_correction.method=tis"
 CARRY, SEPARATE = "trainer.async_mode=carry", "trainer.async_mode=separate"

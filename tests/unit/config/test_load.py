@@ -17,7 +17,7 @@ from alphaapollo.config.load import (
     shipped_configs,
 )
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.startup.resume import read_saved
+from alphaapollo.launch.resume import read_saved
 
 SHIPPED = shipped_configs()
 

@@ -24,7 +24,7 @@ from ray.exceptions import (
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_ranks import RayRanks
-from alphaapollo.pulse import PULSE
+from alphaapollo.utils.heartbeat import PULSE
 
 
 class OutOfMemoryError(RuntimeError):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller import ray_crew
-from alphaapollo.pulse import read_process
-from alphaapollo.watchdog import RUN
+from alphaapollo.utils.heartbeat import read_process
+from alphaapollo.utils.watchdog import RUN
 
 Process = subprocess.Popen[bytes]
 

@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.controller.tuning_crew import ThreadRanks, TunedGroup
-from alphaapollo.rollout.engine import EngineDied
+from alphaapollo.engines.protocol import EngineDied
 
 
 class Worker:

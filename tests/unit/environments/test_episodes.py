@@ -7,8 +7,8 @@ import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.grid_world import shortest_paths
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 from examples.quickstart.make_task import make_tokenizer

@@ -8,11 +8,11 @@ import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, InformalMath, Model, Reward, Rollout
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import NATIVE
 from alphaapollo.rollout.call_reader import make_call_reader
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool, tool

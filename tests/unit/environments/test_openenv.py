@@ -13,12 +13,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from alphaapollo.clock import Clock
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
-from alphaapollo.startup.try_environment import try_resets
+from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.time_limit import Clock
 from tests.unit import virtual_time
 from tests.unit.environments.playing import check_results, make, play, random_agent
 

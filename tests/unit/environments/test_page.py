@@ -11,16 +11,16 @@ import yaml
 from alphaapollo.config.keys import accepted_keys, sections
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config, Env
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments import base
 from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import MemoryType
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.tools.function_tool import function_tool
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Score, Trajectory
-from alphaapollo.user_module import load_user_module
+from alphaapollo.utils.user_module import load_user_module
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 if not PAGE.exists():

@@ -11,7 +11,7 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.reasoning_gym import task_names
 from alphaapollo.rewards.base import to_score
-from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.reasoning_gym.make_curriculum import rows
 from tests.unit.environments.playing import WORDS, make, play

@@ -16,11 +16,11 @@ from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller.ranks import Stalled
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.trainer.main_generation import main
-from alphaapollo.watchdog import RUN
+from alphaapollo.utils.watchdog import RUN
 from tests.unit import tiny
 
 REWARD = '''
@@ -274,7 +274,7 @@ def test_beginning_anew_keeps_the_old_run(command: Command) -> None:
 
 
 def test_the_draws_are_those_of_a_validation_and_greedy_has_none(command: Command, played: list[int]) -> None:
-    from alphaapollo.seeds import derive_seed
+    from alphaapollo.utils.seeds import derive_seed
 
     printed = command.run("rollout.temperature=0", "trainer.seed=7")
     assert set(played) == {

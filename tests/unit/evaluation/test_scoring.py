@@ -12,8 +12,8 @@ import pytest
 from alphaapollo.config.load import convert, save_config
 from alphaapollo.config.schema import EvalConfig, GenerationConfig
 from alphaapollo.evaluation.scoring import read_problems
+from alphaapollo.launch.resume import read_saved
 from alphaapollo.observability.rollout_log import trajectory_lines
-from alphaapollo.startup.resume import read_saved
 from alphaapollo.trainer.main_eval import main
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 

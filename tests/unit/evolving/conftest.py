@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.evolving import run as evolving_run
-from alphaapollo.rewards.base import get_reward, to_score
+from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.registry import get_reward
 from alphaapollo.types import Prompt, Score, Turn
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
 

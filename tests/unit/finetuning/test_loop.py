@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import Stepped
 from alphaapollo.data.sources import Read
@@ -15,7 +14,8 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import TuningRun, added, train
 from alphaapollo.finetuning.prepare import make_stream
 from alphaapollo.finetuning.progress import Progress
-from alphaapollo.runs.background_save import BackgroundSave
+from alphaapollo.launch.background_checkpoint import BackgroundSave
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented
 
 

@@ -11,9 +11,9 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
+from alphaapollo.launch.input_checks import choose_kernels
 from alphaapollo.models import load
 from alphaapollo.models.fused import ARCHITECTURES
-from alphaapollo.startup.input_checks import choose_kernels
 from tests.unit.tiny import build_model, save_model
 
 KEY = "model.use_liger"

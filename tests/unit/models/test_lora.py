@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
+from alphaapollo.launch.input_checks import check_adapters
 from alphaapollo.models.lora import adapters_off, is_adapter, load_trained, lora_layers, plain_name
-from alphaapollo.startup.input_checks import check_adapters
 
 pytest.importorskip("peft")
 

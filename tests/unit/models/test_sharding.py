@@ -15,7 +15,7 @@ from torch import nn
 from alphaapollo.models import sharding
 from alphaapollo.models.export import full_parameters
 from alphaapollo.models.sharding import join_process_group, make_mesh, shard
-from alphaapollo.network import hold_port
+from alphaapollo.utils.network import hold_port
 from tests.unit.tiny import build_model, run_ranks
 
 

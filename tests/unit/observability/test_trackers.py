@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from alphaapollo.config.schema import Config, Trainer
 from alphaapollo.observability.trackers import JsonlTracker, TensorboardTracker, check_trackers, make_tracker
+
+
+def settings(*logger: str) -> dict:
+    return {"trainer": {"logger": logger, "project_name": "project", "experiment_name": "experiment"}}
 
 
 def steps(path: Path) -> list[int]:
@@ -78,7 +81,7 @@ def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.M
     with pytest.raises(
         ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or leave it out"
     ):
-        make_tracker(Config(trainer=Trainer(logger=["console", "wandb"])), tmp_path, 0)
+        make_tracker(settings("console", "wandb"), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     check_trackers(["console"])
 
@@ -115,7 +118,7 @@ def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = make_tracker(Config(trainer=Trainer(logger=["wandb"])), tmp_path, 0)
+    tracker = make_tracker(settings("wandb"), tmp_path, 0)
     tracker.log(1, {"reward/mean": 0.5})
     tracker.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

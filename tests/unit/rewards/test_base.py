@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from alphaapollo.rewards.base import check_data_sources, check_gradable, find_grader, get_reward, to_score
+from alphaapollo.rewards.base import to_score
+from alphaapollo.rewards.registry import check_data_sources, check_gradable, find_grader, get_reward
 from alphaapollo.types import Outcome, Prompt, Score
 
 

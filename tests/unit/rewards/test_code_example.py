@@ -7,8 +7,8 @@ import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.rewards.base import check_gradable, find_grader
-from alphaapollo.rewards.code import grade
+from alphaapollo.rewards.code.grader import grade
+from alphaapollo.rewards.registry import check_gradable, find_grader
 from alphaapollo.types import Outcome, Prompt
 from examples.code.make_task import problems, rl_rows
 from examples.code.task import LIKED, LISTS, PHRASES, RIGHT, TAKE, Problem, held_out, lesson

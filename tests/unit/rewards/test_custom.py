@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from alphaapollo.rewards.client import RewardClient
 from alphaapollo.rewards.custom import check_grading
-from alphaapollo.rewards.protocol import Grading
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.grader_processes.protocol import Grading
 from alphaapollo.types import Outcome, Prompt, Score
 
 pytestmark = pytest.mark.timeout(60)

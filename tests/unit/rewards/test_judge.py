@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from alphaapollo.config.schema import Judge, Reward
-from alphaapollo.rewards.base import check_gradable, check_judge
-from alphaapollo.rewards.client import RewardClient
+from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judge import make, question, read_verdict
+from alphaapollo.rewards.registry import check_gradable, check_judge
 from alphaapollo.types import Outcome, Prompt, Score
 
 pytest.importorskip("openai", reason="the judge's client is an optional package")

@@ -8,10 +8,11 @@ import yaml
 
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config
-from alphaapollo.rewards.base import GRADERS, to_score
+from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.components import COMPONENTS, check_components, combine
 from alphaapollo.rewards.custom import check_grading, load_reward_function
-from alphaapollo.rewards.protocol import Grading
+from alphaapollo.rewards.grader_processes.protocol import Grading
+from alphaapollo.rewards.registry import GRADERS
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
@@ -81,6 +82,6 @@ def test_magistrals_rewards_are_those_of_the_table():
 
 
 def test_the_number_of_languages_is_right():
-    from alphaapollo.rewards.language import LANGUAGES
+    from alphaapollo.rewards.language_consistency import LANGUAGES
 
     assert f"among {len(set(LANGUAGES.split()))} languages" in TEXT

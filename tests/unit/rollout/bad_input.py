@@ -11,10 +11,10 @@ from typing import Any
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.observability.rollout_log import trajectory_lines
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker
-from alphaapollo.trainer.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 
 BAD, FINE = "bad?", "fine?"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from alphaapollo.engines.fake import FakeEngine
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rollout.context import AppendContext
-from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.types import (
     EpisodeEnd,
     Message,

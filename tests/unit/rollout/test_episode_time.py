@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from alphaapollo.clock import queueing
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import StepResult
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeTask
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Sampling, Score, Trajectory
+from alphaapollo.utils.time_limit import queueing
 from tests.unit import virtual_time
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, answers, done, make_runner, play, show
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 
 from alphaapollo.config.schema import Env
+from alphaapollo.engines.fake import FakeEngine
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Services
 from alphaapollo.rollout.context import AppendContext
-from alphaapollo.rollout.engine import EngineError
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
-from alphaapollo.rollout.fake_engine import FakeEngine
 from alphaapollo.rollout.group import run_group
-from alphaapollo.seeds import derive_seed
 from alphaapollo.types import GroupRequest, Prompt, Sampling, Score, TrajectoryGroup
+from alphaapollo.utils.seeds import derive_seed
 
 PROMPT = Prompt(17, "exact", "hello")
 

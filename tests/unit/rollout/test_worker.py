@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import alphaapollo.rollout.worker as rollout_worker
-from alphaapollo.clock import Clock
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.rollout.fake_engine import FakeEngine
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker
 from alphaapollo.types import (
     EpisodeEnd,
@@ -23,6 +22,7 @@ from alphaapollo.types import (
     TrajectoryGroup,
     WeightReceipt,
 )
+from alphaapollo.utils.time_limit import Clock
 from examples.quickstart.make_task import make_tokenizer
 from tests.unit import virtual_time
 

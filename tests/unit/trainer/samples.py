@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.training_batch import Batch, build_batch
+from alphaapollo.trainer.step.training_batch import Batch, build_batch
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

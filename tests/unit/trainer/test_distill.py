@@ -18,11 +18,11 @@ from alphaapollo.controller.worker_counts import Machine
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.learn import learn
-from alphaapollo.trainer.plan import resolve_plan
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.roles import make_roles
 from alphaapollo.trainer.run_state import Learner
+from alphaapollo.trainer.setup.plan import resolve_plan
+from alphaapollo.trainer.setup.roles import make_roles
+from alphaapollo.trainer.step.learn import learn
 from tests.unit.tiny import save_model
 from tests.unit.trainer.samples import group, trajectory
 

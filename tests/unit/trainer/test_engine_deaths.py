@@ -13,7 +13,7 @@ import pytest
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed
-from alphaapollo.trainer.collect import play
+from alphaapollo.trainer.step.collect import play
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 REQUESTS = [GroupRequest(Prompt(index, "test", "text"), 2, Sampling(8), draw=100 + index) for index in range(6)]

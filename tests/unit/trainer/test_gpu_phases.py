@@ -14,11 +14,11 @@ import pytest
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.kl import make_kl_controller
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.lifecycle import begin
@@ -26,9 +26,9 @@ from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.saving import Saving
-from alphaapollo.trainer.trained_reward import TrainedReward
+from alphaapollo.trainer.step.trained_reward import TrainedReward
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.weights.publish import WeightPublisher
+from alphaapollo.weight_sync.publish import WeightPublisher
 from tests.unit.trainer.samples import group, trajectory
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.checkpoint_folder import CheckpointFolder
 from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop
-from alphaapollo.trainer.collect import Collected
-from alphaapollo.trainer.learn import Learned
 from alphaapollo.trainer.progress import Goal, Progress
 from alphaapollo.trainer.saving import Saving
+from alphaapollo.trainer.step.collect import Collected
+from alphaapollo.trainer.step.learn import Learned
 from tests.unit.metric_names import undocumented
 from tests.unit.trainer.samples import group, trajectory
 

@@ -16,10 +16,10 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop_async
-from alphaapollo.trainer.collect import next_draws
-from alphaapollo.trainer.in_flight import COUNTED, staleness_metrics
-from alphaapollo.trainer.learn import Learned
 from alphaapollo.trainer.progress import Goal, Progress
+from alphaapollo.trainer.step.collect import next_draws
+from alphaapollo.trainer.step.in_flight import COUNTED, staleness_metrics
+from alphaapollo.trainer.step.learn import Learned
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
 from tests.unit.metric_names import undocumented

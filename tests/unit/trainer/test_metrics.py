@@ -11,9 +11,9 @@ import pytest
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.batch_metrics import layout_metrics, speed_metrics
-from alphaapollo.trainer.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.metrics.batch_metrics import layout_metrics, speed_metrics
+from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import build, group, played, trajectory
 

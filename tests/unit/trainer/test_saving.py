@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.checkpoint_folder import CheckpointFolder
-from alphaapollo.runs import background_save
+from alphaapollo.launch import background_checkpoint
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.saving import Saving
 
@@ -180,7 +180,7 @@ def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
 def test_a_run_that_has_failed_says_what_became_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, told: str
 ) -> None:
-    monkeypatch.setattr(background_save, "PATIENCE", patience)
+    monkeypatch.setattr(background_checkpoint, "PATIENCE", patience)
 
     async def main() -> None:
         case = Case(tmp_path, policy)

@@ -19,7 +19,7 @@ from alphaapollo.data.packing import keep_rows
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.trainer.lifecycle import can_share_prompts
-from alphaapollo.trainer.plan import make_plan, skips_still_rows
+from alphaapollo.trainer.setup.plan import make_plan, skips_still_rows
 from alphaapollo.workers.sharing_check import SharingCheck
 from tests.unit.tiny import free_address
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker

@@ -15,10 +15,10 @@ from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
+from alphaapollo.launch.builders import teacher_model
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.train_state import StepFigures
-from alphaapollo.startup.builders import teacher_model
 from alphaapollo.types import Row
 from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker

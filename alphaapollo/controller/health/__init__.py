@@ -1,0 +1,1 @@
+"""Stall detection and process monitoring."""

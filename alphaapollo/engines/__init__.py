@@ -1,0 +1,1 @@
+"""Inference engines behind one protocol: vLLM, Hugging Face, and a fake engine for tests."""

@@ -1,0 +1,117 @@
+"""An engine without a model: deterministic, and instant or with a latency by arithmetic, for tests of what is around
+it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from alphaapollo.engines.protocol import InThisProcess
+from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+
+Script = Callable[[list[int], Sampling], list[int]]
+"""(context, sampling) -> the tokens to answer with, before the cut at max_tokens."""
+
+
+class FakeEngine(InThisProcess):
+    """Answers with tokens that are a function of (context, seed) alone; each is given log-prob `logprob`.
+
+    `script` says what to answer; the default draws `min_tokens` to `max_tokens` random tokens below `vocab_size` and
+    ends them with the first stop token.
+
+    Time: an answer holds one of `slots` (None: there is one for each) and takes `seconds_per_token` for each of its
+    tokens, whatever else runs. Prefill costs nothing. Paused, answers keep their slots, and no time passes for them.
+    """
+
+    holds_weights = False
+
+    def __init__(
+        self,
+        vocab_size: int,
+        min_tokens: int = 1,
+        max_tokens: int = 16,
+        script: Script | None = None,
+        logprob: float = -1.0,
+        seconds_per_token: float = 0.0,
+        slots: int | None = None,
+    ):
+        self._vocab_size = vocab_size
+        self._lengths = (min_tokens, max_tokens)
+        self._script = script or self._draw
+        self._logprob = logprob
+        self._seconds_per_token = seconds_per_token
+        self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(slots) if slots else nullcontext()
+        self._version = 0
+        self._gate: asyncio.Future[None] | None = None  # of those who wait for the pause's end
+        self._running: set[asyncio.Task[None]] = set()  # what a pause cuts short
+
+    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+        async with self._slots:
+            answer = self._script(token_ids, sampling)
+            kept = answer[: sampling.max_tokens]
+            earlier = await self._pass_time(len(kept))
+        stopped = len(kept) < sampling.max_tokens or kept[-1] in sampling.stop_token_ids
+        return Completion(
+            token_ids=kept,
+            logprobs=[self._logprob] * len(kept),
+            stop_reason=StopReason.STOP if stopped else StopReason.LENGTH,
+            weight_version=self._version,
+            earlier_versions=tuple(earlier),
+        )
+
+    async def _pass_time(self, num_tokens: int) -> list[tuple[int, int]]:
+        """Until so many tokens are sampled; (version, tokens) of those before the last pause that brought weights."""
+        loop, sampled = asyncio.get_running_loop(), 0.0  # a token that a pause cuts is not lost
+        earlier: list[tuple[int, int]] = []
+        while True:
+            await self._pass_gate()
+            if not self._seconds_per_token:
+                return []
+            version, since = self._version, loop.time()
+            nap = asyncio.ensure_future(asyncio.sleep((num_tokens - sampled) * self._seconds_per_token))
+            self._running.add(nap)
+            try:
+                await asyncio.wait((nap,))
+            finally:
+                nap.cancel()
+                self._running.discard(nap)
+            if not nap.cancelled():
+                return earlier
+            sampled = min(num_tokens, sampled + (loop.time() - since) / self._seconds_per_token)
+            await self._pass_gate()
+            before = sum(count for _, count in earlier)
+            if self._version != version and int(sampled) > before:
+                earlier.append((version, int(sampled) - before))
+
+    async def _pass_gate(self) -> None:
+        while self._gate:
+            await asyncio.shield(self._gate)
+
+    async def pause(self, keep_cache: bool = False) -> None:
+        if self._gate is None:
+            self._gate = asyncio.get_running_loop().create_future()
+        for nap in self._running:
+            nap.cancel()
+
+    async def resume(self) -> None:
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.set_result(None)
+
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
+        return [self._logprob] * (len(token_ids) - 1)
+
+    async def receive_weights(self, folder: str) -> None:
+        pass
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        self._version = version
+        return WeightReceipt(version, digest="")
+
+    def _draw(self, token_ids: list[int], sampling: Sampling) -> list[int]:
+        draws = random.Random(f"{sampling.seed}:{token_ids[-1]}:{len(token_ids)}")
+        length = draws.randint(*self._lengths)
+        ending = list(sampling.stop_token_ids[:1])
+        return [draws.randrange(self._vocab_size) for _ in range(length - len(ending))] + ending

@@ -1,0 +1,144 @@
+"""Hugging Face transformers as an engine: slow, plain, for comparison with vLLM.
+
+Requests that wait together are sampled together, left-padded, one token a step for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alphaapollo.algorithms.sampling import Draw, decode, next_logits
+from alphaapollo.engines.protocol import EngineError, InThisProcess
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.types import Completion, Sampling, WeightReceipt
+from alphaapollo.weight_sync.digest import format_digest, tensors_digest
+
+
+@dataclass
+class _Request(Draw):
+    answer: asyncio.Future[Completion] = field(kw_only=True)
+    earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
+
+    def note(self, version: int) -> None:
+        """What was sampled since the last note is this version's, and another may come."""
+        if count := len(self.sampled) - sum(count for _, count in self.earlier_versions):
+            self.earlier_versions.append((version, count))
+
+
+class HFEngine(InThisProcess):
+    """One model in this process, sampled in a thread. New weights come as a model of their own, and a cache lives for
+    the length of a batch: there is nothing to wake."""
+
+    holds_weights = True
+
+    def __init__(self, spec: EngineSpec):
+        self.spec = spec
+        self.version = 0
+        self._model: Any = None
+        self._waiting: list[_Request] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._paused = False
+
+    async def prepare(self) -> None:
+        await asyncio.to_thread(importlib.import_module, "transformers")
+
+    async def start(self) -> None:
+        self._model = await asyncio.to_thread(self._load)
+
+    def _load(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                self.spec.model_path,
+                dtype=getattr(torch, self.spec.dtype),
+                trust_remote_code=self.spec.trust_remote_code,
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(f"transformers cannot load {self.spec.model_path}: {error}") from error
+        return model.to(self.spec.device).eval()
+
+    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+        self.spec.check_fits(len(token_ids), sampling.max_tokens)
+        request = _Request(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._go_on()
+        return await request.answer
+
+    def _go_on(self) -> None:
+        if not self._paused and (self._serving is None or self._serving.done()):
+            self._serving = asyncio.ensure_future(self._serve())
+
+    async def _serve(self) -> None:
+        while self._waiting and not self._paused:
+            await asyncio.sleep(0)  # let the others of a burst arrive
+            size = self.spec.rollout.max_num_seqs
+            batch, self._waiting = self._waiting[:size], self._waiting[size:]
+            try:
+                await asyncio.to_thread(self._sample, batch)
+            except RuntimeError as error:
+                failure = EngineError(f"{self.spec.name}: {error}")
+                for request in batch:
+                    request.answer.set_exception(failure)
+                continue
+            for request in batch:
+                if request.done and not request.answer.cancelled():
+                    request.answer.set_result(request.completion(self.version, tuple(request.earlier_versions)))
+                request.note(self.version)
+            left = [request for request in batch if not (request.done or request.answer.cancelled())]
+            self._waiting = left + self._waiting
+
+    async def pause(self, keep_cache: bool = False) -> None:
+        self._paused = True  # seen after the token at hand
+        if self._serving is not None:
+            await asyncio.wait((self._serving,))
+
+    async def resume(self) -> None:
+        self._paused = False
+        if self._waiting:
+            self._go_on()
+
+    @torch.inference_mode()
+    def _sample(self, batch: list[_Request]) -> None:
+        decode(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
+
+    async def log_probs(self, token_ids: list[int]) -> list[float]:
+        return await asyncio.to_thread(self._log_probs, token_ids)
+
+    @torch.inference_mode()
+    def _log_probs(self, token_ids: list[int]) -> list[float]:
+        tokens = torch.tensor([token_ids], device=self._model.device)
+        logprobs = self._model(tokens).logits[0, :-1].float().log_softmax(dim=-1)
+        return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
+
+    async def receive_weights(self, folder: str) -> None:
+        await asyncio.to_thread(self._receive, Path(folder))
+
+    async def confirm_weights(self, version: int) -> WeightReceipt:
+        self.version = version
+        return WeightReceipt(version, format_digest(tensors_digest(self._model.parameters())))
+
+    def _receive(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        tensors: dict[str, torch.Tensor] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            tensors |= load_file(path)
+        dtype = getattr(torch, self.spec.dtype)
+        model = type(self._model).from_pretrained(None, config=self._model.config, state_dict=tensors, dtype=dtype)
+        self._model = model.to(self.spec.device).eval()
+
+    async def sleep(self) -> None:
+        if self.spec.shares_gpu:
+            self._model = self._model.to("meta")  # its shape is all that receiving needs
+            torch.cuda.empty_cache()
+
+    async def close(self) -> None:
+        self._model = None

@@ -1,0 +1,120 @@
+"""The few places where vLLM's inside must differ for us. Applied in the processes that run the model.
+
+note_packing          remember the digest of what each packed CPU layer computes with
+pack_experts_anew     so that reloaded expert weights are packed, too
+compute_two_rows      one row gets the same bits as among others
+untruncated_logprobs  log-probs after temperature, before top-p and top-k
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from alphaapollo.engines.vllm.interpreted import is_interpreted
+from alphaapollo.weight_sync.digest import tensors_digest
+from alphaapollo.weight_sync.vllm_digest import owned_parts
+
+PACKED_DIGEST = "alphaapollo_packed_digest"
+
+
+def apply_patches() -> None:
+    """Patch this process, once, before the model is built."""
+    from vllm.model_executor.layers import utils
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.ops import topk_topp_sampler
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    TopKTopPSampler.forward_native = untruncated_logprobs(TopKTopPSampler.forward_native)
+    if current_platform.is_cpu():
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+        process = UnquantizedFusedMoEMethod.process_weights_after_loading
+        UnquantizedFusedMoEMethod.process_weights_after_loading = pack_experts_anew(process)
+        utils.dispatch_cpu_unquantized_gemm = note_packing(utils.dispatch_cpu_unquantized_gemm)
+        TopKTopPSampler.forward_cpu = untruncated_logprobs(TopKTopPSampler.forward_cpu)
+        if is_interpreted():
+            from vllm.v1.worker.gpu.sample import sampler
+
+            sampler.apply_top_k_top_p = topk_topp_sampler.apply_top_k_top_p_pytorch
+    if not current_platform.is_cpu() or is_interpreted():
+        from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+        Sampler._sample_random = untruncated_logits(Sampler._sample_random)
+
+
+def note_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
+    """On a CPU a linear layer is packed for its kernel and its weight thrown away, so nobody can ask later what it
+    computes with: take the digest of the weight that is handed to the packing, beside that."""
+    digests = ThreadPoolExecutor(1)
+
+    @functools.wraps(dispatch)
+    def packing(layer: Any, remove_weight: bool) -> None:
+        matrix = not layer.weight.is_meta and layer.weight.ndim == 2
+        if matrix:
+            parts = list(owned_parts(layer, "weight", layer.weight))
+            setattr(layer, PACKED_DIGEST, digests.submit(tensors_digest, parts))
+        dispatch(layer, remove_weight)
+        if matrix:
+            layer.cpu_linear = compute_two_rows(layer.cpu_linear)
+
+    return packing
+
+
+def pack_experts_anew(process: Callable[..., None]) -> Callable[..., None]:
+    """On a CPU vLLM packs expert weights when it builds their kernel, which it does at the first load only; reloaded
+    ones would be read as if they were packed. So have the kernel built at each load."""
+
+    @functools.wraps(process)
+    def processing(self: Any, layer: Any) -> None:
+        self.moe_kernel = None
+        process(self, layer)
+
+    return processing
+
+
+def compute_two_rows(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """oneDNN multiplies a single float32 row with other bits than the same row among others. So that a sequence does
+    not depend on its company, a single row is computed twice."""
+
+    @functools.wraps(linear)
+    def at_least_two(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if x.ndim == 2 and x.shape[0] == 1:
+            return linear(x.expand(2, -1).contiguous(), weight, bias)[:1]
+        return linear(x, weight, bias)
+
+    return at_least_two
+
+
+def untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's first model runner: logits after temperature come in, sampled tokens and log-probs after top-p go out."""
+
+    @functools.wraps(forward)
+    def sample(self: Any, logits: torch.Tensor, generators: Any, k: Any, p: Any) -> Any:
+        if k is None and p is None:
+            return forward(self, logits, generators, k, p)
+        logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        sampled, _ = forward(self, logits, generators, k, p)
+        return sampled, logprobs
+
+    return sample
+
+
+def untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's second model runner: it takes log-probs of the logits that come back here."""
+
+    @functools.wraps(sample_random)
+    def sample(
+        self: Any, logits: torch.Tensor, mapping: Any, mapping_np: Any, pos: Any, top_k: Any, top_p: Any, fused: bool
+    ) -> Any:
+        if top_k is None and top_p is None:
+            return sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, fused)
+        untruncated = logits.clone()
+        sampled, _ = sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, fused)
+        return sampled, untruncated
+
+    return sample

@@ -1,0 +1,197 @@
+"""A run's folder on disk: a checkpoint is whole or not there, and a new run does not lose the old one.
+
+checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
+checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
+checkpoints/.removing_step_000010/  being removed
+checkpoints/aside_step_000040/      left behind by a start that went on from an earlier one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.utils.heartbeat import PULSE
+
+PROGRESS = "progress.json"
+"""Where the driver's own state stands in a checkpoint."""
+MANIFEST = "manifest.json"
+"""Size and digest of every other file of a checkpoint. Without it nothing is known of them, so nothing is trusted."""
+NAME = re.compile(r"step_(\d{6,})")  # a copy that a person has made has another one
+READERS = 4  # files at once
+
+
+def write_progress(folder: Path, fields: dict[str, Any]) -> None:
+    (folder / PROGRESS).write_text(json.dumps(fields, indent=1) + "\n")
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    """The fields that write_progress wrote. ValueError: the file has become something else."""
+    try:
+        fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+        if not isinstance(fields["step"], int):
+            raise TypeError("its step is no number")
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{folder / PROGRESS} cannot be read ({error}). Resume from another checkpoint.") from None
+    return fields
+
+
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, keep: int | None):
+        self.folder = folder
+        self.keep = keep
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write into; remains of an interrupted save go first."""
+        folder = self.folder / f".writing_step_{step:06d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def sweep(self) -> None:
+        """Remove what interrupted saves and removals have left."""
+        for pattern in (".writing_*", ".removing_*"):
+            for folder in self.folder.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def finish(self, folder: Path, spared: int | None = None) -> Path:
+        """Everything is written: note its digests, make it durable, give it its name, and drop the oldest ones, but
+        not that of iteration `spared`."""
+        seal(folder)
+        whole = self.folder / folder.name.removeprefix(".writing_")
+        _remove(whole)  # written before a resume from an older checkpoint
+        folder.rename(whole)
+        _sync(self.folder)
+        if self.keep is not None:
+            for old in self.whole()[: -self.keep]:
+                if spared is None or old != self.path(spared):
+                    _remove(old)
+        return whole
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint after iteration `step` is, or would be."""
+        return self.folder / f"step_{step:06d}"
+
+    def steps(self) -> list[int]:
+        """The iterations after which there is a whole checkpoint."""
+        return [step_of(path) for path in self.whole()]
+
+    def set_aside(self, after: int) -> None:
+        """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`, and
+        `aside_step_000040.1` where there is one already."""
+        for path in self.whole():
+            if step_of(path) > after:
+                aside = path.with_name(f"aside_{path.name}")
+                path.rename(_free(aside) if aside.exists() else aside)
+
+    def whole(self) -> list[Path]:
+        """The checkpoints that were written whole, which is what the name says, oldest first; `damage` says what has
+        become of one since."""
+        return sorted(
+            (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=step_of
+        )
+
+
+def step_of(checkpoint: Path) -> int:
+    """The iteration after which it was written, by its name."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def seal(folder: Path) -> None:
+    """Everything in the folder is written: note its digests, and make it durable."""
+    names = _files(folder)
+    with ThreadPoolExecutor(READERS) as pool:
+        written = dict(zip(names, pool.map(lambda name: _read_file(folder / name), names), strict=True))
+    (folder / MANIFEST).write_text(json.dumps(written, indent=1) + "\n")
+    for file in [*sorted(folder.rglob("*")), folder]:
+        _sync(file)
+        PULSE.beat()
+
+
+def damage(checkpoint: Path) -> list[str]:
+    """A line for each file of a whole checkpoint that is not what was written."""
+    try:
+        noted = json.loads((checkpoint / MANIFEST).read_text())
+        written = {str(name): (int(size), str(digest)) for name, (size, digest) in noted.items()}
+    except FileNotFoundError:
+        return [f"{MANIFEST} is missing"]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return [f"{MANIFEST} cannot be read"]
+    if not written:
+        return [f"{MANIFEST} names no file"]
+
+    def problem_of(name: str) -> str:
+        try:
+            found = _read_file(checkpoint / name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        size, digest = written[name]
+        if found[0] != size:
+            return f"{name} has {found[0]} bytes of {size}"
+        return "" if found[1] == digest else f"{name} has other bytes"
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return [problem for problem in pool.map(problem_of, written) if problem]
+
+
+def misnamed(checkpoint: Path) -> list[str]:
+    """A line where a sound checkpoint has the name of another iteration: a person has renamed or copied it."""
+    step = read_progress(checkpoint)["step"]
+    wrong = NAME.fullmatch(checkpoint.name) and step_of(checkpoint) != step
+    return [f"it is of iteration {step}"] if wrong else []
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+def _read_file(path: Path) -> tuple[int, str]:
+    """(bytes, sha256)"""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        PULSE.beat()
+        return file.tell(), digest
+
+
+def _remove(folder: Path) -> None:
+    """Its name goes first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    if folder.exists():
+        removing = folder.with_name(f".removing_{folder.name}")
+        shutil.rmtree(removing, ignore_errors=True)
+        folder.rename(removing)
+        shutil.rmtree(removing)
+
+
+def move_aside(folder: Path) -> Path | None:
+    """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""
+    if not folder.exists():
+        return None
+    aside = _free(folder)
+    folder.rename(aside)
+    return aside
+
+
+def _free(path: Path) -> Path:
+    """`<path>.1`, or `.2`, ... where that is taken."""
+    number = 1
+    while (free := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return free
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,285 @@
+"""What a command that plays prompts or grades texts finds, reads and checks before it starts anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from alphaapollo.config.notices import void_lines
+from alphaapollo.config.resolve import resolve_controller
+from alphaapollo.config.schema import (
+    Config,
+    CustomRewardFunction,
+    Data,
+    Env,
+    GenerationConfig,
+    GenerationData,
+    GenerationTrainer,
+    Model,
+    Reward,
+    Rollout,
+    SftConfig,
+    Trainer,
+    Training,
+    TuningConfig,
+    TuningTrainer,
+)
+from alphaapollo.controller.nodes import Wanted
+from alphaapollo.controller.worker_counts import Machine, detect_machine
+from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
+from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.environments import check_environment
+from alphaapollo.environments.base import Registered
+from alphaapollo.environments.run_tools import open_toolbox
+from alphaapollo.launch.try_environment import try_reward
+from alphaapollo.launch.try_template import in_time, try_template
+from alphaapollo.rewards.components import check_components
+from alphaapollo.rewards.custom import check_grading
+from alphaapollo.rewards.grader_processes.protocol import Grading
+from alphaapollo.rewards.registry import check_gradable, check_judge, is_judged
+from alphaapollo.rollout.call_reader import check_call_reader
+from alphaapollo.types import Prompt, Score
+from alphaapollo.utils.user_module import load_user_module
+
+
+def find_machine(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Machine:
+    """What there is to run on: this machine, or the cluster that RAY_ADDRESS names, which is joined."""
+    if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
+        from alphaapollo.controller.ray_crew import connect
+
+        return connect(Wanted(trainer.nnodes, trainer.n_gpus_per_node, trainer.device, trainer.start_timeout))
+    return detect_machine()
+
+
+def missing_cluster(trainer: Training) -> str:
+    """Why there are fewer nodes than asked for; empty where a cluster is joined, or one node is enough."""
+    if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
+        return ""
+    return (
+        f"trainer.nnodes={trainer.nnodes}: without RAY_ADDRESS there is this machine alone. Start Ray on every node "
+        "and set RAY_ADDRESS (docs/scaling.md), or set trainer.nnodes=1."
+    )
+
+
+def local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
+    """key -> path of what workers read and what lies here: every node must have it. Data are the driver's alone."""
+    found: dict[str, str] = {}
+
+    def visit(key: str, value: object) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                visit(f"{key}.{name}".lstrip("."), inner)
+        elif isinstance(value, list):
+            for inner in value:
+                visit(key, inner)
+        elif isinstance(value, str) and ("/" in value or value.endswith(".py")) and Path(value).exists():
+            found[key] = value
+
+    visit("", config.model_dump(exclude={"data", "trainer"}))
+    return found
+
+
+def find_environment(env: Env) -> Registered:
+    """The environment, the user's own among them. ValueError: an unknown one, or settings with which it cannot work."""
+    if env.custom_module:
+        load_user_module(env.custom_module, "env.custom_module")
+    return check_environment(env)
+
+
+def environment_notices(config: Config | GenerationConfig | SftConfig, environment: Registered) -> list[str]:
+    """One line for each key of rewards or tools that this environment does not use."""
+    env, void = config.env, []
+    if not environment.graded and not environment.own_prompts:
+        keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
+        if not (isinstance(config, Config) and config.reward_model.enable):  # whose score may be required
+            keys.append("reward.required")
+        void += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
+    if environment.tools is None or not (environment.tools(env) or env.mcp_servers):
+        limits = [f"env.tool_limits.{name}" for name in type(env.tool_limits).model_fields]
+        void += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
+    elif env.max_steps == 1:
+        tools = ", ".join([*environment.tools(env), *env.mcp_servers])
+        return [*void_lines(config, void), f"env.max_steps=1 ends an episode before the model sees what {tools} says."]
+    return void_lines(config, void)
+
+
+def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:
+    """The tokenizer, as the rollout workers will use it; they open the same tools.
+
+    ValueError: no tokenizer; tools, an index or a server that are not there; a chat template or a parser with which
+    env.action_format cannot work.
+    """
+    from alphaapollo.models.weight_files import check_vocabulary  # brings torch
+
+    path = model.tokenizer_path or model.path
+    tokenizer = load_tokenizer(path, model.trust_remote_code)
+    check_vocabulary(model, tokenizer, "model.path")
+    schemas = asyncio.run(_tools_offered(env))
+    if env.action_format == "tags":
+        renderer = Renderer(tokenizer, template_arguments)
+        _check_history(env, renderer)
+        return renderer
+    if not schemas:
+        raise ValueError(
+            "env.action_format=chat_template: there are no tools to call. Name some in env.tools or env.mcp_servers, "
+            "or set env.action_format=tags."
+        )
+    renderer = ToolRenderer(tokenizer, schemas, template_arguments)
+    renderer.check(append=env.context == "append")
+    _check_history(env, renderer)
+    check_call_reader(env, path, model.trust_remote_code, schemas, template_arguments)
+    return renderer
+
+
+async def _tools_offered(env: Env) -> list[dict[str, Any]]:
+    tools = await open_toolbox(env)
+    if tools is None:
+        return []
+    await tools.close()
+    return tools.schemas()
+
+
+def _check_history(env: Env, renderer: Renderer) -> None:
+    """ValueError: several turns in one growing sequence, with a chat template that rewrites the earlier ones."""
+    if env.max_steps == 1 or env.context != "append" or not renderer.tokenizer.chat_template:
+        return
+    if in_time(lambda: renderer.rewrites_history):
+        raise ValueError(
+            "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "
+            "the model would be trained on chats that it never meets. Set env.context=memory (a fresh prompt every "
+            "turn), or give the tokenizer a chat_template that leaves earlier turns alone."
+        )
+
+
+def check_adapters(model: Model, key: str) -> None:
+    """ValueError: LoRA on layers that the model does not have. key: of the section, e.g. actor_rollout_ref.model."""
+    if model.lora_rank:
+        from alphaapollo.models.lora import check_targets  # brings torch.distributed
+
+        check_targets(model, key)
+
+
+def check_experts(model: Model, section: str, router_replay: bool = False) -> None:
+    """ValueError: keys about experts, and a model without any that are known. section: e.g. actor_rollout_ref.model."""
+    if model.router_aux_loss_coef or router_replay:
+        from alphaapollo.models.experts import check_routers  # brings torch
+
+        given = []
+        if model.router_aux_loss_coef:
+            given.append(f"{section}.router_aux_loss_coef={model.router_aux_loss_coef:g}")
+        if router_replay:
+            given.append(f"{section.removesuffix('model')}rollout.router_replay=true")
+        check_routers(model, " and ".join(given), balance=bool(model.router_aux_loss_coef))
+
+
+def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
+    """ValueError: prompt and response together are longer than the model has positions, which vLLM refuses to serve."""
+    if rollout.name != "vllm":
+        return
+    from alphaapollo.models.load import load_config  # brings torch
+
+    text = load_config(model).get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
+    wanted = data.max_prompt_length + data.max_response_length
+    if positions is not None and not scaled and wanted > positions:
+        raise ValueError(
+            f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
+            f"{wanted} tokens: {model.path} has {positions} positions. Lower either."
+        )
+
+
+def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
+    """ValueError: attention heads that an engine's processes cannot share. section: e.g. actor_rollout_ref.rollout."""
+    from alphaapollo.models.load import load_config  # brings torch
+
+    size = rollout.tensor_model_parallel_size
+    heads = getattr(load_config(model).get_text_config(), "num_attention_heads", None) if size > 1 else None
+    if heads and heads % size:
+        fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise ValueError(
+            f"{section}.tensor_model_parallel_size={size}: {model.path} has {heads} attention heads, which {size} "
+            f"processes cannot share. Set one of {fits}."
+        )
+
+
+def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
+    """A resolved section, without Liger's kernels where they were not compared on its architecture. ValueError: they
+    are asked for all the same."""
+    from alphaapollo.models.fused import ARCHITECTURES
+    from alphaapollo.models.load import load_config  # brings torch
+
+    if not model.use_liger:
+        return model
+    kind = load_config(model).model_type
+    if asked is True and kind not in ARCHITECTURES:
+        raise ValueError(
+            f"model.use_liger=true: {model.path} is a {kind!r} model, and Liger's kernels were compared on "
+            f"{', '.join(ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same parts."
+        )
+    return model.model_copy(update={"use_liger": kind in ARCHITECTURES})
+
+
+def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str, Model]) -> None:
+    """ValueError: one of the models, by their keys, cannot be computed by `size` of the `ranks` together, for which
+    `key` asks."""
+    from alphaapollo.models.load import load_config  # brings torch
+    from alphaapollo.models.ulysses import check_splits
+
+    for name, model in models.items():
+        if size > 1 and model.path:
+            config = load_config(model)
+            own_code = model.trust_remote_code and hasattr(config, "auto_map")
+            check_splits(config, f"{name}={model.path}", size, ranks, key, own_code)
+
+
+def read_prompts(
+    files: str | list[str],
+    what: str,
+    renderer: Renderer,
+    data: Data | GenerationData,
+    choose: Callable[[list[Prompt]], list[Prompt]] = list,
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts of `files` within the length limit, and what to tell about the others.
+
+    what: the files' key. choose: which of their prompts are taken at all.
+    """
+    chosen = choose(load_prompts(files, data.prompt_key))
+    if isinstance(first := chosen[0].content, list):
+        try_template(renderer, first)
+    prompts, lengths = fit_prompts(chosen, renderer, data.max_prompt_length, data.truncation)
+    if not lengths.too_long:
+        return prompts, []
+    done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
+    return prompts, [f"{what}: {lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}."]
+
+
+def check_rewards(
+    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True
+) -> tuple[list[str], list[Score]]:
+    """What to tell about the keys; and what a reward function of the user's own, tried, has said of the first prompt.
+    `graded`: every row needs a reward function.
+
+    ValueError: a reward function or component that is not there or fails when tried, or prompts that the graders cannot
+    grade."""
+    if custom.path or reward.custom_module:
+        check_grading(
+            Grading(custom.path, custom.name, reward.components, reward.required, module=reward.custom_module)
+        )
+    else:
+        check_components(reward.components, reward.required)
+    if graded and not custom.path:
+        check_gradable(prompts)
+        check_judge({prompt.data_source for prompt in prompts}, reward)
+    own = graded and bool(custom.path or reward.custom_module)
+    tried = asyncio.run(try_reward(prompts[0], reward, custom)) if own else []
+    if reward.judge.model and (custom.path or not any(is_judged(prompt.data_source) for prompt in prompts)):
+        because = (
+            "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"
+        )
+        return [f"reward.judge.model={reward.judge.model} has no effect: {because}."], tried
+    return [], tried

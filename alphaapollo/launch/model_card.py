@@ -1,0 +1,108 @@
+"""The README.md of an exported model: data, algorithm, the keys that differ from the defaults, figures, versions.
+
+It is written to be shown: no secrets, and of local paths no more than the last two parts.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from alphaapollo.config.diff import command_of
+from alphaapollo.config.keys import COMMANDS, accepted_keys, plain
+from alphaapollo.config.load import flat
+from alphaapollo.launch.versions import versions
+from alphaapollo.utils.hub import looks_local
+from alphaapollo.utils.redaction import redacted, secret_keys
+
+PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
+FIGURES = ("val/", "reward/", "train/loss", "response/length_mean")
+OF_THE_MACHINE = ("trainer.output_dir", "trainer.project_name", "trainer.experiment_name", "trainer.logger")
+KINDS = {
+    "main_ppo": "reinforcement learning",
+    "main_sft": "supervised fine-tuning",
+    "main_dpo": "preference training",
+    "main_rm": "reward modelling",
+}
+
+
+def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: str, proof: str) -> str:
+    """The text. saved: the run's configuration as plain values; base: the model that it began with; proof: what was
+    compared, in words."""
+    command = command_of(saved) or "main_ppo"
+    kind = KINDS.get(command, command.removeprefix("main_"))
+    known_base = [] if looks_local(base) else [base]
+    head = {"library_name": "transformers", "tags": ["alphaapollo", kind.replace(" ", "-")]}
+    head |= {"base_model": known_base[0]} if known_base else {}
+    parts = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
+        f"# {run.name}",
+        f"The {role} of a run of alphaapollo ({kind}), after iteration {step}. It began with {shown(base)}.",
+        "## Data and algorithm\n\n" + "\n".join(_what_it_learned(saved, command)),
+        "## Keys that differ from the defaults\n\n" + _table(("key", "value"), changed_keys(saved, command)),
+        "## Figures\n\n" + _table(("metric", "value"), figures(run / "metrics.jsonl", step)),
+        "## Versions\n\n"
+        + _table(("package", "version"), [*versions(PACKAGES), ("python", platform.python_version())]),
+        f"## Proof\n\n{proof}",
+    ]
+    return redacted("\n\n".join(parts) + "\n")
+
+
+def shown(path: str) -> str:
+    """A hub id as it is; of a local path the last two parts, which tell nothing of the machine."""
+    return "/".join(Path(path).parts[-2:]).lstrip("/") if looks_local(path) else path
+
+
+def changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
+    """(key, value) of each that is not the default, but for those about places and with secrets."""
+    values, secret = flat(saved), {key for key, _ in secret_keys(saved)}
+    for name, key in accepted_keys(COMMANDS[command]).items():
+        value = values.get(name, key.default)
+        if plain(value) == plain(key.default) or name in secret or name in OF_THE_MACHINE:
+            continue
+        yield f"`{name}`", f"`{_shown_value(value)}`"
+
+
+def _shown_value(value: Any) -> str:
+    if isinstance(value, str) and "/" in value:
+        return shown(value)
+    if isinstance(value, list):
+        return plain([_shown_value(one) if isinstance(one, str) else one for one in value])
+    return plain(value)
+
+
+def _what_it_learned(saved: Mapping[str, Any], command: str) -> Iterator[str]:
+    values = flat(saved)
+    named = {"data.train_files": "trained on", "data.val_files": "validated on"}
+    for key, what in named.items():
+        if values.get(key):
+            yield f"* {what}: {_shown_value(values[key])}"
+    if command == "main_dpo":
+        yield f"* loss: {values.get('preference.loss')}"
+    if command == "main_ppo":
+        loss = values.get("actor_rollout_ref.actor.policy_loss.loss_mode", "ppo")
+        groups = max(values.get("env.rollout.n", 1), values.get("actor_rollout_ref.rollout.n", 1))
+        yield f"* advantages: {values.get('algorithm.adv_estimator')}, loss: {loss}, group size: {groups}"
+        yield f"* environment: {values.get('env.env_name')}"
+    yield f"* {KINDS.get(command, command)} by alphaapollo's {command}"
+
+
+def figures(file: Path, step: int) -> list[tuple[str, str]]:
+    """The last value of each figure that tells how good the model is, up to an iteration."""
+    last: dict[str, tuple[int, float]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        record = json.loads(line)
+        for name, value in record.items():
+            if record["step"] <= step and name.startswith(FIGURES) and value is not None:
+                last[name] = (record["step"], value)
+    return [(f"`{name}` (iteration {when})", f"{value:.4g}") for name, (when, value) in sorted(last.items())]
+
+
+def _table(header: tuple[str, str], rows: Any) -> str:
+    lines = [f"| {left} | {right.replace('|', chr(92) + '|')} |" for left, right in rows]
+    return "\n".join([f"| {header[0]} | {header[1]} |", "|---|---|", *lines]) if lines else "none"

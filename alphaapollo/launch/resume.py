@@ -1,0 +1,282 @@
+"""What a start finds in its run's folder: a checkpoint to go on from, and what has changed since it was written.
+
+find_start only reads. `Start.claim` does what follows from it when the run starts: it makes room for a run that begins
+anew, and notes the configuration: config.yaml is that of the first start, config.1.yaml, config.2.yaml, ... those of
+resumes that changed something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
+from alphaapollo.config.keys import COMMANDS, plain
+from alphaapollo.config.load import save_config
+from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
+from alphaapollo.launch.checkpoint_folder import (
+    PROGRESS,
+    CheckpointFolder,
+    damage,
+    misnamed,
+    move_aside,
+    read_progress,
+    step_of,
+)
+from alphaapollo.observability.metrics_file import logged_steps
+
+ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
+WAY_OUT = (
+    "Set another trainer.experiment_name, or trainer.resume_mode=disable to begin anew (the earlier run is moved "
+    "aside)."
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """From where a run starts. Nothing is touched yet."""
+
+    folder: Path
+    checkpoint: Path | None = None
+    step: int = 0  # whole iterations in the checkpoint
+    changes: tuple[Change, ...] = ()
+    damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
+    reached: int = 0  # by the run's metrics, which may go beyond the checkpoint
+    lost: str = ""  # of its metrics
+    in_the_way: bool = False  # the folder holds an earlier run that is not gone on with
+    found: frozenset[str] = field(init=False)  # what lies there
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "found", _listing(self.folder))
+
+    def lines(self) -> list[str]:
+        """What to tell before the start."""
+        if self.in_the_way:
+            return [f"begins anew: the earlier run in {self.folder} is moved aside."]
+        since = [f"changed since the earlier start: {change}" for change in self.changes]
+        damaged = [f"is passed over, for it is damaged: {problem}." for problem in self.damaged]
+        if self.checkpoint is None:
+            return since
+        whole = CheckpointFolder(self.folder / "checkpoints", None).whole()
+        later = [path.name for path in whole if step_of(path) > self.step]
+        aside = [f"sets the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
+        beyond = f"; the run had reached iteration {self.reached}, and makes those after {self.step} again"
+        goes_on = f"goes on from {self.checkpoint}{beyond if self.reached > self.step else ''}."
+        return [*damaged, goes_on, *filter(None, [self.lost]), *aside, *since]
+
+    def is_exported(self) -> bool:
+        """The folder `model` was written after the checkpoint."""
+        model = self.folder / "model"
+        if self.checkpoint is None or not model.is_dir():
+            return False
+        return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
+
+    def claim(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
+        """Move an earlier run aside that is in the way, sweep up what a dead one has left, and note the configuration.
+        Returns where the earlier run lies.
+
+        ValueError: another run has come to be there meanwhile.
+        """
+        if new := sorted(_listing(self.folder) ^ self.found):
+            raise ValueError(
+                f"{self.folder} has changed since this run looked ({', '.join(new[:3])}): another run was at work "
+                "there. Give the command again, or set another trainer.experiment_name."
+            )
+        moved = move_aside(self.folder) if self.in_the_way else None
+        checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
+        checkpoints.sweep()
+        if self.checkpoint:
+            checkpoints.set_aside(self.step)
+        newest, number = _saved_files(self.folder)
+        if newest is None or not _has_results(self.folder):
+            save_config(config, self.folder / "config.yaml")
+        elif self.changes:
+            save_config(config, self.folder / f"config.{number + 1}.yaml")
+        return moved
+
+
+def already_complete(folder: Path, total_steps: int) -> str:
+    """What to say instead of training nothing."""
+    where = f" The model lies in {folder / 'model'}." if (folder / "model").is_dir() else ""
+    return (
+        f"already complete: all {total_steps} iterations are done, nothing was started.{where} To train on, raise "
+        f"trainer.total_training_steps or trainer.total_epochs; else: {WAY_OUT}"
+    )
+
+
+def interrupted(folder: Path) -> str:
+    """What to say to one who stopped a run."""
+    return f"interrupted{way_on(folder)}"
+
+
+def way_on(folder: Path) -> str:
+    """How a run goes on that was ended; follows what ended it."""
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    if not whole:
+        return " before the first checkpoint: the same command begins anew"
+    return f"; with trainer.resume_mode=auto, the default, the same command goes on from {whole[-1]}"
+
+
+def find_start(config: Config | TuningConfig, rule: ChangeRule) -> Start:
+    """By trainer.resume_mode, what there is to go on from.
+
+    Raises:
+        ValueError: the folder is another run's (a changed key that `rule` refuses), there is no such checkpoint, or
+            none that is not damaged.
+    """
+    trainer, folder = config.trainer, config.trainer.folder
+    if trainer.resume_mode == "disable":
+        return Start(folder, in_the_way=folder.exists())
+    checkpoint, damaged = _first_sound(_candidates(config))
+    if _has_results(folder):
+        changes = own_changes(config, rule)
+        if checkpoint is None:
+            return Start(folder, in_the_way=True)
+    elif checkpoint is not None:
+        changes = _changes_since_another(checkpoint.resolve().parents[1], config, rule)
+    else:
+        return Start(folder)
+    step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
+    logged = logged_steps(metrics)
+    own = checkpoint.resolve().parents[1] == folder.resolve()
+    every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
+    lost = _lost(metrics, logged, step, every) if own else ""
+    return Start(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
+
+
+def _lost(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
+    """What to tell of lines that are no longer there before the checkpoint of iteration `step`; one is written `every`
+    so many iterations now, at an earlier start it may have been more."""
+    steps = [one for one in logged if one <= step]
+    last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
+    if step - last < max(every, widest):
+        return ""
+    return f"{metrics} has no line of iterations {last + 1} to {step}: they have been lost."
+
+
+def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
+    """The newest configuration of the run that this one goes on with, as plain values; empty where one begins. Raises
+    ValueError as find_start does."""
+    folder = config.trainer.folder
+    if config.trainer.resume_mode == "disable" or not (candidates := _candidates(config)):
+        return {}
+    home = folder if _has_results(folder) else candidates[0].resolve().parents[1]
+    return read_saved(home) if _saved_files(home)[0] else {}
+
+
+def _candidates(config: Config | TuningConfig) -> list[Path]:
+    """The checkpoint that resume_from_path names, or those of this run, the newest first."""
+    trainer = config.trainer
+    whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).whole()
+    if trainer.resume_mode != "resume_path":
+        return whole[::-1]
+    asked = Path(trainer.resume_from_path).expanduser()
+    if not (asked / PROGRESS).exists():
+        have = ", ".join(map(str, whole)) or "none"
+        raise ValueError(
+            f"trainer.resume_from_path={trainer.resume_from_path!r} is no whole checkpoint (no progress.json in it). "
+            f"Whole checkpoints of this run: {have}."
+        )
+    return [asked]
+
+
+def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
+    """The first checkpoint that is not damaged, and what is wrong with those before it."""
+    damaged: list[str] = []
+    for checkpoint in candidates:
+        if not (problems := damage(checkpoint) or misnamed(checkpoint)):
+            return checkpoint, tuple(damaged)
+        damaged.append(f"{checkpoint}: {', '.join(problems)}")
+    if damaged:
+        raise ValueError(f"no checkpoint to go on from can be trusted: {'; '.join(damaged)}. Restore one. {WAY_OUT}")
+    return None, ()
+
+
+def own_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig, rule: ChangeRule) -> list[Change]:
+    """What differs from the newest configuration in the run's folder. ValueError: a change that `rule` refuses, a
+    folder of another command, or no configuration that can be read."""
+    folder = config.trainer.folder
+    changes = find_changes(_read(folder, type(config)), config, rule)
+    if refused := [change for change in changes if change.verdict == "refused"]:
+        raise ValueError(_other_run(folder, refused))
+    return changes
+
+
+def check_same_command(config: EvalConfig) -> None:
+    """For a command that begins anew each time. ValueError: the folder holds a run of another command."""
+    folder = config.trainer.folder
+    if _saved_files(folder)[0] is not None:
+        _read(folder, type(config))
+
+
+def _changes_since_another(folder: Path, config: Config | TuningConfig, rule: ChangeRule) -> list[Change]:
+    """Since the run in `folder`, whose checkpoint is asked for by its path: it may be any, so nothing is refused."""
+    if _saved_files(folder)[0] is None:
+        return []
+    changes = find_changes(_read(folder, type(config)), config, rule)
+    return [
+        replace(change, verdict="applied") if change.verdict == "refused" else change
+        for change in changes
+        if change.key not in ADDRESS
+    ]
+
+
+def _other_run(folder: Path, refused: Sequence[Change]) -> str:
+    differences = ", ".join(f"{one.key}={plain(one.old)} (now {plain(one.new)})" for one in refused)
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    another = (
+        f" To train on from its weights all the same: another trainer.experiment_name with trainer.resume_mode="
+        f"resume_path trainer.resume_from_path={whole[-1]}."
+        if whole
+        else ""
+    )
+    return f"{folder} cannot be resumed: it was made with {differences}. {WAY_OUT}{another}"
+
+
+def _has_results(folder: Path) -> bool:
+    """It holds more than a start that failed leaves."""
+    files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
+    logged = any(file.is_file() and file.stat().st_size for file in files)
+    return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).whole())
+
+
+def _listing(folder: Path) -> frozenset[str]:
+    files = (*folder.glob("*"), *folder.glob("checkpoints/*"))
+    return frozenset(str(file.relative_to(folder)) for file in files)
+
+
+def _saved_files(folder: Path) -> tuple[Path | None, int]:
+    """The newest configuration in the folder, and its number: 0 for config.yaml."""
+    numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
+    if numbers:
+        return folder / f"config.{max(numbers)}.yaml", max(numbers)
+    first = folder / "config.yaml"
+    return (first if first.is_file() else None), 0
+
+
+def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    """As read_saved. ValueError also for a run of another command."""
+    values = read_saved(folder)
+    command = command_of(values)
+    if command is not None and COMMANDS[command] is not schema:
+        raise ValueError(f"{folder} is the folder of a run of {command}. Set another trainer.experiment_name.")
+    return values
+
+
+def read_saved(folder: Path) -> dict[str, Any]:
+    """The newest configuration in a run's folder, as plain values. ValueError: none that can be read."""
+    path = _saved_files(folder)[0] or folder / "config.yaml"
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"{folder} cannot be resumed: its {path.name} cannot be read ({why}). {WAY_OUT}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{folder} cannot be resumed: its {path.name} holds no configuration. {WAY_OUT}")
+    return values

@@ -1,0 +1,1 @@
+"""Kernels for machines without a GPU."""

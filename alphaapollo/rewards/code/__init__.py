@@ -1,0 +1,1 @@
+"""Code graded by unit tests in the sandbox."""

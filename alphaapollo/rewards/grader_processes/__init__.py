@@ -1,0 +1,1 @@
+"""Processes that isolate reward functions: client -> pool -> protocol -> worker."""

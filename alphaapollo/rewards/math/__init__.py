@@ -1,0 +1,1 @@
+"""Mathematical answers: LaTeX normalization, units and words, and symbolic comparison with math-verify."""

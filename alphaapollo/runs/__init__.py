@@ -1,1 +1,0 @@
-"""What every run of a training has around its iterations: checkpoints behind them, who watches over it, restarts."""

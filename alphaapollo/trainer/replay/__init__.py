@@ -1,0 +1,1 @@
+"""Record iterations and compute them again without engines."""

@@ -1,0 +1,59 @@
+"""Compute a recorded iteration again, without engines and Ray: `python -m alphaapollo.trainer.replay DIR`"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config
+from alphaapollo.utils.entry_point import command
+
+USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
+
+Computes the iteration again that trainer.record_steps has recorded in DIR (<run>/recorded/step_N), by the functions
+that the run computed it with, and compares (docs/replay.md)."""
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read, compute, compare. Returns 0 equal (or another computation was asked for), 1 it differs or failed,
+    2 refused before the start, 130 interrupted."""
+    options = _parse(argv)
+    with reported():
+        from alphaapollo.launch.failures import FAILURES
+        from alphaapollo.trainer.replay.recording import read_recording
+        from alphaapollo.trainer.replay.run import prepare, replay
+        from alphaapollo.trainer.replay.table import print_comparison
+
+        try:
+            recording = read_recording(options.recording)
+            named = ["--config-name", "config", "--config-dir", str(recording.folder)]
+            config = load_config(Config, "config", [*named, *options.overrides])
+            prepared = prepare(recording, config, options.overrides, options.float64)
+        except ValueError as error:
+            return failed(error, 2)
+    try:
+        outcome = asyncio.run(replay(prepared))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except FAILURES as error:
+        return failed(error, 1)
+    return 0 if print_comparison(prepared, outcome) else 1
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(usage=USAGE, allow_abbrev=False)
+    parser.add_argument("recording", metavar="DIR", type=Path, help="the recorded iteration")
+    parser.add_argument("--float64", action="store_true", help="model, log-probs, advantages and update in float64")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="another setting, to see what it would do")
+    return parser.parse_intermixed_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

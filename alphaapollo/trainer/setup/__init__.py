@@ -1,0 +1,1 @@
+"""What a run settles before its first iteration: inputs, plan, worker roles."""

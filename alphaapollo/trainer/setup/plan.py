@@ -1,0 +1,176 @@
+"""The sizes of a run, every automatic choice resolved and every combination checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from alphaapollo.algorithms.advantages import Estimator, get_estimator
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
+from alphaapollo.algorithms.try_user_functions import moves_without_advantage, try_estimator, try_policy_loss
+from alphaapollo.config.check import check
+from alphaapollo.config.load import NO_ORIGIN, Origin
+from alphaapollo.config.notices import ACTOR
+from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
+from alphaapollo.config.schema import Config, Model, Rollout
+from alphaapollo.controller.worker_counts import Machine, Placement, make_placement
+from alphaapollo.launch.input_checks import choose_kernels, environment_notices, find_environment
+from alphaapollo.launch.memory_plan import Roles, fit_memory
+from alphaapollo.launch.model_memory import UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.trainer.setup.combinations import check_combinations
+from alphaapollo.types import Sampling
+from alphaapollo.utils.user_module import load_user_module
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The resolved sizes of a run."""
+
+    placement: Placement
+    model: Model  # how every trained model is computed with: dtype and attention chosen
+    rollout: Rollout  # dtype and number of the engines chosen
+    estimator: Estimator
+    needs_reference: bool
+    kl_in_reward: bool
+    needs_old_logprobs: bool  # before the update: the driver computes with them
+    greedy_baseline: bool  # each prompt is also played once greedily
+    shares_prompts: bool  # prompts are computed once for all their samples, where the model's self-check allows it
+    skips_still_rows: bool  # the policy's update leaves out rows whose advantages are all zero: nothing would move
+    needs_ref_columns: bool  # the reference's log-probs (the full KL compares distributions inside the update instead)
+    reference_ahead: bool  # those of each group by themselves, while others are still played
+    sampling: Sampling  # of training rollouts
+    folder: Path  # of the run
+    presets: tuple[str, ...]  # that the command line chose, e.g. algorithm=dapo
+    memory: MemoryPlan | None  # of a device; None until the model's configuration has been read
+    notices: list[str]
+    why_dtype: str = ""  # behind the model's dtype, e.g. " (auto on a CPU)"
+
+    @property
+    def padded(self) -> bool:
+        """Micro-batches are padded to their longest row."""
+        return self.model.attention == "padded"
+
+    @property
+    def saves_behind(self) -> bool:
+        """Checkpoints are written while the next iteration runs."""
+        return self.memory is None or self.memory.saves_behind
+
+
+def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
+    """Resolve every automatic choice. Raises ValueError for what cannot work, before anything starts."""
+    notices = check(config, machine.num_gpus, machine.num_cores, origin.keys)
+    algorithm = config.algorithm
+    if algorithm.custom_module:
+        load_user_module(algorithm.custom_module, "algorithm.custom_module")
+    estimator = get_estimator(algorithm.adv_estimator)
+    policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    notices += environment_notices(config, find_environment(config.env))
+    notices += check_combinations(config, estimator, policy_loss)
+    try_estimator(estimator, algorithm, config.group_size, config.reward.components)
+    try_policy_loss(policy_loss, config.actor_rollout_ref.actor)
+    return resolve_plan(config, machine, notices, origin.presets)
+
+
+def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: tuple[str, ...] = ()) -> Plan:
+    """Resolve every automatic choice of a configuration that can work, whose own modules are loaded."""
+    actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
+    estimator = get_estimator(algorithm.adv_estimator)
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    critic, trainer = "values" in estimator.needs, config.trainer
+    device = resolve_device(trainer.device, machine.num_gpus)
+    model = resolve_model(config.actor_rollout_ref.model, device)
+    rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
+    kl_on_columns = actor.use_kl_loss and not actor.full_kl
+    needs_ref_columns = kl_on_columns or algorithm.use_kl_in_reward
+    placement = make_placement(
+        trainer,
+        rollout,
+        device,
+        machine,
+        actor.ulysses_sequence_parallel_size,
+        critic,
+        config.reward_model.enable,
+    )
+    return Plan(
+        placement=placement,
+        model=model,
+        rollout=rollout,
+        estimator=estimator,
+        needs_reference=actor.use_kl_loss or algorithm.use_kl_in_reward,
+        kl_in_reward=algorithm.use_kl_in_reward,
+        needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
+        greedy_baseline="greedy_rewards" in estimator.needs,
+        shares_prompts=_shares_prompts(config, notices),
+        skips_still_rows=skips_still_rows(config, policy_loss),
+        needs_ref_columns=needs_ref_columns,
+        reference_ahead=needs_ref_columns and _reference_ahead(config, placement),
+        sampling=Sampling(
+            config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
+        ),
+        folder=trainer.folder,
+        presets=presets,
+        memory=None,
+        notices=notices,
+        why_dtype=why_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16),
+    )
+
+
+def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
+    """Whether rows without an advantage can be left out of the update: no term of its loss would move for them."""
+    role = config.actor_rollout_ref
+    others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
+    others = others or config.teacher.whole
+    return not others and not moves_without_advantage(policy_loss, role.actor)
+
+
+def _reference_ahead(config: Config, placement: Placement) -> bool:
+    """config/check_async.py refuses it where it is asked for and cannot be."""
+    asked = config.actor_rollout_ref.ref.log_probs_ahead
+    if asked != "auto":
+        return asked
+    return placement.device == "cuda" and not placement.colocate and config.trainer.async_mode is None
+
+
+def _shares_prompts(config: Config, notices: list[str]) -> bool:
+    """Unless it is off, or experts look at each sample's own copy of the prompt, which is said. ValueError: it is asked
+    for, too."""
+    role, key = config.actor_rollout_ref, f"{ACTOR}.use_prefix_grouper"
+    asked = role.actor.use_prefix_grouper
+    other = {
+        "model.router_aux_loss_coef": role.model.router_aux_loss_coef,
+        "rollout.router_replay": role.rollout.router_replay,
+    }
+    looking = [name for name, value in other.items() if value]
+    if asked is False or not looking:
+        return asked is not False
+    if asked is True:
+        raise ValueError(
+            f"{key}=true: {looking[0]} looks at each sample's own copy of the prompt. Set {key}=false, or leave out "
+            f"actor_rollout_ref.{looking[0]}."
+        )
+    notices.append(f"each sample computes its prompt anew ({key}): {looking[0]} looks at its own copy of it.")
+    return False
+
+
+def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:
+    """The plan with what it needs of memory, and kernels and gradient checkpointing chosen where nobody chose. Reads
+    the models' configurations; `memory.problem` says what cannot fit."""
+    role = config.actor_rollout_ref
+    plan = replace(plan, model=choose_kernels(plan.model, role.model.use_liger))
+    resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
+    roles = Roles(
+        reference=plan.needs_reference,
+        full_kl=role.actor.full_kl,
+        critic=plan.placement.critic,
+        reward_model=plan.placement.reward_model,
+    )
+    device = plan.placement.device
+    capacity = machine.memory_for(device)
+    may_choose = role.model.enable_gradient_checkpointing == "auto"
+    resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
+    try:
+        fitted, memory = fit_memory(resolved_config, device, roles, capacity, may_choose, machine.memory)
+    except UNMEASURED as error:
+        notice = unmeasured_notice(role.model.path, error, may_choose)
+        return replace(plan, notices=[*plan.notices, notice])
+    return replace(plan, model=fitted.actor_rollout_ref.model, memory=memory)

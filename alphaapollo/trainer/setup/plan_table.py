@@ -1,0 +1,168 @@
+"""The table that a run prints before it starts."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+from rich.table import Table
+
+from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
+from alphaapollo.environments.base import get_registered
+from alphaapollo.launch.model_memory import GIB, NAMES, MemoryPlan
+from alphaapollo.launch.resume import Start
+from alphaapollo.observability.terminal import Terminal
+from alphaapollo.trainer.setup.inputs import Inputs
+from alphaapollo.trainer.setup.plan import Plan
+
+
+def print_plan(plan: Plan, inputs: Inputs, start: Start, config: Config, terminal: Terminal) -> None:
+    """The numbers that people get wrong, before they cost anything."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=str(plan.folder), title_justify="left")
+    rows = _what(plan, inputs, config) | _how_much(plan, inputs, start, config) | plan.placement.role_lines()
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    terminal.print(table)
+    if plan.memory and (config.trainer.dry_run or plan.memory.problem):
+        terminal.print(memory_table(plan.memory))
+    for notice in [*plan.notices, *inputs.notices, *start.lines()]:
+        terminal.print(f"[yellow]note[/yellow] {escape(notice)}", highlight=False)
+
+
+def _what(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
+    """What is trained, on what, towards what."""
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
+    kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * plan.kl_in_reward
+    rows = {
+        "preset": ", ".join(plan.presets) or "none",
+        "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
+        "KL to the reference": " + ".join(kl) or "none",
+        "teacher": _teacher(config.teacher),
+        "model": f"{config.actor_rollout_ref.model.path}, {_dtype(plan)}{plan.model.lora_words}",
+        "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
+        "environment": _environment(config.env),
+        "reward": _reward(config) if inputs.has_function else "none",
+    }
+    if config.teacher.divergence is None:
+        del rows["teacher"]
+    if inputs.reader:
+        rows["reward"] = inputs.reader.describe(config.reward_model, inputs.has_function)
+    return rows
+
+
+def _teacher(teacher: Teacher) -> str:
+    """`1 x reverse, from runs/big/model`"""
+    beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
+    return f"{teacher.coef:g} x {teacher.divergence}{beta}, from {teacher.model.path}"
+
+
+def _dtype(plan: Plan) -> str:
+    """`float32 (auto on a CPU), engines bfloat16`, `bfloat16, Liger's kernels`"""
+    kernels = ", Liger's kernels" if plan.model.use_liger is True else ""
+    engines = f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
+    return f"{plan.model.dtype}{plan.why_dtype}{kernels}{engines}"
+
+
+def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[str, str]:
+    """Sizes and schedules."""
+    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    prompts, samples = config.data.train_batch_size, config.group_size
+    rates = [_learning_rate(actor.optim)]
+    if "values" in plan.estimator.needs:
+        rates.append(f"critic {_learning_rate(config.critic.optim)}")
+    ahead = {"ahead of an iteration": _ahead(config)} if trainer.async_mode else {}
+    if plan.reference_ahead:
+        ahead |= {"the reference's log-probs": "group by group, while others are played"}
+    return ahead | {
+        "iterations": f"{inputs.total_steps}" + f", {start.step} of them done" * bool(start.step),
+        "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
+        "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
+        "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank" + ", padding counted" * plan.padded,
+        "prompts": "computed once for all their samples" if plan.shares_prompts else "computed anew for each sample",
+        "optimiser steps an iteration": (
+            f"{config.optimiser_steps} ({config.mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
+        ),
+        "learning rate": "; ".join(rates),
+        "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
+        "validation": _every(trainer.test_freq) if inputs.val_prompts else "none",
+        "checkpoints": _every(trainer.save_freq) + when_written(plan.memory) * (trainer.save_freq > 0),
+        "memory": _memory(plan.memory),
+        "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
+        "data-parallel degree": f"{plan.placement.data_parallel}",
+    }
+
+
+def _ahead(config: Config) -> str:
+    trainer, correction = config.trainer, config.algorithm.rollout_correction
+    if not trainer.max_staleness:
+        return f"nothing (async_mode {trainer.async_mode}, max_staleness 0): as the synchronous loop"
+    groups = config.data.train_batch_size * trainer.max_staleness
+    kept = "kept" if trainer.keep_kv_cache else "computed anew"
+    return (
+        f"up to {groups} groups, {trainer.max_staleness} publishes old at most; async_mode {trainer.async_mode}, "
+        f"caches {kept}, correction {correction.method} by {correction.level}"
+    )
+
+
+def _environment(env: Env) -> str:
+    tools_of = get_registered(env.env_name).tools
+    tools = [*(tools_of(env) if tools_of else []), *(f"those of the MCP server {name}" for name in env.mcp_servers)]
+    turns = "one turn" if env.max_steps == 1 or env.env_name == "single_turn" else f"at most {env.max_steps} turns"
+    return f"{env.env_name}, {turns}" + (f", tools {', '.join(tools)}" if tools else "")
+
+
+def _reward(config: Config) -> str:
+    environment, custom = get_registered(config.env.env_name), config.custom_reward_function
+    if custom.path:
+        task = f"{custom.name} of {custom.path}"
+    elif environment.graded:
+        task = "the functions of the rows' data sources"
+    else:
+        task = "the environment's own"
+    parts = [f"{weight:g} x {name}" for name, weight in config.reward.components.items() if name != "task"]
+    return " + ".join([f"{config.reward.components.get('task', 1.0):g} x {task}" if parts else task, *parts])
+
+
+def _learning_rate(optim: Optimizer) -> str:
+    if optim.lr_warmup_steps > 0:
+        warmup = f", {optim.lr_warmup_steps} steps of warm-up"
+    elif optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0:
+        warmup = f", the first {optim.lr_warmup_steps_ratio:.0%} of the steps warm-up"
+    else:
+        warmup = ""
+    return f"{optim.lr:g}, {optim.warmup_style}{warmup}"
+
+
+def _every(frequency: int) -> str:
+    return "never" if frequency < 1 else f"every {frequency} iterations, and at the end"
+
+
+def when_written(memory: MemoryPlan | None) -> str:
+    """Of checkpoints."""
+    if memory is None:
+        return "; written while the next one runs"
+    size = f"{memory.copies / GIB:.1f} GiB"
+    if memory.saves_behind:
+        return f"; written while the next one runs, from copies in host memory ({size})"
+    return f"; written before the next one begins: copies ({size}) do not fit into memory"
+
+
+def _memory(memory: MemoryPlan | None) -> str:
+    if memory is None:
+        return "not known"
+    moment, held = memory.peak
+    host = f"; offloaded, {memory.host / GIB:.1f} GiB of a node's own" if memory.host else ""
+    return f"{held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}){host}, by arithmetic"
+
+
+def memory_table(memory: MemoryPlan) -> Table:
+    """GiB at each moment, together and by role; what is nothing is left out."""
+    table = Table(
+        title=f"GiB on {memory.what}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for moment, held in memory.moments.items():
+        parts = ((NAMES[role], size / GIB) for role, size in held.by_role().items())
+        words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
+        table.add_row(escape(moment), f"{held.total / GIB:.1f}", words)
+    return table

@@ -1,0 +1,74 @@
+"""What the crew (all workers of a run) is to start: from the configuration and the plan to a builder for each role."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from alphaapollo.config.schema import Config, CustomRewardFunction
+from alphaapollo.controller.crew import Roles
+from alphaapollo.launch.builders import build_critic, build_engine, build_policy, build_reward_model
+from alphaapollo.rewards import zero_reward
+from alphaapollo.trainer.setup.plan import Plan
+from alphaapollo.trainer.step.trained_reward import scorer_model
+from alphaapollo.weight_sync.transport import Transport, transport_kind
+
+
+def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_function: bool) -> Roles:
+    """What the crew starts.
+
+    Args:
+        iterations: of the whole run, for the schedules of the learning rates.
+        has_function: something besides the reward model gives a reward.
+    """
+    placement, seed = plan.placement, config.trainer.seed
+    role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
+    shared_memory = f"/dev/shm/alphaapollo-{run_id}"
+    transport = Transport(
+        kind=transport_kind(
+            placement.device,
+            placement.colocate,
+            vllm_on_ray=plan.rollout.name == "vllm" and config.trainer.controller == "ray",
+            adapter=plan.rollout.lora == "adapter",
+        ),
+        dtype=plan.rollout.dtype,
+        shared_memory=shared_memory,
+        num_engine_ranks=placement.num_engines * placement.tensor_parallel,
+    )
+    policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
+    own, scorer = config.reward_model.model, scorer_model(config.reward_model, plan.model)
+    custom_reward = config.custom_reward_function
+    if not has_function:  # the reward model alone gives a reward
+        custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
+    behind = plan.saves_behind
+    critic = partial(build_critic, role.model, config.critic, seed, critic_steps, behind)
+    return Roles(
+        policy=partial(
+            build_policy,
+            role,
+            config.teacher,
+            config.algorithm,
+            plan.needs_reference,
+            transport,
+            policy_steps,
+            seed,
+            behind,
+        ),
+        critic=critic if placement.critic else None,
+        reward_model=partial(build_reward_model, scorer, own.fsdp_config) if placement.reward_model else None,
+        engine=partial(
+            build_engine,
+            role.model,
+            role.rollout,
+            config.env,
+            config.data,
+            config.reward,
+            custom_reward,
+            placement.device,
+            str(plan.folder.resolve()),
+            shared_memory,
+            transport.kind,
+        ),
+        through_memory=transport.kind in ("shared_memory", "adapter"),
+        samples_in_flight=2 * role.rollout.max_num_seqs,
+        cleanup=[shared_memory],
+    )

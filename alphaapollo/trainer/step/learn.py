@@ -1,0 +1,150 @@
+"""One iteration's learning: from groups to the gradient.
+
+groups -> build_batch -> columns from the workers -> assign_credit -> critic and policy update
+
+Phases on the GPUs: the policy's columns; the critic's values and update; the policy's update, which goes on to publish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from alphaapollo.algorithms.mismatch import mismatch_metrics
+from alphaapollo.data.batch import segment_offsets
+from alphaapollo.data.packing import keep_rows
+from alphaapollo.models.train_state import MOST_SKIPPED
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.metrics.batch_metrics import layout_metrics
+from alphaapollo.trainer.run_state import Learner
+from alphaapollo.trainer.step.credit import Credit, WorkerColumns, assign_credit, not_finite
+from alphaapollo.trainer.step.training_batch import Batch, build_batch
+from alphaapollo.types import TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one iteration's optimiser steps made."""
+
+    metrics: dict[str, float]
+    kl_coef: float  # of the KL in the reward, for the next iteration
+    tokens: int = 0  # of the rows trained on, prompts included
+    batch: Batch | None = None  # None: there was no group
+    credit: Credit | None = None  # likewise
+
+
+async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
+    """The optimiser steps of iteration `step`: none without a group."""
+    config, crew, plan, coef = run.config, run.crew, run.plan, run.progress.kl_coef
+    if not groups:
+        return Learned({}, coef)
+    with timer("batch"):
+        batch = build_batch(
+            groups,
+            config.actor_rollout_ref.actor,
+            config.algorithm,
+            max_length=config.data.max_response_length,
+            num_ranks=plan.placement.data_parallel,
+            padded=plan.padded,
+            run_seed=config.trainer.seed,
+            step=step,
+            sequence_parallel=plan.placement.sequence_parallel,
+            share_prompts=run.shares_prompts,
+        )
+    with timer("columns"):
+        computed = await compute_columns(run, groups, batch)
+    if bad := not_finite(computed, batch.mask):
+        return await left_out(run, step, bad)
+    run.left_out = 0
+    with timer("advantage"):
+        actor = config.actor_rollout_ref.actor
+        algorithm, dtype = config.algorithm, run.column_dtype
+        credit = assign_credit(batch, computed, run.estimator, algorithm, actor, coef, dtype, config.teacher)
+    lost = sum(len(group.trajectories) for group in groups) - batch.num_trajectories
+    metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
+    with timer("update"):
+        run.console.phase("update", 0, 1)
+        skip_bad = config.trainer.on_bad_step == "skip"
+        if crew.critic:
+            metrics |= await crew.critic.update(credit.columns, skip_bad)
+            await crew.critic.rest()
+        if step > config.trainer.critic_warmup:
+            kept = credit.moving if plan.skips_still_rows else np.ones_like(credit.moving)
+            budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
+            steps = keep_rows(batch.layout, kept, budget, plan.padded)
+            metrics |= await crew.policy.update(credit.columns, steps, skip_bad)
+            metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
+            if credit.kl_per_sequence is not None:
+                coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
+        run.console.phase("update", 1, 1)
+    return Learned(metrics, coef, batch.layout.num_tokens, batch, credit)
+
+
+async def left_out(run: Learner, step: int, bad: str) -> Learned:
+    """Nothing is learned in this iteration, and that is told. Raises FloatingPointError if it is not to be left out, or
+    if many were in a row."""
+    skip_bad = run.config.trainer.on_bad_step == "skip"
+    run.left_out += 1
+    if not skip_bad or run.left_out == MOST_SKIPPED:
+        times = f", as in the {run.left_out - 1} iterations before it" if run.left_out > 1 else ""
+        ways = [f"data.seed={1000 + step} (other batches from there on)"]
+        ways += [] if skip_bad else ["trainer.on_bad_step=skip"]
+        raise FloatingPointError(
+            f"{bad} in iteration {step}{times}; nothing is trained on them. The same command would resume from the "
+            "last checkpoint and meet the same batch again. Add to it one of: "
+            f"{'; '.join(ways)}; float32 weights of that model."
+        )
+    run.console.notice(f"step {step}: {bad}: nothing is trained on them (trainer.on_bad_step=skip)")
+    if run.crew.critic:
+        await run.crew.critic.rest()
+    return Learned({"batch/left_out": 1.0}, run.progress.kl_coef)
+
+
+async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
+    """Send the rows of `groups` down once, and fetch the float columns that the algorithm asks for: often none."""
+    policy, critic, plan, layout = run.crew.policy, run.crew.critic, run.plan, batch.layout
+    await policy.load_batch(layout.rank_batches)
+    if critic:
+        await critic.load_batch(layout.rank_batches)
+    # Where nobody here needs the old log-probs, the update takes them from its own first pass.
+    if run.config.algorithm.rollout_correction.bypass:
+        old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
+    else:
+        old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
+    ref = await reference_matrix(run, groups, batch) if plan.needs_ref_columns else None
+    teacher = await policy.compute_teacher_log_probs() if run.config.teacher.sampled else None
+    if critic:
+        await policy.rest()
+    values = await critic.compute_values() if critic else None
+    return WorkerColumns(
+        old_logprobs=None if old is None else layout.to_matrix(old),
+        ref_logprobs=ref,
+        values=None if values is None else layout.to_matrix(values),
+        teacher_logprobs=None if teacher is None else layout.to_matrix(teacher),
+    )
+
+
+async def reference_matrix(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> np.ndarray:
+    """The reference's log-probs of the loaded rows, or what is there of them already. [B, L]"""
+    if run.reference:
+        return await run.reference.matrix(groups, batch)
+    return batch.layout.to_matrix(await run.crew.policy.compute_ref_log_probs())
+
+
+async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:
+    """How far engine and trainer are apart. computed: bool [B], rows of which the trainer has log-probs."""
+    if run.config.algorithm.rollout_correction.bypass or not computed.any():
+        return {}  # the old log-probs are the engine's own, or there are none
+    columns = await run.crew.policy.old_log_probs()
+    rows = [rank.rows for rank in batch.layout.rank_batches]
+    lengths = np.concatenate([own.response_lengths for own in rows])
+    order = np.concatenate(batch.layout.row_order)
+    at = np.flatnonzero(np.concatenate([own.action_mask for own in rows]) & np.repeat(computed[order], lengths))
+    row = np.repeat(np.arange(len(lengths)), lengths)[at]
+    return mismatch_metrics(
+        np.concatenate(columns)[at],
+        np.concatenate([own.rollout_logprobs for own in rows])[at],
+        batch.trajectory_ids.numpy()[order][row],
+        at - segment_offsets(lengths)[row],
+    )

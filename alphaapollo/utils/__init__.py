@@ -1,0 +1,1 @@
+"""Process and file helpers that every package may use."""

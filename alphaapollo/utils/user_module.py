@@ -1,0 +1,110 @@
+"""The user's own Python files: estimators and losses, environments, tools, reward functions, components."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from pathlib import Path
+from threading import RLock
+from types import CodeType, ModuleType
+from typing import Any
+
+from alphaapollo.utils.registry import nearest
+from alphaapollo.utils.seeds import derive_seed
+
+_importing = RLock()  # a second thread waits for the whole module
+_user_folders: set[str] = set()
+
+
+class SourceLoader(SourceFileLoader):
+    """Loader that always compiles the source.
+
+    Python's bytecode cache compares only the second and the size of a change, so a file that is edited and run twice
+    within a second would run in its old version.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def load_user_module(path: str, key: str) -> ModuleType:
+    """Import the Python file that the configuration names under `key`. A second call returns the same module.
+
+    What the file defines with our decorators is registered in this process only, so call this in each process that
+    looks a name up. The file may import other files of its folder. All of them are compiled from source.
+
+    Raises:
+        ValueError: no such file, not a Python file, or what its import raised, with the line in it.
+    """
+    file = Path(path).expanduser().resolve()
+    if not path or not file.is_file():
+        raise ValueError(f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file.")
+    if file.suffix != ".py":
+        raise ValueError(f"{key}: {path} is not a Python file: its name must end in .py.")
+    name = f"alphaapollo_user_{file.stem}_{derive_seed(str(file)):x}"
+    with _importing:
+        if name not in sys.modules:
+            _import(file, name, key, path)
+        return sys.modules[name]
+
+
+def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
+    """What the file of `key` calls `name`, the value of `name_key`.
+
+    Raises:
+        ValueError: as load_user_module, or there is nothing of that name (lists the functions and classes that are).
+    """
+    module = load_user_module(path, key)
+    if not hasattr(module, name):
+        defined = [
+            one
+            for one, value in vars(module).items()
+            if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+        ]
+        near = nearest(name, defined, count=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"{name_key}: {path} has no {name!r}.{hint} It defines {', '.join(defined) or 'nothing'}. Set {name_key}."
+        )
+    return getattr(module, name)
+
+
+def describe(error: BaseException, path: Path | None = None) -> str:
+    """The error in one line, with the last line of the file `path` on its way, or else of any file."""
+    kind = type(error).__name__
+    if isinstance(error, SyntaxError):
+        line = f": {error.text.strip()}" if error.text else ""
+        return f"{kind}: {error.msg} ({error.filename}, line {error.lineno}{line})"
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([frame for frame in frames if frame.filename == str(path)] or frames)[-1]
+    return f"{kind}: {error} ({frame.filename}, line {frame.lineno}: {frame.line})"
+
+
+def _import(file: Path, name: str, key: str, path: str) -> None:
+    sys.path += [folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path]  # shadows nothing
+    if str(file.parent) not in _user_folders:
+        _user_folders.add(str(file.parent))
+        sys.path_importer_cache.pop(str(file.parent), None)
+    spec = importlib.util.spec_from_file_location(name, file, loader=SourceLoader(name, str(file)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        del sys.modules[name]
+        fix = "Install what it imports" if isinstance(error, ImportError) else "Mend the file"
+        raise ValueError(f"{key}: {path} does not import: {describe(error, file)}. {fix}.") from error
+
+
+def _find_in_user_folder(folder: str) -> FileFinder:
+    """Path hook: modules in the folders of user files are loaded by SourceLoader."""
+    if folder not in _user_folders:
+        raise ImportError(folder)
+    return FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES))
+
+
+sys.path_hooks.insert(0, _find_in_user_folder)

@@ -1,0 +1,58 @@
+"""A digest of weights that does not depend on how they are laid out.
+
+The trainer and an engine hold the same numbers differently: fused (q, k and v in one matrix), sharded over
+tensor-parallel ranks, permuted by a kernel's packing, padded with zeros. So the digest is of the multiset of elements:
+the sum over all elements of a hash of their value, modulo 2**64. The digests of parts add up to that of the whole, and
+zeros count nothing.
+
+It cannot see two elements that swapped places; the probe of log-probs beside it can (weight_sync/verification.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+MODULUS = 1 << 64
+_CHUNK_CPU = 1 << 15  # elements hashed at a time: stays in a core's cache
+_CHUNK_ACCELERATOR = 1 << 24
+_MULTIPLIERS = (-7046029254386353131, -4658895280553007687)  # odd, as in splitmix64
+_SHIFTS = (32, 29)
+
+
+def tensor_digest(tensor: torch.Tensor) -> int:
+    """The digest of one floating-point tensor of any shape, in [0, 2**64).
+
+    Elements are hashed by their bits as float32, so a bfloat16 tensor and its float32 copy have one digest. 0.0 counts
+    nothing (-0.0 does).
+    """
+    values = tensor.detach().reshape(-1)
+    chunk = _CHUNK_CPU if values.device.type == "cpu" else _CHUNK_ACCELERATOR
+    sums: list[torch.Tensor] = []
+    for part in values.split(chunk):
+        words = part.to(torch.float32).view(torch.int32)
+        if not sums:  # the first is the longest
+            room = torch.empty(2, words.numel(), dtype=torch.int64, device=words.device)
+        sums.append(_hash_sum(words, *room[:, : words.numel()]))
+    return int(torch.stack(sums).sum()) % MODULUS
+
+
+def tensors_digest(tensors: Iterable[torch.Tensor]) -> int:
+    """The digest of several tensors together: the sum of theirs."""
+    return sum(tensor_digest(tensor) for tensor in tensors) % MODULUS
+
+
+def format_digest(digest: int) -> str:
+    """As it stands in WeightUpdate and WeightReceipt: 16 hexadecimal digits."""
+    return f"{digest % MODULUS:016x}"
+
+
+def _hash_sum(words: torch.Tensor, bits: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Sum of the hashes of int32 words, an int64 scalar (wrapping): multiply and fold the high bits down, twice. 0
+    stays 0. `bits` and `high`: room to work in."""
+    bits.copy_(words)
+    for multiplier, shift in zip(_MULTIPLIERS, _SHIFTS, strict=True):
+        bits.mul_(multiplier)
+        bits.bitwise_xor_(torch.bitwise_right_shift(bits, shift, out=high))
+    return bits.sum()

@@ -1,0 +1,79 @@
+import asyncio
+
+from alphaapollo.engines.fake import FakeEngine
+from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from tests.unit import virtual_time
+
+
+def generate(engine: FakeEngine, token_ids: list[int], sampling: Sampling):
+    return asyncio.run(engine.generate(token_ids, sampling, "r"))
+
+
+def test_answers_are_a_function_of_context_and_seed():
+    engine = FakeEngine(50, min_tokens=3, max_tokens=9)
+    first = generate(engine, [1, 2], Sampling(20, seed=1, stop_token_ids=(99,)))
+    assert first == generate(engine, [1, 2], Sampling(20, seed=1, stop_token_ids=(99,)))
+    assert first.token_ids != generate(engine, [1, 2], Sampling(20, seed=2, stop_token_ids=(99,))).token_ids
+    assert 3 <= len(first.token_ids) <= 9 and max(first.token_ids[:-1]) < 50
+    assert first.token_ids[-1] == 99 and first.stop_reason is StopReason.STOP
+    assert len(first.logprobs) == len(first.token_ids)
+
+
+def test_a_cut_answer_says_so():
+    cut = generate(FakeEngine(50, min_tokens=5, max_tokens=5), [1], Sampling(2, stop_token_ids=(99,)))
+    assert len(cut.token_ids) == 2 and cut.stop_reason is StopReason.LENGTH
+
+
+def test_it_takes_weights_on_trust():
+    engine = FakeEngine(50)
+    assert not engine.holds_weights
+    assert asyncio.run(engine.confirm_weights(7)) == WeightReceipt(7, "")
+    assert generate(engine, [1], Sampling(2)).weight_version == 7
+    assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2
+
+
+def test_an_answer_takes_time_and_a_slot():
+    engine = FakeEngine(50, script=lambda *_: [1] * 4, seconds_per_token=2.0, slots=2)
+
+    async def play() -> list[float]:
+        async def one() -> float:
+            await engine.generate([1], Sampling(8), "r")
+            return asyncio.get_running_loop().time()
+
+        return await asyncio.gather(*(one() for _ in range(3)))
+
+    assert virtual_time.run(play()) == [8.0, 8.0, 16.0]
+
+
+def test_paused_it_keeps_what_it_has_and_goes_on_under_the_weights_of_then():
+    engine = FakeEngine(50, script=lambda *_: [1] * 6, seconds_per_token=1.0)
+
+    async def play() -> tuple[Completion, float]:
+        answer = asyncio.ensure_future(engine.generate([1], Sampling(8), "r"))
+        for version in (1, 2):
+            await asyncio.sleep(1.5)
+            await engine.pause()
+            await engine.pause()  # twice does no harm
+            await asyncio.sleep(10)
+            await engine.confirm_weights(version)
+            await engine.resume()
+        return await answer, asyncio.get_running_loop().time()
+
+    answer, seconds = virtual_time.run(play())
+    assert seconds == 6 + 20
+    assert answer.weight_versions == [0, 1, 1, 2, 2, 2] and answer.weight_version == 2
+
+
+def test_what_is_asked_of_a_paused_engine_waits():
+    engine = FakeEngine(50)
+
+    async def play() -> Completion:
+        await engine.pause()
+        answer = asyncio.ensure_future(engine.generate([1], Sampling(8), "r"))
+        await asyncio.sleep(1)
+        assert not answer.done()
+        await engine.confirm_weights(5)
+        await engine.resume()
+        return await answer
+
+    assert set(virtual_time.run(play()).weight_versions) == {5}

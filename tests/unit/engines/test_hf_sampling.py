@@ -1,0 +1,116 @@
+import asyncio
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.sampling import sample_token
+from alphaapollo.config.schema import Rollout
+from alphaapollo.engines.hf import HFEngine
+from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.types import Completion, Sampling
+from alphaapollo.weight_sync.shared_memory import SharedMemorySender
+from tests.unit.tiny import build_model, save_model
+
+PROBS = [0.5, 0.3, 0.15, 0.05]
+LOGITS = torch.tensor(PROBS).log()
+
+
+def draw(sampling: Sampling, count: int = 2000) -> Counter[int]:
+    generator = torch.Generator().manual_seed(0)
+    return Counter(sample_token(LOGITS, sampling, generator)[0] for _ in range(count))
+
+
+def test_greedy():
+    token, logprob = sample_token(LOGITS, Sampling(1, temperature=0), torch.Generator())
+    assert token == 0 and math.isclose(logprob, math.log(0.5), rel_tol=1e-6)
+
+
+def test_frequencies_follow_the_probabilities():
+    counts = draw(Sampling(1))
+    assert all(abs(counts[token] / 2000 - prob) < 0.04 for token, prob in enumerate(PROBS))
+
+
+def test_top_k_and_top_p_leave_tokens_out_but_not_their_logprob():
+    assert set(draw(Sampling(1, top_k=2))) == {0, 1}
+    assert set(draw(Sampling(1, top_p=0.7))) == {0, 1}  # .5 is below .7, .5 + .3 crosses it
+    assert set(draw(Sampling(1, top_p=0.5))) == {0}
+    assert set(draw(Sampling(1, top_p=0.81, top_k=2))) == {0, 1}
+    token, logprob = sample_token(LOGITS, Sampling(1, top_k=1), torch.Generator().manual_seed(1))
+    assert token == 0 and math.isclose(logprob, math.log(0.5), rel_tol=1e-6)
+
+
+def test_logprobs_are_after_temperature():
+    token, logprob = sample_token(LOGITS, Sampling(1, temperature=0.5, top_k=1), torch.Generator().manual_seed(1))
+    squares = [prob**2 for prob in PROBS]
+    assert token == 0 and math.isclose(logprob, math.log(squares[0] / sum(squares)), rel_tol=1e-6)
+
+
+def test_a_seed_repeats():
+    def sequence() -> list[int]:
+        generator = torch.Generator().manual_seed(5)
+        return [sample_token(LOGITS, Sampling(1), generator)[0] for _ in range(20)]
+
+    assert sequence() == sequence()
+
+
+def test_asleep_it_holds_no_weights_and_takes_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(EngineSpec, "shares_gpu", True)
+    folder = save_model("qwen3", tmp_path / "model")
+    engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
+    trained = dict(build_model("qwen3").named_parameters())
+    trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
+
+    async def hand_over() -> tuple[bool, str, list[float]]:
+        await engine.start()
+        await engine.sleep()
+        asleep = all(parameter.is_meta for parameter in engine._model.parameters())
+        await engine.wake_weights()
+        await engine.receive_weights(str(tmp_path / "weights" / update.folder))
+        receipt = await engine.confirm_weights(1)
+        await engine.wake_cache()
+        return asleep, receipt.digest, await engine.log_probs([3, 4, 5])
+
+    sender = SharedMemorySender(tmp_path / "weights", torch.float32)
+    update = sender.send(((name, tensor.detach()) for name, tensor in trained.items()), 1)
+    assert update is not None
+    asleep, digest, logprobs = asyncio.run(hand_over())
+    assert asleep and digest == update.digest and all(map(math.isfinite, logprobs))
+
+
+def test_a_paused_answer_goes_on_with_the_new_weights(tmp_path: Path):
+    """Each token has the log-prob that the weights of its version give it, whatever was before."""
+    folder = save_model("qwen3", tmp_path / "model")
+    engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
+    trained = dict(build_model("qwen3").named_parameters())
+    trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
+    sender = SharedMemorySender(tmp_path / "weights", torch.float32)
+    context = [3, 4, 5]
+
+    async def change_in_flight() -> tuple[Completion, list[float], list[float]]:
+        await engine.start()
+        answers = [engine.generate(context[: 3 - i], Sampling(40 - i, seed=i), "r") for i in range(2)]
+        calls = [asyncio.ensure_future(answer) for answer in answers]
+        await asyncio.sleep(0)
+        request = engine._waiting[0]
+        while len(request.sampled) < 5:
+            await asyncio.sleep(0)
+        await engine.pause()
+        whole = [*context, *request.sampled]
+        before = await engine.log_probs(whole)
+        update = sender.send(trained.items(), 1)
+        await engine.receive_weights(str(tmp_path / "weights" / update.folder))
+        await engine.confirm_weights(1)
+        await engine.resume()
+        answer, _ = await asyncio.gather(*calls)
+        return answer, before, await engine.log_probs([*context, *answer.token_ids])
+
+    answer, before, after = asyncio.run(change_in_flight())
+    sampled = len(before) - 2
+    assert 0 < sampled < 40
+    assert answer.weight_versions == [0] * sampled + [1] * (40 - sampled)
+    expected = [*before[2:], *after[2 + sampled :]]
+    assert answer.logprobs == pytest.approx(expected, abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(before[2:], after[2:], strict=False)) > 0.01

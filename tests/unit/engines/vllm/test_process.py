@@ -1,0 +1,46 @@
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from alphaapollo.engines.vllm.process import log_to_file, process_environment
+
+
+def test_a_librarys_log_goes_to_its_file_and_nowhere_else(tmp_path, capsys):
+    path = tmp_path / "engine.log"
+    log_to_file("some_library", str(path))
+    logging.getLogger("some_library.part").info("loading %d layers", 3)
+    logging.getLogger("some_library.part").debug("too much")
+    assert path.read_text().endswith("INFO some_library.part: loading 3 layers\n")
+    assert "too much" not in path.read_text() and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.timeout(30)
+def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
+    log, weights = tmp_path / "engine.log", tmp_path / "weights"
+    weights.mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    variables = process_environment(str(log), [str(weights)]) | {"ALPHAAPOLLO_ENGINE_PARENT": str(parent.pid)}
+    code = (
+        "from alphaapollo.engines.vllm.process import enter_engine_process; enter_engine_process(); "
+        "import os, time; print('hello', flush=True); os.write(2, b'from C'); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], env=os.environ | variables, stdout=subprocess.PIPE)
+    while not (log.exists() and "from C" in log.read_text()):
+        assert child.poll() is None
+    parent.kill()
+    parent.wait()
+    assert child.wait(2) == 1
+    assert child.stdout is not None and child.stdout.read() == b""
+    assert log.read_text() == "hello\nfrom C" and not weights.exists()
+
+
+def test_the_front_end_itself_is_no_engine_process(monkeypatch):
+    from alphaapollo.engines.vllm.process import enter_engine_process
+
+    for name, value in process_environment("unused.log", []).items():
+        monkeypatch.setenv(name, value)
+    enter_engine_process()
+    assert not os.path.exists("unused.log")

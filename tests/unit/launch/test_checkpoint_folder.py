@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, damage, read_progress
+from alphaapollo.trainer.progress import Progress
+
+
+def write(checkpoints: CheckpointFolder, step: int) -> Path:
+    folder = checkpoints.begin(step)
+    (folder / "policy").mkdir()
+    (folder / "policy/weights").write_text(str(step))
+    Progress(step, prompts_consumed=10 * step, kl_coef=0.5).write(folder)
+    return checkpoints.finish(folder)
+
+
+def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=None)
+    assert checkpoints.whole() == []
+    write(checkpoints, 1)
+    write(checkpoints, 2)
+    checkpoints.begin(3)  # killed while writing
+    found = checkpoints.whole()
+    assert [folder.name for folder in found] == ["step_000001", "step_000002"]
+    assert Progress.read(found[-1]) == Progress(2, 20, 0.5)
+
+
+def test_older_ones_are_removed(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        write(checkpoints, step)
+    assert [folder.name for folder in checkpoints.whole()] == ["step_000002", "step_000003"]
+
+
+def test_a_copy_that_a_person_has_made_beside_them_is_left_alone(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=1)
+    copies = [shutil.copytree(write(checkpoints, 4), tmp_path / name) for name in ("step_000004_copy", "step_4")]
+    write(checkpoints, 999_999)
+    newest = write(checkpoints, 1_000_000)
+    assert checkpoints.whole() == [newest] and checkpoints.steps() == [1_000_000]
+    checkpoints.set_aside(after=2)
+    assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
+
+
+def test_a_kill_while_one_is_removed_leaves_no_part_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=1)
+    write(checkpoints, 1)
+
+    def killed(folder: Path, **options: Any) -> None:
+        if folder.exists():
+            (folder / "progress.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        write(checkpoints, 2)
+    assert [path.name for path in checkpoints.whole()] == ["step_000002"]
+    assert len(list(tmp_path.iterdir())) == 2
+    checkpoints.sweep()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
+
+
+def test_a_checkpoint_is_on_disk_with_its_folders_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, right = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path))
+        right(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(CheckpointFolder(tmp_path, keep=None), 1)
+    names = ["manifest.json", "policy", "policy/weights", "progress.json", "."]
+    assert synced == [Path(".writing_step_000001") / name for name in names] + [Path(".")]
+
+
+def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=None)
+    (write(checkpoints, 1) / "stale").touch()
+    assert not (write(checkpoints, 1) / "stale").exists()
+
+
+def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
+    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
+    assert damage(checkpoint) == []
+    weights = checkpoint / "policy/weights"
+    weights.write_bytes(bytes([weights.read_bytes()[0] ^ 1]))
+    assert damage(checkpoint) == ["policy/weights has other bytes"]
+    weights.write_text("")
+    (checkpoint / "progress.json").unlink()
+    assert damage(checkpoint) == ["policy/weights has 0 bytes of 1", "progress.json is missing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"policy/weights": 3', "cannot be read"),
+        ("[]", "cannot be read"),
+        ("", "cannot be read"),
+        ("{}", "names no file"),
+        (None, "is missing"),
+    ],
+)
+def test_a_manifest_that_vouches_for_nothing_is_damage(tmp_path: Path, text: str | None, says: str) -> None:
+    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
+    if text is None:
+        (checkpoint / "manifest.json").unlink()
+    else:
+        (checkpoint / "manifest.json").write_text(text)
+    assert damage(checkpoint) == [f"manifest.json {says}"]
+
+
+def test_what_is_left_of_a_checkpoint_is_one_that_is_damaged(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, keep=None)
+    checkpoint = write(checkpoints, 1)
+    (checkpoint / "progress.json").unlink()
+    (checkpoint / "manifest.json").unlink()
+    (tmp_path / "step_000002").touch()  # no folder
+    assert checkpoints.whole() == [checkpoint] and damage(checkpoint) == ["manifest.json is missing"]
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
+    right = Path.open
+
+    def broken_disk(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == broken:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return right(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", broken_disk)
+    broken = "weights"
+    assert damage(checkpoint) == ["policy/weights cannot be read (Input/output error)"]
+    broken = "manifest.json"
+    assert damage(checkpoint) == ["manifest.json cannot be read"]
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 4', "[]", "7", '{"step": "4"}', "{}", "\x00"])
+def test_progress_that_is_no_more_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / PROGRESS).write_text(text)
+    with pytest.raises(ValueError, match=r"progress\.json cannot be read .*Resume from another"):
+        read_progress(tmp_path)

@@ -1,0 +1,158 @@
+"""Checkpoints of several ranks as Hugging Face folders, in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.load import save_config
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
+from alphaapollo.launch import push_to_hub as push_module
+from alphaapollo.launch.checkpoint_folder import seal, write_progress
+from alphaapollo.launch.export_checkpoint import prepare
+from alphaapollo.models import sharding
+from alphaapollo.trainer.main_export import main
+from alphaapollo.workers import export as export_worker
+from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.sft import SftWorker
+from tests.unit.tiny import run_ranks, save_model
+
+
+def train(rank: int, num_ranks: int, address: str, model: str, run: str) -> None:
+    """No step is made: the weights are moved by a little, so that they are not those of the folder."""
+    sharding.MIN_UNIT = 0
+    config, placement = SftConfig(model={"path": model}), RankPlacement(rank, num_ranks, address, "cpu", 1)
+    worker = SftWorker(config, resolve_model(config.model, "cpu"), placement, 1)
+    for parameter in worker.model.parameters():
+        parameter.data.mul_(1.25)
+    worker.save(f"{run}/checkpoints/step_000002/model")
+    worker.export(f"{run}/model")
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    model = str(save_model("qwen3", tmp_path_factory.mktemp("qwen3")))
+    run_ranks(train, 2, model, str(folder))
+    write_progress(folder / "checkpoints/step_000002", {"step": 2})
+    seal(folder / "checkpoints/step_000002")
+    save_config(SftConfig(model={"path": model}), folder / "config.yaml")
+    return folder
+
+
+@pytest.mark.timeout(120)
+def test_it_is_what_the_run_exports_at_its_end(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"checkpoint={run}", "dtype=float32"]) == 0
+    output = run / "exported/step_000002"
+    assert f"the model lies in {output}" in capsys.readouterr().out
+    written, expected = (
+        {file.name: file.read_bytes() for file in folder.iterdir()} for folder in (output, run / "model")
+    )
+    card = written.pop("README.md").decode()
+    assert written == expected
+    assert "supervised fine-tuning), after iteration 2" in card
+    assert "its log-probs of a probe differ from the checkpoint's by" in card
+    assert not list((run / "exported").glob(".*"))
+    assert main([f"checkpoint={run}", "dtype=float32"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> None:
+    model = json.loads((run / "model/config.json").read_text())
+    assert model["dtype"] == "float32"
+    checkpoint = tmp_path / "ppo/checkpoints/step_000002"
+    shutil.copytree(run / "checkpoints/step_000002/model", checkpoint / "policy")
+    write_progress(checkpoint, {"step": 2})
+    seal(checkpoint)
+    role = {"model": {"path": "gone/elsewhere", "dtype": "bfloat16"}}
+    save_config(Config(actor_rollout_ref=role), tmp_path / "ppo/config.yaml")
+    export = prepare(
+        ExportConfig(checkpoint=str(checkpoint), model_path=str(run / "model"), output=str(tmp_path / "hf"))
+    )
+    assert (export.weights, export.model.path) == (checkpoint / "policy", str(run / "model"))
+    assert (export.dtype, export.output) == ("bfloat16", tmp_path / "hf")
+
+
+def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
+    for config, says in (
+        (ExportConfig(), "checkpoint: required"),
+        (ExportConfig(checkpoint=str(tmp_path)), "is no whole checkpoint"),
+        (ExportConfig(checkpoint=str(run), model_path="/gone"), "model_path: no such folder: /gone"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            prepare(config)
+    checkpoint = tmp_path / "run/checkpoints/step_000001"
+    checkpoint.mkdir(parents=True)
+    write_progress(checkpoint, {"step": 1})
+    seal(checkpoint)
+    (tmp_path / "run/config.yaml").write_text("data: {}\n")
+    with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or main_sft"):
+        prepare(ExportConfig(checkpoint=str(checkpoint)))
+
+
+def test_what_computes_otherwise_is_not_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = export_worker.plain_outputs
+    monkeypatch.setattr(export_worker, "plain_outputs", lambda *given: [one + 0.5 for one in right(*given)])
+    assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
+    assert "differs from the checkpoint by 5.0e-01" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def train_critic(rank: int, num_ranks: int, address: str, model: str, folder: str) -> None:
+    sharding.MIN_UNIT = 0
+    placement = RankPlacement(rank, num_ranks, address, "cpu", 1)
+    worker = CriticWorker(resolve_model(Model(path=model), "cpu"), Critic(), placement, 1, seed=3)
+    for parameter in worker.model.parameters():
+        parameter.data.mul_(1.25)
+    worker.save(folder)
+    worker.written().result()
+    worker.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
+    from transformers import AutoModelForTokenClassification
+
+    model, run = str(save_model("qwen3", tmp_path / "base")), tmp_path / "ppo"
+    checkpoint = run / "checkpoints/step_000002"
+    run_ranks(train_critic, 2, model, str(checkpoint / "critic"))
+    write_progress(checkpoint, {"step": 2})
+    seal(checkpoint)
+    save_config(Config(actor_rollout_ref={"model": {"path": model}}), run / "config.yaml")
+    with pytest.raises(ValueError, match="holds no policy"):
+        prepare(ExportConfig(checkpoint=str(run)))
+    assert main([f"checkpoint={run}", "role=critic", f"dtype={dtype}"]) == 0
+    written = run / "exported/step_000002_critic"
+    loaded, info = AutoModelForTokenClassification.from_pretrained(written, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert loaded.config.num_labels == 1
+    assert "The critic of a run" in (written / "README.md").read_text()
+
+
+def test_only_a_policy_of_a_run_without_values(run: Path) -> None:
+    with pytest.raises(ValueError, match=r"role=critic: .* holds none"):
+        prepare(ExportConfig(checkpoint=str(run), role="critic"))
+
+
+def test_it_is_pushed_when_it_is_proved(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    words = [f"checkpoint={run}", f"output={tmp_path / 'hf'}", "push_to=alice/model"]
+    assert main(words) == 2
+    assert "there is no token of yours" in capsys.readouterr().err
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
+    monkeypatch.setattr(
+        push_module, "push", lambda folder, repo: f"https://hub/{repo} {sorted(folder.iterdir())[0].name}"
+    )
+    assert main(words) == 0
+    assert "pushed to https://hub/alice/model README.md" in capsys.readouterr().out

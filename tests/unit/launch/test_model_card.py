@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from alphaapollo.config.schema import Config
+from alphaapollo.launch.model_card import figures, model_card, shown
+
+
+def saved(**more: object) -> dict[str, object]:
+    role = {"model": {"path": "Qwen/Qwen3-0.6B"}, "actor": {"optim": {"lr": 3e-6}}}
+    values = Config(
+        actor_rollout_ref=role,
+        data={"train_files": ["/home/alice/secret project/gsm8k/train.parquet"]},
+        algorithm={"adv_estimator": "grpo"},
+        env={"rollout": {"n": 8}},
+    ).model_dump(mode="json")
+    return values | more
+
+
+def test_it_says_what_the_model_is(tmp_path: Path) -> None:
+    run = tmp_path / "first"
+    run.mkdir()
+    lines = [
+        {"step": 1, "val/accuracy": 0.25, "reward/mean": 0.1, "timing/step": 3.0},
+        {"step": 2, "reward/mean": 0.5, "val/accuracy": None},
+        {"step": 3, "reward/mean": 0.9},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    card = model_card(saved(), run, 2, "policy", "Qwen/Qwen3-0.6B", "Proved.")
+    _, head, text = card.split("---\n", 2)
+    assert yaml.safe_load(head) == {
+        "library_name": "transformers",
+        "tags": ["alphaapollo", "reinforcement-learning"],
+        "base_model": "Qwen/Qwen3-0.6B",
+    }
+    assert "# first\n" in text
+    assert "after iteration 2" in text
+    assert "advantages: grpo, loss: ppo, group size: 8" in text
+    assert "| `actor_rollout_ref.actor.optim.lr` | `3e-06` |" in text
+    assert "| `val/accuracy` (iteration 1) | 0.25 |" in text
+    assert "| `reward/mean` (iteration 2) | 0.5 |" in text
+    assert "timing/step" not in text
+    assert "| torch | 2." in text
+    assert "trainer.seed" not in text  # the default
+    assert "Proved." in text
+
+
+def test_it_tells_no_secret_and_nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    values = saved()
+    values["reward"]["judge"]["base_url"] = "https://user:password@judge"  # type: ignore[index]
+    values["trainer"]["experiment_name"] = "0123456789abcdef"  # type: ignore[index]
+    run = tmp_path / "0123456789abcdef"
+    card = model_card(values, run, 1, "policy", "/home/alice/models/base", "")
+    assert "0123456789abcdef" not in card
+    assert "password" not in card
+    assert "alice" not in card
+    assert "gsm8k/train.parquet" in card
+    assert "base_model" not in card
+
+
+def test_figures_of_a_run_without_metrics(tmp_path: Path) -> None:
+    assert figures(tmp_path / "metrics.jsonl", 3) == []
+
+
+def test_paths_are_shown_short() -> None:
+    assert shown("/a/b/c/model") == "c/model"
+    assert shown("/model") == "model"
+    assert shown("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"

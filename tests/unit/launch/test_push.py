@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from alphaapollo.launch.push_to_hub import check_push, push
+
+
+class FakeApi:
+    """In place of the hub's client: notes what it is asked."""
+
+    calls: list[tuple[str, dict[str, Any]]]
+    error: Exception | None = None
+
+    def create_repo(self, repo: str, **named: Any) -> str:
+        type(self).calls.append(("create", {"repo": repo} | named))
+        if self.error:
+            raise self.error
+        return f"https://hub/{repo}"
+
+    def upload_folder(self, **named: Any) -> None:
+        type(self).calls.append(("upload", named))
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
+    FakeApi.calls, FakeApi.error = [], None
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
+    return FakeApi
+
+
+def test_a_folder_goes_up_in_one_commit_to_a_private_repository(api: type[FakeApi], tmp_path: Path) -> None:
+    assert push(tmp_path, "alice/model") == "https://hub/alice/model"
+    (created, first), (uploaded, second) = api.calls
+    assert (created, first) == ("create", {"repo": "alice/model", "private": True, "exist_ok": True})
+    assert (uploaded, second["repo_id"], second["folder_path"]) == ("upload", "alice/model", tmp_path)
+
+
+def test_a_hub_that_refuses_leaves_the_folder(api: type[FakeApi], tmp_path: Path) -> None:
+    no_answer = huggingface_hub.errors.HfHubHTTPError.__mro__[1]
+    for error in (OSError("403 Forbidden"), no_answer("nobody answers")):
+        api.error = error
+        with pytest.raises(OSError, match="is written, but could not be pushed to alice/model"):
+            push(tmp_path, "alice/model")
+
+
+def test_without_a_token_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(ValueError, match=r"no token of yours .*hf auth login"):
+        check_push("alice/model")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
+    check_push("alice/model")
+    with pytest.raises(ValueError, match="give OWNER/NAME"):
+        check_push("https://hub/alice/model")

@@ -1,0 +1,338 @@
+"""What a start finds in its folder, and what it leaves there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from alphaapollo.config.keys import plain
+from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.finetuning.sft import Sft
+from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
+from alphaapollo.launch.resume import Start, already_complete, find_start, interrupted
+from alphaapollo.trainer.setup.resume_rule import IDENTITY, change_rule_of
+
+
+def configured(out: Path, **sections: dict[str, Any]) -> Config:
+    trainer = {"output_dir": str(out), "project_name": "p", "experiment_name": "run"} | sections.pop("trainer", {})
+    return Config(trainer=trainer, data={"train_files": "a.parquet"} | sections.pop("data", {}), **sections)
+
+
+def start_of(config: Config | SftConfig) -> Start:
+    return find_start(config, change_rule_of(config) if isinstance(config, Config) else Sft().change_rule)
+
+
+def train(config: Config | SftConfig, step: int) -> Path:
+    """What a run up to iteration `step` leaves: its configuration, metrics, a checkpoint."""
+    folder = config.trainer.folder
+    start_of(config).claim(config)
+    log(folder, *range(step + 1))
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
+    writing = checkpoints.begin(step)
+    (writing / "weights").write_text(str(step))
+    write_progress(writing, {"step": step})
+    return checkpoints.finish(writing)
+
+
+def log(folder: Path, *steps: int) -> None:
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in steps))
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    return {file.name: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
+
+
+def test_a_new_run_notes_its_configuration(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    start = start_of(config)
+    assert start == Start(config.trainer.folder) and start.lines() == []
+    assert not config.trainer.folder.exists(), "nothing is touched before the run starts"
+    assert start.claim(config) is None
+    assert saved(config.trainer.folder) == {"config.yaml": config.model_dump(mode="json")}
+
+
+def test_the_same_configuration_goes_on_and_changes_nothing(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 20)
+    start = start_of(config)
+    assert start == Start(config.trainer.folder, checkpoint, 20, reached=20)
+    assert start.lines() == [f"goes on from {checkpoint}."]
+    start.claim(config)
+    assert saved(config.trainer.folder).keys() == {"config.yaml"}
+
+
+def test_changes_are_told_and_every_configuration_is_kept(tmp_path: Path) -> None:
+    first = configured(tmp_path)
+    train(first, 2)
+    second = configured(tmp_path, actor_rollout_ref={"actor": {"optim": {"weight_decay": 0.5}}})
+    start = start_of(second)
+    assert start.lines()[1:] == [
+        "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.01 -> 0.5: applied"
+    ]
+    train(second, 4)
+    third = configured(tmp_path, data={"seed": 3}, trainer={"val_before_train": False})
+    assert start_of(third).lines()[1:] == [
+        "changed since the earlier start: data.seed: 0 -> 3: applied (the rest of the epoch comes in another order)",
+        "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.5 -> 0.01: applied",
+        "changed since the earlier start: trainer.val_before_train: true -> false: kept (the run has begun)",
+    ]
+    train(third, 6)
+    assert saved(third.trainer.folder) == {
+        "config.yaml": first.model_dump(mode="json"),
+        "config.1.yaml": second.model_dump(mode="json"),
+        "config.2.yaml": third.model_dump(mode="json"),
+    }
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("fixed", "applied"), ("adaptive", "kept")])
+def test_only_a_moving_kl_controller_keeps_its_coefficient(tmp_path: Path, kind: str, verdict: str) -> None:
+    train(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.1}}), 2)
+    (change,) = start_of(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.2}})).changes
+    assert (change.key, change.verdict) == ("algorithm.kl_ctrl.kl_coef", verdict)
+
+
+@pytest.mark.parametrize("key", IDENTITY)
+def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path, key: str) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 2)
+    values = config.model_dump(mode="json")
+    *parts, name = key.split(".")
+    section = values
+    for part in parts:
+        section = section[part]
+    new = {"lora_rank": 8, "lora_alpha": 8, "target_modules": ["other"], "tasks": ["other"]}.get(name, "other")
+    old, section[name] = section[name], new
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError) as error:
+        start_of(Config.model_validate(values))
+    assert f"cannot be resumed: it was made with {key}={plain(old)} (now {plain(new)})." in str(error.value)
+    assert "another trainer.experiment_name" in str(error.value) and "resume_mode=disable" in str(error.value)
+    assert f"trainer.resume_from_path={checkpoint}" in str(error.value)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_checkpoint_of_another_run_is_taken_if_it_is_asked_for(tmp_path: Path) -> None:
+    checkpoint = train(configured(tmp_path), 2)
+    trainer = {"experiment_name": "second", "resume_mode": "resume_path", "resume_from_path": str(checkpoint)}
+    config = configured(tmp_path, data={"train_files": "b.parquet"}, trainer=trainer)
+    start = start_of(config)
+    assert (start.checkpoint, start.step, start.in_the_way) == (checkpoint, 2, False)
+    assert [(one.key, one.verdict) for one in start.changes] == [("data.train_files", "applied")]
+    start.claim(config)
+    assert saved(config.trainer.folder).keys() == {"config.yaml"}
+
+
+def test_a_path_that_is_no_checkpoint_lists_those_there_are(tmp_path: Path) -> None:
+    train(configured(tmp_path), 4)
+    trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "elsewhere")}
+    with pytest.raises(ValueError, match=r"elsewhere' is no whole checkpoint.*step_000004"):
+        start_of(configured(tmp_path, trainer=trainer))
+
+
+def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    folder = config.trainer.folder
+    start_of(config).claim(config)
+    assert start_of(config) == Start(folder), "a start that failed leaves nothing of worth"
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    start = start_of(config)
+    assert start.in_the_way and start.lines() == [f"begins anew: the earlier run in {folder} is moved aside."]
+    assert start.claim(config) == folder.with_name("run.1")
+    assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
+        "config.yaml"
+    ]
+
+
+def test_an_interrupted_run_says_from_where_it_goes_on(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    assert "before the first checkpoint" in interrupted(config.trainer.folder)
+    checkpoint = train(config, 2)
+    assert interrupted(config.trainer.folder).endswith(f"goes on from {checkpoint}")
+
+
+def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    train(config, 2)
+    sft = SftConfig(trainer={"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"})
+    with pytest.raises(
+        ValueError, match=r"run is the folder of a run of main_ppo\. Set another trainer\.experiment_name"
+    ):
+        find_start(sft, change_rule_of(config))
+
+
+@pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "holds no configuration")])
+def test_a_damaged_configuration_is_told(tmp_path: Path, text: str, says: str) -> None:
+    config = configured(tmp_path)
+    train(config, 2)
+    (config.trainer.folder / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=f"config.yaml {says}.*another trainer.experiment_name"):
+        start_of(config)
+
+
+def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 2)
+    assert not start_of(config).is_exported()
+    model = config.trainer.folder / "model"
+    model.mkdir()
+    os.utime(checkpoint / "progress.json", (100, 100))
+    for written, exported in ((99, False), (100, True), (101, True)):
+        os.utime(model, (written, written))
+        assert start_of(config).is_exported() is exported
+    assert f"all 2 iterations are done, nothing was started. The model lies in {model}." in already_complete(
+        config.trainer.folder, 2
+    )
+
+
+def test_a_folder_that_another_run_has_changed_meanwhile_is_not_touched(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    early = start_of(config)
+    checkpoint = train(config, 20)
+    with pytest.raises(ValueError, match=r"has changed since this run looked \(checkpoints, checkpoints/step_000020, "):
+        early.claim(config)
+    start = start_of(config)
+    checkpoint.rename(checkpoint.with_name("step_000040"))
+    with pytest.raises(ValueError, match="Give the command again"):
+        start.claim(config)
+
+
+def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 20)
+    left = checkpoint.with_name(".writing_step_000040")
+    left.mkdir()
+    start_of(config).claim(config)
+    assert checkpoint.exists() and not left.exists()
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    older, newer = train(config, 20), train(config, 40)
+    (newer / "weights").write_text("41")
+    start = start_of(config)
+    assert (start.checkpoint, start.step) == (older, 20)
+    passed, goes_on, aside = start.lines()
+    assert passed == f"is passed over, for it is damaged: {newer}: weights has other bytes."
+    assert (goes_on, aside) == (
+        f"goes on from {older}; the run had reached iteration 40, and makes those after 20 again.",
+        "sets the checkpoints of later iterations aside: step_000040.",
+    )
+    start.claim(config)
+    assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
+    newer.with_name("aside_step_000040").rename(newer)
+    (older / "weights").unlink()
+    with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes; .*weights is"):
+        start_of(config)
+    asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
+    with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes\."):
+        start_of(asked)
+
+
+def test_how_far_the_run_had_come_is_told(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint = train(config, 4)
+    assert start_of(config).lines() == [f"goes on from {checkpoint}."]
+    log(config.trainer.folder, *range(10))  # a kill, or a checkpoint that is gone
+    (line,) = start_of(config).lines()
+    assert line == f"goes on from {checkpoint}; the run had reached iteration 9, and makes those after 4 again."
+
+
+@pytest.mark.parametrize(
+    ("left", "lost"),
+    [
+        ([0, 1, 2], "3 to 4"),
+        ([0], "1 to 4"),
+        ([], "1 to 4"),
+        (None, "1 to 4"),
+        ([5, 6], "1 to 4"),
+        ([3, 4], ""),  # it began with the checkpoint of another run
+    ],
+)
+def test_metrics_that_are_lost_are_told(tmp_path: Path, left: list[int] | None, lost: str) -> None:
+    config = configured(tmp_path)
+    train(config, 4)
+    metrics = config.trainer.folder / "metrics.jsonl"
+    if left is None:
+        metrics.unlink()
+    else:
+        log(config.trainer.folder, *left)
+    line = f"{metrics} has no line of iterations {lost}: they have been lost."
+    assert start_of(config).lines()[1:] == ([line] if lost else [])
+
+
+@pytest.mark.parametrize(
+    ("log_freq", "step", "left", "lost"),
+    [
+        (10, 25, [10, 20], ""),
+        (10, 5, [], ""),
+        (10, 25, [10], "11 to 25"),
+        (10, 25, [], "1 to 25"),
+        (1, 25, [10, 20], ""),  # it was 10 before
+    ],
+)
+def test_lines_that_were_never_written_are_not_lost(
+    tmp_path: Path, log_freq: int, step: int, left: list[int], lost: str
+) -> None:
+    names = {"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"}
+    config = SftConfig(trainer=names | {"log_freq": log_freq})
+    train(config, step)
+    log(config.trainer.folder, *left)
+    said = f"{config.trainer.folder / 'metrics.jsonl'} has no line of iterations {lost}: they have been lost."
+    assert start_of(config).lost == (said if lost else "")
+
+
+def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    train(config, 4)
+    metrics = config.trainer.folder / "metrics.jsonl"
+    metrics.unlink()
+    metrics.mkdir()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl cannot be read \(Is a directory\)\. Move it away"):
+        start_of(config)
+
+
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        (("manifest.json",), "manifest.json is missing"),
+        (("progress.json",), "progress.json is missing"),
+        (("weights", "manifest.json", "progress.json"), "manifest.json is missing"),
+    ],
+)
+def test_a_checkpoint_that_nothing_vouches_for_is_passed_over(tmp_path: Path, gone: tuple[str, ...], says: str) -> None:
+    config = configured(tmp_path)
+    older, newer = train(config, 20), train(config, 40)
+    for name in gone:
+        (newer / name).unlink()
+    start = start_of(config)
+    assert start.checkpoint == older
+    assert start.lines()[0] == f"is passed over, for it is damaged: {newer}: {says}."
+
+
+def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
+    """Else a start after a kill would go on from what was left behind."""
+    config = configured(tmp_path)
+    checkpoint, later = train(config, 20), train(config, 40)
+    back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
+    start = start_of(back)
+    assert start.lines()[1] == "sets the checkpoints of later iterations aside: step_000040."
+    start.claim(back)
+    assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
+    assert start_of(config).checkpoint == checkpoint
+    again = train(config, 40)
+    start_of(back).claim(back)
+    assert not again.exists() and again.with_name("aside_step_000040.1").is_dir()
+    assert again.with_name("aside_step_000040").is_dir(), "what was set aside before stays"
+
+
+def test_a_checkpoint_with_the_name_of_another_iteration_is_passed_over(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    checkpoint, later = train(config, 20), train(config, 40)
+    renamed = later.rename(later.with_name("step_000100"))
+    start = start_of(config)
+    assert start.checkpoint == checkpoint
+    assert start.lines()[0] == f"is passed over, for it is damaged: {renamed}: it is of iteration 40."

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.load import convert, save_config
+from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.launch.checkpoint_folder import write_progress
+from alphaapollo.launch.run_model import NewestModel, find_newest, settings_to_play
+
+
+def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:
+    folder.mkdir(parents=True)
+    (folder / name).write_text("{}")
+    if when is not None:
+        os.utime(folder, (when, when))
+    return folder
+
+
+def checkpoint(run: Path, step: int, when: float) -> Path:
+    folder = run / f"checkpoints/step_{step:06d}"
+    folder.mkdir(parents=True)
+    write_progress(folder, {"step": step})
+    os.utime(folder / "progress.json", (when, when))
+    return folder
+
+
+def test_the_newest_of_a_run(tmp_path: Path) -> None:
+    first = checkpoint(tmp_path, 1, when=100)
+    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000001", first)
+    model(tmp_path / "exported/step_000001")
+    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000001")
+    model(tmp_path / "model", when=200)
+    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "model")
+    second = checkpoint(tmp_path, 2, when=300)  # the run went on after it had ended
+    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
+    assert find_newest(first) == NewestModel(tmp_path, tmp_path / "exported/step_000001")
+    (second / "progress.json").unlink()  # nobody knows which is newer; its export says that it is damaged
+    assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
+
+
+def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
+    own = model(tmp_path / "run/model")
+    assert find_newest(own) == NewestModel(own, own)
+    save_config(SftConfig(), tmp_path / "run/config.yaml")
+    assert find_newest(own).run == tmp_path / "run"
+    exported = model(tmp_path / "run/exported/step_000001")
+    assert find_newest(exported) == NewestModel(tmp_path / "run", exported)
+    elsewhere = model(tmp_path / "run/model/inner")
+    assert find_newest(elsewhere).run == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("", "has no model yet, and no whole checkpoint. A run writes"), ("adapter_config.json", "holds adapters alone")],
+)
+def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path, name: str, says: str) -> None:
+    if name:
+        model(tmp_path / "model", name=name)
+    with pytest.raises(ValueError, match=says):
+        find_newest(tmp_path)
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no such folder\. Give a run's"):
+        find_newest(tmp_path / "gone")
+
+
+def played(tmp_path: Path, config: Any) -> GenerationConfig:
+    save_config(config, tmp_path / "config.yaml")
+    own = tmp_path / "model"
+    if not own.is_dir():
+        model(own)
+    return convert(GenerationConfig, GenerationConfig().model_dump(mode="json") | merged(find_newest(tmp_path)))
+
+
+def merged(newest: NewestModel) -> dict[str, Any]:
+    defaults = GenerationConfig().model_dump(mode="json")
+    return {name: defaults[name] | values for name, values in settings_to_play(newest).items()}
+
+
+def test_it_plays_as_in_its_run(tmp_path: Path) -> None:
+    role = {"model": {"path": "base", "lora_rank": 8}, "rollout": {"temperature": 0.7, "num_engines": 4}}
+    role["rollout"]["gpu_memory_utilization"] = 0.4
+    env = {"env_name": "informal_math", "max_steps": 5}
+    config = played(tmp_path, Config(actor_rollout_ref=role, env=env, data={"max_response_length": 99}))
+    assert (config.model.path, config.model.lora_rank) == (str(tmp_path / "model"), 0)
+    assert (config.rollout.temperature, config.rollout.num_engines) == (0.7, 1)
+    assert config.rollout.gpu_memory_utilization == 0.9  # nobody trains beside it
+    assert (config.env.env_name, config.env.max_steps, config.data.max_response_length) == ("informal_math", 5, 99)
+    assert config.trainer.controller == "local"
+
+
+def test_a_fine_tuned_model_plays_in_single_turns(tmp_path: Path) -> None:
+    config = played(tmp_path, SftConfig(model={"path": "base", "trust_remote_code": True}))
+    assert config.model.trust_remote_code
+    assert config.env.env_name == "single_turn"

@@ -1,0 +1,42 @@
+"""Heads that do not divide among ranks, or an engine's processes, are refused before a worker starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.launch.input_checks import check_engine_split, check_sequence_parallel
+from tests.unit.tiny import build_model
+
+KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+
+
+def test_the_model_is_named_by_its_key(tmp_path: Path):
+    build_model("qwen3").config.save_pretrained(tmp_path)  # 4 heads
+    models = {"actor_rollout_ref.model.path": Model(path=str(tmp_path)), "critic.model.path": Model()}
+    for size in (1, 2, 4):
+        check_sequence_parallel(size, 4, KEY, models)
+    with pytest.raises(
+        ValueError, match=r"model.path=.* has 4 attention heads, which 3 ranks.* 6 ranks, set one of 1, 2\.$"
+    ):
+        check_sequence_parallel(3, 6, KEY, models)
+
+
+def test_a_model_that_transformers_has_itself_may_carry_code(tmp_path: Path):
+    """Its code runs only with leave, and only then is it unknown what its attention does."""
+    config = build_model("qwen3").config
+    config.auto_map = {"AutoModelForCausalLM": "own.Model"}
+    config.save_pretrained(tmp_path)
+    check_sequence_parallel(2, 2, KEY, {"model.path": Model(path=str(tmp_path))})
+    with pytest.raises(ValueError, match="brings its own code, whose attention cannot be split"):
+        check_sequence_parallel(2, 2, KEY, {"model.path": Model(path=str(tmp_path), trust_remote_code=True)})
+
+
+def test_an_engine_splits_whole_heads(tmp_path: Path):
+    build_model("qwen3").config.save_pretrained(tmp_path)  # 4 heads
+    for size in (1, 2, 4):
+        check_engine_split(Model(path=str(tmp_path)), Rollout(tensor_model_parallel_size=size), "rollout")
+    with pytest.raises(ValueError, match=r"rollout.tensor_model_parallel_size=3: .* has 4 .* Set one of 1, 2, 4\.$"):
+        check_engine_split(Model(path=str(tmp_path)), Rollout(tensor_model_parallel_size=3), "rollout")

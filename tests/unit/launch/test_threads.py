@@ -1,0 +1,103 @@
+"""The number of threads on a CPU: by the cores at first, and kept where a run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.launch.checkpoint_folder import seal, write_progress
+from alphaapollo.launch.cpu_threads import settle_threads, settle_tuning_threads
+from alphaapollo.launch.resume import find_start
+from alphaapollo.trainer.setup.resume_rule import change_rule_of
+
+
+def configured(out: Path, trainer: dict[str, Any] | None = None, **rollout: Any) -> Config:
+    return Config(
+        trainer={"output_dir": str(out), "experiment_name": "run"} | (trainer or {}),
+        actor_rollout_ref={"rollout": rollout},
+    )
+
+
+def counts(config: Config) -> tuple[int | None, int | None]:
+    return config.trainer.cpu_threads, config.actor_rollout_ref.rollout.cpu_threads
+
+
+def settled(config: Config, cores: int, gpus: int = 0) -> tuple[int | None, int | None]:
+    return counts(settle_threads(config, Machine(cores, gpus))[0])
+
+
+def begun(config: Config, cores: int) -> None:
+    """What a run of one iteration on so many cores leaves."""
+    config, _ = settle_threads(config, Machine(cores, 0))
+    find_start(config, change_rule_of(config)).claim(config)
+    checkpoint = config.trainer.folder / "checkpoints" / "step_000001"
+    checkpoint.mkdir(parents=True)
+    write_progress(checkpoint, {"step": 1})
+    seal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("cores", "trainer", "rollout", "expected"),
+    [
+        (8, {}, {}, (8, 8)),
+        (1, {}, {}, (1, 1)),
+        (8, {"n_gpus_per_node": 2}, {"num_engines": 2, "tensor_model_parallel_size": 2}, (4, 2)),
+        (2, {"n_gpus_per_node": 4}, {"num_engines": 3}, (1, 1)),
+        (8, {"nnodes": 2}, {"data_parallel_size": 4}, (8, 4)),
+        (8, {"cpu_threads": 3}, {"cpu_threads": 1}, (3, 1)),
+        (8, {}, {"name": "fake"}, (8, None)),
+        (8, {"async_mode": "carry"}, {}, (8, 8)),
+        (8, {"async_mode": "separate"}, {"num_engines": 2}, (6, 1)),
+        (8, {"async_mode": "separate", "n_gpus_per_node": 2}, {"cpu_threads": 4}, (2, 4)),
+    ],
+)
+def test_each_side_has_all_cores(
+    tmp_path: Path, cores: int, trainer: dict[str, Any], rollout: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    assert settled(configured(tmp_path, trainer, **rollout), cores) == expected
+
+
+def test_on_gpus_nothing_is_settled(tmp_path: Path) -> None:
+    assert settled(configured(tmp_path), 8, gpus=1) == (None, None)
+
+
+def test_a_run_that_goes_on_keeps_its_counts_on_another_machine(tmp_path: Path) -> None:
+    begun(configured(tmp_path), cores=2)
+    config, notices = settle_threads(configured(tmp_path), Machine(16, 0))
+    assert counts(config) == (2, 2)
+    assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2, as at the run's earlier start")
+    assert "trainer.cpu_threads=16 takes them" in notices[1]
+    assert find_start(config, change_rule_of(config)).changes == ()
+    assert settle_threads(configured(tmp_path), Machine(2, 0))[1] == []
+
+
+def test_a_count_that_is_given_is_a_change(tmp_path: Path) -> None:
+    begun(configured(tmp_path), cores=2)
+    config, notices = settle_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
+    assert counts(config) == (8, 2) and len(notices) == 1
+    assert [str(change) for change in find_start(config, change_rule_of(config)).changes] == [
+        "trainer.cpu_threads: 2 -> 8: applied (with another count of threads sums may round otherwise)"
+    ]
+
+
+def test_other_numbers_of_processes_choose_anew(tmp_path: Path) -> None:
+    begun(configured(tmp_path), cores=8)
+    assert settled(configured(tmp_path, {"n_gpus_per_node": 2}, num_engines=4), 8) == (4, 2)
+
+
+def test_a_run_that_begins_anew_and_one_from_anothers_checkpoint(tmp_path: Path) -> None:
+    begun(configured(tmp_path), cores=2)
+    assert settled(configured(tmp_path, {"resume_mode": "disable"}), 8) == (8, 8)
+    assert settled(configured(tmp_path, {"experiment_name": "other"}), 8) == (8, 8)
+    checkpoint = tmp_path / "alphaapollo/run/checkpoints/step_000001"
+    from_it = {"experiment_name": "other", "resume_mode": "resume_path", "resume_from_path": str(checkpoint)}
+    assert settled(configured(tmp_path, from_it), 8) == (2, 2)
+
+
+def test_fine_tuning_shares_the_cores_among_its_ranks(tmp_path: Path) -> None:
+    config = SftConfig(trainer={"output_dir": str(tmp_path), "n_gpus_per_node": 2})
+    assert settle_tuning_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4

@@ -1,0 +1,145 @@
+import asyncio
+
+import pytest
+
+from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
+from alphaapollo.environments import base
+from alphaapollo.environments.base import Observation
+from alphaapollo.launch.try_environment import try_resets, try_reward
+from alphaapollo.types import Message, Prompt
+
+ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]
+
+
+class Playful:
+    """Notes what is called; fails where a test says so."""
+
+    def __init__(self, services):
+        self.called = []
+        Playful.last = self
+        self.fail("make")
+
+    failing = ""
+    error: BaseException = ValueError("broken")
+
+    def fail(self, where):
+        self.called.append(where)
+        if where == Playful.failing:
+            raise Playful.error
+
+    def reset(self, prompt):
+        self.fail("reset")
+        return Observation([Message(role="user", content=f"row {prompt.id}")])
+
+    def step(self, action):
+        raise AssertionError("the trial only resets")
+
+    async def close(self):
+        self.fail("close")
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    entries = {**base._ENVIRONMENTS._entries}
+    monkeypatch.setattr(base._ENVIRONMENTS, "_entries", entries)
+    base.register_environment("playful")(Playful)
+    monkeypatch.setattr(Playful, "failing", "")
+    monkeypatch.setattr(Playful, "error", ValueError("broken"))
+
+
+def trial(**settings):
+    asyncio.run(try_resets(Env(env_name="playful", **settings), ROWS))
+
+
+def test_an_environment_that_starts_is_closed_again():
+    trial()
+    assert Playful.last.called == ["make", "reset", "close"]
+
+
+@pytest.mark.parametrize("where", ["make", "reset", "close"])
+def test_what_fails_is_told_with_its_row(monkeypatch, where):
+    monkeypatch.setattr(Playful, "failing", where)
+    what = {"make": "making it"}.get(where, where)
+    says = rf"^env\.env_name=playful: the environment does not start on row 5: {what}: ValueError: broken\. Mend"
+    with pytest.raises(ValueError, match=says):
+        trial()
+    assert Playful.last.called == {"make": ["make"]}.get(where, ["make", "reset", "close"])
+
+
+def test_an_exit_is_a_failure(monkeypatch):
+    monkeypatch.setattr(Playful, "failing", "reset")
+    monkeypatch.setattr(Playful, "error", SystemExit(3))
+    with pytest.raises(ValueError, match=r"reset: RuntimeError: it wants to exit \(3\)"):
+        trial()
+
+
+def test_a_first_observation_that_is_none_and_one_that_never_comes(monkeypatch):
+    monkeypatch.setattr(Playful, "reset", lambda self, prompt: 7)
+    with pytest.raises(ValueError, match="reset returned int; return an Observation or a str"):
+        trial()
+
+    async def never(self, prompt):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Playful, "reset", never)
+    with pytest.raises(ValueError, match=r"on row 5 within env\.episode_timeout=0\.01 s"):
+        trial(episode_timeout=0.01)
+
+
+@pytest.mark.parametrize("name", ["single_turn", "informal_math", "guessing_game", "grid_world"])
+def test_what_comes_with_the_project_starts(name):
+    asyncio.run(try_resets(Env(env_name=name, max_steps=2), ROWS))
+
+
+def reward_of(folder, body):
+    path = folder / "mine.py"
+    path.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
+    return CustomRewardFunction(path=str(path))
+
+
+ROW = Prompt(3, "text", "?", ground_truth="7")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("pass", "None"),
+        ("return 'good'", "the reward is a str"),
+        ("return {'accuracy': None}", "accuracy"),
+        ("return prompt.truth", "no attribute 'truth'"),
+    ],
+)
+def test_a_reward_function_that_cannot_work_is_told_before_the_start(tmp_path, body, says):
+    custom = reward_of(tmp_path, body)
+    with pytest.raises(ValueError, match=f"mine.py: compute_score, called on row 3 .* fails: .*{says}.*Mend it"):
+        asyncio.run(try_reward(ROW, Reward(), custom))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return float(completion[len('<answer>')] == prompt.ground_truth)",  # fails on an empty text
+        "assert not completion; return 0.0",  # fails on the ground truth
+        "return {'reward': 1, 'length': len(completion)}",
+    ],
+)
+def test_a_reward_function_that_fails_on_some_answers_may(tmp_path, body):
+    asyncio.run(try_reward(ROW, Reward(), reward_of(tmp_path, body)))
+
+
+def test_a_component_is_tried_too(tmp_path):
+    path = tmp_path / "component.py"
+    decorator = "from alphaapollo.rewards.components import reward_component\n\n@reward_component\n"
+    path.write_text(decorator + "def polite(prompt, completion):\n    return prompt.words\n")
+    reward = Reward(custom_module=str(path), components={"polite": 0.5})
+    row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
+    with pytest.raises(ValueError, match=r"component\.py: a component, called on row 3 .* no attribute 'words'"):
+        asyncio.run(try_reward(row, reward, CustomRewardFunction()))
+
+
+def test_a_place_that_nothing_fills_is_told():
+    def told(template: str) -> list[str]:
+        return asyncio.run(try_resets(Env(env_name="guessing_game", guessing_game={"prompt": template}), ROWS))
+
+    assert told("1-{foo}") == ["env.guessing_game.prompt: {foo} is shown as it is, for nothing fills it."]
+    assert told(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []

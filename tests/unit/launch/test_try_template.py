@@ -1,0 +1,51 @@
+import pytest
+
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.launch.try_template import try_template
+from alphaapollo.types import Message
+from tests.unit.tiny import save_tokenizer
+
+CHAT = [Message(role="system", content="Be short."), Message(role="user", content="2+2=?")]
+SOUND = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return load_tokenizer(str(folder))
+
+
+def attempt(tokenizer, template: str, **settings) -> None:
+    tokenizer.chat_template = template
+    try_template(Renderer(tokenizer), CHAT, **settings)
+
+
+def test_a_sound_one(tokenizer):
+    attempt(tokenizer, SOUND)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for m in messages %}<{{ m.role }}>{% endfor %}", r"leaves out what the last message .* 'user'.*<system>"),
+        ("{{ messages[0].content }}", "leaves out"),
+        ("{% for", "refuses a chat"),
+        ("{{ nobody.knows.this }}", "refuses a chat"),
+        ("{{ raise_exception('no system') }}", "refuses a chat .*no system"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "refuses a chat .*range"),
+        ("{{ messages[99].content }}", "refuses a chat"),
+        ("{{ 1 / 0 }}", "refuses a chat .*division"),
+        ("{{ 'x' + 1 }}", "refuses a chat"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refuses a chat .*recursion"),
+    ],
+)
+def test_one_that_does_not_work(tokenizer, template, says):
+    with pytest.raises(ValueError, match=says):
+        attempt(tokenizer, template)
+
+
+def test_one_that_does_not_end(tokenizer):
+    long = "{% for a in range(99999) %}{% for b in range(50) %}{% endfor %}{% endfor %}" + SOUND
+    with pytest.raises(ValueError, match=r"has not rendered one chat within 0\.001 s"):
+        attempt(tokenizer, long, time_limit=0.001)

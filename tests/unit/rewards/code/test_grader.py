@@ -1,0 +1,263 @@
+"""Code against tests, in the real sandbox."""
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.tools.sandbox import SandboxUnavailableError, default_sandbox
+from alphaapollo.types import Outcome, Prompt
+
+try:
+    default_sandbox().start()
+except SandboxUnavailableError as error:
+    pytest.skip(f"no sandbox: {error}", allow_module_level=True)
+
+from alphaapollo.rewards.code.grader import extract_code, grade, same_output
+from alphaapollo.rewards.code.test_cases import called_names
+
+HUMANEVAL = Path(__file__).parents[4] / "../shared/data/HumanEval.jsonl.gz"
+
+pytestmark = pytest.mark.timeout(120)
+
+CHECK = {
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-3) == 9\n",
+    "entry_point": "square",
+    "prompt": 'import math\n\ndef square(x):\n    """The square of x."""\n',
+}
+ONE_CALL = "assert f(2) == 4"
+RIGHT = "def square(x):\n    return x * x\n"
+
+
+def score(code, truth=CHECK, fenced=True):
+    prompt = Prompt(id=0, data_source="code", content="?", ground_truth=json.dumps(truth))
+    return grade(prompt, f"<think>```python\nno\n```</think>Here:\n```python\n{code}\n```\n" if fenced else code)
+
+
+def test_right_code_passes_as_a_program_or_going_on():
+    assert (score(RIGHT).reward, score(RIGHT).reason) == (1.0, "")
+    assert score("    return int(math.pow(x, 2))\n").reward == 1.0
+    assert score("    return x ** 2", fenced=False).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def square(x):\n    return 2 * x", "AssertionError"),
+        ("def square(x):\n    return None", "AssertionError"),
+        ("def square(x):\n    return", "AssertionError"),
+        ("def square(x):\n    raise KeyError(x)", "KeyError"),
+        ("def square(x) return", "SyntaxError"),
+        ("square = 3", "TypeError: 'int' object is not callable"),
+        ("del square", "NameError: the code defines no square"),
+        ("import nothing_like_it", "ModuleNotFoundError"),
+        ("def square(x):\n    while True: pass", "the code ends with timeout"),
+        ("def square(x):\n    return bytearray(1 << 40)", "MemoryError"),
+        ("def square(x):\n    return square(x)", "RecursionError"),
+    ],
+)
+def test_wrong_code_fails_and_says_why(code, reason):
+    result = score(code, {**CHECK, "time_limit": 1})
+    assert (result.reward, result.accuracy, result.outcome) == (0.0, 0.0, Outcome.SCORED)
+    assert reason in result.reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'print(\'{"passed": true, "why": ""}\')\nimport os\nos._exit(0)',
+        "import sys\nsys.exit(0)",
+        "class E:\n    def __eq__(self, other): return True\ndef square(x): return E()",
+        "class E(int):\n    def __eq__(self, other): return True\ndef square(x): return E(7)",
+        "import builtins\nbuiltins.AssertionError = Exception\ndef square(x): return 0",
+        # walks the frames for expected results, or patches what decides
+        "import sys\ndef square(x):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
+        "    f.f_globals['run_tests'] = f.f_globals['_play'] = lambda *a, **k: ''\n    return f.f_globals.get('tests')",
+        "def square(x):\n    return open('/proc/self/cmdline').read()",
+        "import json\njson.dumps = lambda *a, **k: '[]'\ndef square(x): return 4",
+        "import json\njson.dumps = lambda *a, **k: '{\"passed\": true}'\ndef square(x): return 4",
+        "import atexit\natexit.register(lambda: print('\\n[[\"returned\", null, null]]'))\ndef square(x): return 4",
+    ],
+)
+def test_cheating_earns_nothing(code):
+    result = score(code)
+    assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
+
+
+NESTED, SUM, POWER = "assert f(f(2)) == 16", "assert sum(f(2)) == 4", "assert f(2) ** f(2) == 256"
+
+
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("def f(x):\n    import pandas_nope", ONE_CALL),
+        ("def f(x):\n    return eval('1+')", ONE_CALL),
+        ("import os\nos.write(1, b'\\n' + b'[' * 100000); os._exit(0)", ONE_CALL),
+        ('import os\nos.write(1, b\'\\n[["raised", ["SyntaxError", "x"], ["tuple", []]]]\'); os._exit(0)', ONE_CALL),
+        ("import os\nos.write(1, b'\\n[[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]]'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'\\n{\"broken\": ' + b'[' * 900 + b']' * 900 + b'}'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'\\n[3]'); os._exit(0)", ONE_CALL),
+        ("def f(x):\n    return object()", NESTED),
+        ("import os\ndef f(x):\n    return int.from_bytes(os.urandom(4))", NESTED),
+        ("def f(x):\n    return range(10**12)", SUM),
+        ("def f(x):\n    return 10**9", POWER),
+        ("def f(x):\n    return 1", "while f(2) != 4: pass"),
+        ("def f(x):\n    return x + 1", "x = 0\nwhile len(str(f(x))) < 5: x = int(str(f(x)))\nassert x == 0"),
+    ],
+)
+def test_no_answer_chooses_to_have_no_reward(code, test):
+    """A failure of the grader is left out of the advantages: a wrong answer would gain by it."""
+    result = score(code, {"asserts": [test]})
+    assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
+    assert result.reason
+
+
+def test_a_reason_is_short_and_no_terminal_obeys_it():
+    code = "import os\nos.write(1, b'\\n{\"broken\": \"%s\"}' % (b'\\\\u001b\\\\n' + b'x' * 10**6)); os._exit(0)"
+    result = score(code, {"asserts": [ONE_CALL]})
+    assert result.reason == ("\\x1b\\n" + 500 * "x")[: len(result.reason)] and len(result.reason) == 500, result
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na\n```", "a"),
+        ("```\na\n```\ntext ```py\nb\n```\n```text\nc\n```", "b"),
+        ("```\na\n```\n```\nb\n```", "b"),
+        ("<think>```python\na\n```</think>\n```python\nb\n", "b\n"),
+        ("    return 1", "    return 1"),
+        ("```python\n    return 1\n```", "    return 1"),
+    ],
+)
+def test_the_last_block_is_the_answer(text, code):
+    assert extract_code(text) == code
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "```python\n\n```", "<think>def f(): pass</think>"])
+def test_no_code_is_a_wrong_format(text):
+    prompt = Prompt(id=0, data_source="code", content="?", ground_truth=json.dumps(CHECK))
+    assert grade(prompt, text).outcome is Outcome.WRONG_FORMAT
+
+
+def test_asserts():
+    truth = {"asserts": ["assert near(area(1), math.pi)", "assert area(0) == 0"], "setup": SETUP}
+    assert called_names("\n".join(truth["asserts"]), SETUP) == ("area",)
+    assert score("def area(r):\n    return math.pi * r * r", truth).reward == 1.0
+    assert score("def area(r):\n    return 3 * r * r", truth).reward == 0.0
+
+
+SETUP = "import math\ndef near(a, b):\n    return abs(a - b) < 1e-9"
+
+
+def test_what_is_passed_and_returned_keeps_its_type_and_what_is_changed_is_seen():
+    asserts = [
+        "assert same((1, 2)) == (1, 2)",
+        "assert same((1, 2)) != [1, 2]",
+        "assert same({1: {2}, 'a': b'x'}) == {1: {2}, 'a': b'x'}",
+        "assert same(2.5) == 2.5 and same(10**30) == 10**30 and same(1j) == 1j and same(None) is None",
+        "assert list(same(iter([1]))) == [1] and same(range(3)) == range(3)",
+        "values = [3, 1, 2]\nassert change(values) is None and values == [1, 2, 3]",
+        "assert same(same(same(1))) == 1",
+        "assert same(same(['unknown'])) == ['unknown'] and same(same(['opaque', 1])) == ['opaque', 1]",
+        "x = 1\nfor _ in range(9): x = same(x + same(0))\nassert x == 1",
+        "try:\n    fail(1)\n    assert False\nexcept ZeroDivisionError as error:\n    assert 'by zero' in str(error)",
+    ]
+    code = "def same(x): return x\ndef change(x): x.sort()\ndef fail(x): return x / 0"
+    assert score(code, {"asserts": asserts}) == score(code, {"asserts": asserts[:1]})
+    assert score(code, {"asserts": asserts}).reward == 1.0
+
+
+def test_arguments_and_results():
+    truth = {"inputs": [[1, 2], [[1], [2]]], "outputs": [3, [1, 2]], "entry_point": "add"}
+    assert score("def add(a, b):\n    return a + b", truth).reward == 1.0
+    assert score("def add(a, b):\n    return 3", truth).reward == 0.0
+
+
+def test_programs_read_stdin_and_print():
+    truth = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
+    assert score("a, b = map(int, input().split())\nprint(a + b)", truth).reward == 1.0
+    wrong = score("print(3)", truth)
+    assert (wrong.reward, wrong.reason) == (0.0, "test 1: it prints '3\\n', not '7'")
+    assert "the code ends with error" in score("1 / 0", truth).reason
+    assert "timeout" in score("while True: pass", {**truth, "time_limit": 0.5}).reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "printed", "same"),
+    [
+        ("1 2\n3", "1 2 \n3\n\n", True),
+        ("0.5", "0.50000001", True),
+        ("0.5", "0.51", False),
+        ("10", "10.0", True),
+        ("123456789", "123456700.0", False),  # only a number with a point may be rounded
+        ("123456789.0", "123456789.1", True),
+        ("9" * 400, "1.0e999", False),  # both are infinite as floats
+        ("1.5e999", "2.5e999", False),
+        ("1.5", "inf", False),
+        ("10000000000000000000001", "10000000000000000000000.0", False),
+        ("1 2", "1\n2", False),
+        ("10", "11", False),
+        ("a", "A", False),
+        ("", "\n", True),
+        ("1", "", False),
+    ],
+)
+def test_outputs(wanted, printed, same):
+    assert same_output(wanted, printed) is same
+
+
+@pytest.mark.parametrize(
+    ("truth", "what"),
+    [
+        (None, "is not JSON with"),
+        ([], "is not JSON with"),
+        ({"test": "x"}, "KeyError: 'entry_point'"),
+        ({"asserts": ["assert 1 == 1"]}, "call no function of the answer"),
+        ({"asserts": ["assert f("]}, "SyntaxError"),
+        ({"inputs": ["1"], "outputs": []}, "of one length"),
+        ({"test": "def check(", "entry_point": "f"}, "the tests are broken: SyntaxError"),
+        ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "the tests are broken: ModuleNotF"),
+        ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "no plain data"),
+        (
+            {"test": "def check(f):\n    x = 1\n    for _ in range(11): x = f(0) + f(x)", "entry_point": "f"},
+            "more than 10 deep",
+        ),
+        ({"test": "def check(f): pass", "entry_point": "f"}, "do not call the answer"),
+        ({"asserts": ["1 / 0", "assert f(1)"]}, "ZeroDivisionError"),
+        ({"test": "def check(f):\n    while f(1): pass", "entry_point": "f"}, "more than 20000 calls"),
+    ],
+)
+def test_broken_tests_are_the_graders_failure(truth, what):
+    with pytest.raises(ValueError, match=what):
+        score("def f(x): return x", truth)
+
+
+def test_through_the_graders_processes():
+    async def main():
+        client = RewardClient("", "", 20.0, 1, {}, ())
+        await client.start()
+        prompt = Prompt(id=0, data_source="openai_humaneval", content="?", ground_truth=json.dumps(CHECK))
+        try:
+            return [await client.score(prompt, text) for text in (RIGHT, "def square(x): return 1")]
+        finally:
+            await client.close()
+
+    right, wrong = asyncio.run(main())
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not HUMANEVAL.exists(), reason="HumanEval is not at hand")
+def test_humaneval():
+    with gzip.open(HUMANEVAL, "rt") as file:
+        problems = [json.loads(line) for line in file]
+    assert len(problems) == 164
+    passed, broken = [], []
+    for problem in problems:
+        truth = {key: problem[key] for key in ("test", "entry_point", "prompt")}
+        passed.append(score(problem["prompt"] + problem["canonical_solution"], truth).reward)
+        broken.append(score(problem["prompt"] + "    return None\n", truth).reward)
+    assert (sum(passed), sum(broken)) == (164, 0)

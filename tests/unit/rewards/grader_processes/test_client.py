@@ -1,0 +1,359 @@
+"""Graders that crash, hang, print and lie, behind the real processes."""
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from alphaapollo.rewards.grader_processes import pool
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.types import Outcome, Prompt, Score
+
+pytestmark = pytest.mark.timeout(90)
+
+GSM8K = Prompt(id=0, data_source="openai/gsm8k", content="?", ground_truth="4")
+MATH = Prompt(id=0, data_source="math", content="?", ground_truth=r"\frac{1}{2}")
+
+REWARD = """
+import ctypes, json, math, os, pathlib, sys, time
+
+def f(prompt, completion):
+    print("noise on stdout", flush=True)
+    os.write(1, b"more noise")
+    if completion.startswith("sleep"):
+        time.sleep(float(completion.split()[1]))
+        return 1.0
+    if completion.startswith("meet"):  # returns when so many processes grade at once
+        here = pathlib.Path(__file__).with_suffix(".here")
+        here.mkdir(exist_ok=True)
+        (here / str(os.getpid())).touch()
+        while len(list(here.iterdir())) < int(completion.split()[1]):
+            time.sleep(0.01)
+        return 1.0
+    if completion == "twice":  # fails the first time only
+        mark = pathlib.Path(__file__).with_suffix(".mark")
+        if not mark.exists():
+            mark.write_text("")
+            os._exit(1)
+        return 1.0
+    return {
+        "one": lambda: 1.0,
+        "parts": lambda: {"accuracy": 1.0, "format": 0.5},
+        "pid": lambda: float(os.getpid()),
+        "stdin": lambda: float(len(sys.stdin.read())),
+        "raise": lambda: {}["missing"],
+        "library": lambda: float(json.loads("{")),
+        "nan": lambda: math.nan,
+        "list": lambda: [1.0, 0.0],
+        "none": lambda: None,
+        "exit": lambda: sys.exit(3),
+        "crash": lambda: ctypes.string_at(0),
+        "nameless": lambda: os.kill(os.getpid(), 40),
+        "close": lambda: os.closerange(0, 100),
+        "memory": lambda: bytes(1 << 60),
+        "recursion": lambda: f(prompt, "recursion"),
+    }[completion]()
+"""
+
+
+@pytest.fixture
+def custom(tmp_path):
+    path = tmp_path / "my_reward.py"
+    path.write_text(REWARD)
+    return str(path)
+
+
+def run(scenario, path="", timeout=10.0, num_workers=1, components=None, required=()):
+    """Run `scenario(client)` with started graders; afterwards none of their processes may be left."""
+
+    async def main():
+        client = RewardClient(path, "f", timeout, num_workers, components or {}, required)
+        await client.start()
+        try:
+            return await scenario(client)
+        finally:
+            await client.close()
+
+    result = asyncio.run(main())
+    assert subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "alphaapollo.rewards"], stdout=-3).returncode == 1
+    return result
+
+
+def scores(texts, path="", prompt=GSM8K, **kwargs):
+    async def scenario(client):
+        return await asyncio.gather(*(client.score(prompt, text) for text in texts))
+
+    return run(scenario, path, **kwargs)
+
+
+def test_built_in_graders_by_data_source():
+    async def scenario(client):
+        return [
+            await client.score(GSM8K, "#### 4"),
+            await client.score(MATH, r"\boxed{0.5}"),
+            await client.score(GSM8K, "?"),
+        ]
+
+    good, maths, unreadable = run(scenario)
+    assert good == Score(1.0, {"accuracy": 1.0})
+    assert maths == Score(1.0, {"accuracy": 1.0})
+    assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
+
+
+def test_the_users_function_grades_everything_and_its_prints_harm_nothing(custom):
+    one, parts, stdin = scores(["one", "parts", "stdin"], custom)
+    assert one == Score(1.0)
+    assert parts == Score(1.5, {"accuracy": 1.0, "format": 0.5})
+    assert stdin == Score(0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise", r"KeyError: 'missing' \(.*my_reward.py, line \d+"),
+        ("library", r"JSONDecodeError: .* \(.*my_reward.py, line \d+"),
+        ("nan", "the reward is nan"),
+        ("list", "a list of length 2"),
+        ("none", "a NoneType"),
+        ("exit", "its process died (exit code 3)"),
+        ("crash", "its process died (SIGSEGV)"),
+        ("nameless", "its process died (signal 40)"),  # which Python has no name for
+        ("close", "its process died"),
+        ("memory", "MemoryError"),
+        ("recursion", "RecursionError"),
+    ],
+)
+def test_a_failure_has_a_reason_and_no_reward_and_harms_no_other(custom, text, reason):
+    import re
+
+    first, failed, last = scores(["one", text, "one"], custom)
+    assert failed.outcome is Outcome.GRADER_FAILED
+    assert math.isnan(failed.reward) and failed.components == {}
+    assert re.search(reason, failed.reason) or reason in failed.reason
+    assert first == last == Score(1.0)
+
+
+def test_a_job_is_never_graded_again_after_a_mistake_of_the_pool(custom, monkeypatch):
+    async def broken(process, grace=0.0):
+        process.kill()
+        raise RuntimeError("a mistake of ours")
+
+    async def scenario(client):
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._Process, "end", broken)
+            return await client.score(GSM8K, "exit")
+
+    failed = run(scenario, custom)
+    assert failed.outcome is Outcome.GRADER_FAILED and "its process died" in failed.reason
+
+
+def test_components_are_added_to_the_built_in_reward():
+    text = "<think>2+2</think> \\boxed{4}"
+    weights = {"task": 0.9, "format": 0.1, "language": 0.1}
+    good, bare, unreadable = scores([text, "4", "?"], components=weights)
+    # no words at all: no language
+    assert good == Score(1.0, {"accuracy": 1.0, "task": 1.0, "format": 1.0, "language": 0.0})
+    assert bare == Score(0.9, {"accuracy": 1.0, "task": 1.0, "format": 0.0, "language": 0.0})
+    assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
+    (ungraded,) = scores(["4"], components=weights, required=["format"])
+    assert (ungraded.reward, ungraded.accuracy) == (0.0, 1.0)
+
+
+def test_components_are_added_to_the_users_reward(custom):
+    one, failed, parts = scores(["one", "raise", "parts"], custom, components={"repetition": 0.5})
+    assert one == Score(1.5, {"accuracy": 1.0, "task": 1.0, "repetition": 1.0})
+    assert failed.outcome is Outcome.GRADER_FAILED and math.isnan(failed.reward)
+    assert parts == Score(2.0, {"accuracy": 1.0, "format": 0.5, "task": 1.5, "repetition": 1.0})
+    (clash,) = scores(["parts"], custom, components={"format": 0.1})
+    assert clash.outcome is Outcome.GRADER_FAILED
+    assert "both name format" in clash.reason
+
+
+def test_an_unknown_component_stops_the_start():
+    with pytest.raises(ValueError, match=r"no component is named 'formt'\. Did you mean format\?"):
+        scores(["4"], components={"formt": 1.0})
+
+
+def test_a_component_that_fails_is_a_failure():
+    nothing = Prompt(id=0, data_source="gsm8k", content=[{"role": "user"}], ground_truth="4")
+    text = "Two and two make four, as everybody has known for a while: 4"
+    (score,) = scores([text], prompt=nothing, components={"language": 0.1})
+    assert score.outcome is Outcome.GRADER_FAILED
+    assert "KeyError: 'content'" in score.reason
+
+
+def test_a_ground_truth_that_cannot_be_read_is_a_failure():
+    (score,) = scores(["4"], prompt=Prompt(id=0, data_source="gsm8k", content="?"))
+    assert score.outcome is Outcome.GRADER_FAILED
+    assert "the ground truth None has no number" in score.reason
+
+
+def test_an_unknown_data_source_is_a_failure():
+    (score,) = scores(["4"], prompt=Prompt(id=0, data_source="poems", content="?"))
+    assert score.outcome is Outcome.GRADER_FAILED
+    assert "no reward function for data_source 'poems'" in score.reason
+
+
+def test_a_failure_is_tried_once_more(custom):
+    assert scores(["twice"], custom) == [Score(1.0)]
+
+
+def test_a_hanging_grader_is_killed_at_the_limit(custom):
+    start = time.monotonic()
+    (score,) = scores(["sleep 60"], custom, timeout=0.3)
+    assert score.outcome is Outcome.GRADER_FAILED
+    assert "no answer within 0.3 s" in score.reason
+    assert time.monotonic() - start < 50  # it would take a minute
+
+
+def test_an_answer_that_hangs_sympy_is_killed():
+    tower = Prompt(id=0, data_source="math", content="?", ground_truth="9^{9^{9^{9}}}")
+
+    async def scenario(client):
+        return await asyncio.gather(client.score(tower, r"\boxed{3}"), client.score(MATH, r"\boxed{0.5}"))
+
+    hanging, other = run(scenario, timeout=1.0)
+    assert hanging.outcome is Outcome.GRADER_FAILED
+    assert other.reward == 1.0
+
+
+def test_a_slow_grader_costs_only_its_own_trajectory(custom):
+    async def scenario(client):
+        slow = asyncio.create_task(client.score(GSM8K, "sleep 60"))
+        await asyncio.sleep(0.1)
+        quick = await asyncio.gather(*(client.score(GSM8K, "one") for _ in range(200)))
+        waited = slow.done()
+        slow.cancel()
+        return quick, waited
+
+    quick, waited = run(scenario, custom, timeout=60.0)
+    assert quick == [Score(1.0)] * 200 and not waited
+
+
+def test_slow_graders_run_side_by_side(custom):
+    assert scores(["meet 6"] * 6, custom, timeout=60.0) == [Score(1.0)] * 6
+
+
+def test_a_slow_process_goes_on_grading(custom):
+    async def scenario(client):
+        before = await client.score(GSM8K, "pid")
+        await client.score(GSM8K, "sleep 0.8")
+        return before, await client.score(GSM8K, "pid")
+
+    before, after = run(scenario, custom)
+    assert before == after
+
+
+def test_a_cancelled_score_leaves_the_graders_usable(custom):
+    async def scenario(client):
+        task = asyncio.create_task(client.score(GSM8K, "sleep 0.2"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        return await client.score(GSM8K, "one")
+
+    assert run(scenario, custom) == Score(1.0)
+
+
+def test_a_process_killed_from_outside_is_replaced(custom):
+    async def scenario(client):
+        os.kill(int((await client.score(GSM8K, "pid")).reward), signal.SIGKILL)
+        return await client.score(GSM8K, "one")
+
+    assert run(scenario, custom) == Score(1.0)
+
+
+def test_a_held_up_event_loop_kills_nobody(custom):
+    async def scenario(client):
+        task = asyncio.create_task(client.score(GSM8K, "sleep 0.1"))
+        await asyncio.sleep(0.05)
+        time.sleep(1.0)
+        return await task
+
+    assert run(scenario, custom, timeout=0.5) == Score(1.0)
+
+
+def test_many_scores_at_once_cost_little():
+    text = "Let us think step by step. " * 20 + "#### 4"
+
+    async def scenario(client):
+        await client.score(GSM8K, text)
+        start = time.perf_counter()
+        await asyncio.gather(*(client.score(GSM8K, text) for _ in range(4096)))
+        return (time.perf_counter() - start) / 4096
+
+    assert run(scenario) < 2e-3  # about 1e-4 on a quiet machine
+
+
+def test_a_function_that_does_not_import_stops_the_start(tmp_path):
+    path = tmp_path / "my_reward.py"
+    path.write_text("import no_such_module")
+    with pytest.raises(ValueError, match=r"No module named 'no_such_module' .*my_reward\.py, line 1"):
+        scores(["one"], str(path))
+
+
+KILLED = """
+import os
+from pathlib import Path
+
+mark = Path(__file__).with_suffix(".mark")
+mark.write_text(mark.read_text() + "x" if mark.exists() else "x")
+if len(mark.read_text()) <= {times}:
+    os.kill(os.getpid(), 9)
+
+def f(prompt, completion):
+    return 1.0
+"""
+
+
+def test_a_process_that_is_killed_in_its_start_has_one_in_its_place(tmp_path):
+    path = tmp_path / "my_reward.py"
+    path.write_text(KILLED.format(times=1))
+    (score,) = scores(["one"], str(path))
+    assert score.reward == 1.0
+    (tmp_path / "my_reward.mark").unlink()
+    path.write_text(KILLED.format(times=2))
+    with pytest.raises(ValueError, match=r"the grader's process does not start \(SIGKILL\)"):
+        scores(["one"], str(path))
+
+
+def test_scores_asked_when_closing_fail_rather_than_wait(custom):
+    async def main():
+        client = RewardClient(custom, "f", 10.0, 1, {}, ())
+        await client.start()
+        tasks = [asyncio.create_task(client.score(GSM8K, "sleep 5")) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        await client.close()
+        return await asyncio.wait_for(asyncio.gather(*tasks), 10)
+
+    assert {score.outcome for score in asyncio.run(main())} == {Outcome.GRADER_FAILED}
+
+
+def test_graders_die_with_their_parent(custom):
+    script = f"""
+        import asyncio, os
+        from alphaapollo.rewards.grader_processes.client import RewardClient
+        from alphaapollo.types import Prompt
+
+        async def main():
+            client = RewardClient({custom!r}, "f", 60.0, 1, {{}}, ())
+            await client.start()
+            prompt = Prompt(id=0, data_source="", content="?")
+            print(int((await client.score(prompt, "pid")).reward), flush=True)
+            await client.score(prompt, "sleep 60")
+
+        asyncio.run(main())
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    grader = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{grader}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{grader}")

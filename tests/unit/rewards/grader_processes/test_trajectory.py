@@ -1,0 +1,163 @@
+"""Functions that take the whole episode, behind the real processes."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import numpy as np
+import pytest
+
+from alphaapollo.engines.fake import FakeEngine
+from alphaapollo.environments.base import Observation, StepResult
+from alphaapollo.rewards.base import on_episodes, takes_trajectory
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.grader_processes.protocol import decode_request, encode_request
+from alphaapollo.rollout.context import AppendContext
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
+from alphaapollo.rollout.group import run_group
+from alphaapollo.types import (
+    Completion,
+    Episode,
+    EpisodeTurn,
+    GroupRequest,
+    Outcome,
+    Prompt,
+    Sampling,
+    Score,
+    StopReason,
+    TrajectoryGroup,
+    Turn,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+PROMPT = Prompt(0, "exact", "1", ground_truth="6")
+TOOL = [{"role": "tool", "content": "8"}]
+
+SOURCE = """
+from alphaapollo.rewards.components import reward_component
+
+def f(prompt, trajectory):
+    first, last = trajectory.turns[0], trajectory.turns[-1]
+    return {
+        "reward": len(trajectory.turns),
+        "accuracy": trajectory.text == prompt.ground_truth,
+        "calls": len(first.info.get("tool_calls", [])),
+        "told": float(first.observation[0]["content"]) if first.observation else -1.0,
+        "step": first.reward,
+        "last": float(last.text),
+        "open": last.observation is None and last.info == {},
+    }
+
+def text_only(prompt, completion):
+    return float(completion == prompt.ground_truth)
+
+@reward_component
+def turns(prompt, trajectory):
+    return len(trajectory.turns)
+"""
+
+
+def turn(text: str, **others: object) -> Turn:
+    return Turn([1], Completion([5], [-1.0], StopReason.STOP, 0), text, **others)
+
+
+class Game:
+    """Tells 8 after the first action, and has the second one graded."""
+
+    def __init__(self, score):
+        self.score, self.turn = score, 0
+
+    async def reset(self, prompt):
+        return "1"
+
+    async def step(self, action):
+        self.turn += 1
+        if self.turn == 1:
+            calls = [{"name": "double", "status": "ok", "seconds": np.float64(0.5)}]
+            return StepResult(Observation(TOOL), reward=np.float32(0.25), info={"tool_calls": calls})
+        return StepResult(done=True, score=await self.score(PROMPT, action))
+
+    async def close(self): ...
+
+
+def with_client(tmp_path, scenario, name="f", **components):
+    path = tmp_path / "reward.py"
+    path.write_text(SOURCE)
+
+    async def main():
+        client = RewardClient(str(path), name, 10.0, 1, components, ())
+        await client.start()
+        try:
+            return await scenario(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
+    """One episode, in which the model says 4 and then, told 8, says 6."""
+
+    def say(token_ids, sampling):
+        return [6 if 8 in token_ids else 4]
+
+    def decode(token_ids):
+        return " ".join(map(str, token_ids))
+
+    def make(turns):
+        return Game(lambda prompt, text: client.score(prompt, text, turns))
+
+    context = AppendContext(lambda content: [1], lambda messages, last_token=None: [8])
+    limits = EpisodeLimits(max_turns, 30.0)
+    runner = EpisodeRunner(FakeEngine(10, script=say), decode, lambda _: context, limits, client.score)
+    return run_group(GroupRequest(PROMPT, 1, Sampling(8), draw=0), runner, make)
+
+
+def test_it_sees_all_turns_up_to_the_answer(tmp_path):
+    group = with_client(tmp_path, lambda client: play(client, max_turns=5))
+    score = group.trajectories[0].score
+    parts = {"accuracy": 1.0, "calls": 1.0, "told": 8.0, "step": 0.25, "last": 6.0, "open": 1.0}
+    assert score == Score(2.0, parts)
+
+
+def test_where_a_limit_comes_first_it_sees_what_was_played(tmp_path):
+    group = with_client(tmp_path, lambda client: play(client, max_turns=1))
+    score = group.trajectories[0].score
+    parts = {"accuracy": 0.0, "calls": 1.0, "told": 8.0, "step": 0.25, "last": 4.0, "open": 0.0}
+    assert score == Score(1.0, parts, reason="no score before the turn limit")
+
+
+def test_a_text_alone_is_one_turn(tmp_path):
+    score = with_client(tmp_path, lambda client: client.score(PROMPT, "6"))
+    parts = {"accuracy": 1.0, "calls": 0.0, "told": -1.0, "step": 0.0, "last": 6.0, "open": 1.0}
+    assert score == Score(1.0, parts)
+
+
+def test_a_component_may_take_it_beside_a_function_that_does_not(tmp_path):
+    turns = [turn("4", observation=TOOL), turn("6")]
+    score = with_client(tmp_path, lambda client: client.score(PROMPT, "6", turns), name="text_only", turns=0.5)
+    assert (score.reward, score.components["task"], score.components["turns"]) == (2.0, 1.0, 2.0)
+
+
+def test_what_json_cannot_hold_is_a_failed_grade_only_where_a_trajectory_is_taken(tmp_path):
+    odd = [turn("4", info={"state": {(1, 2): "a tuple as a key"}})]
+    failed = with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd))
+    assert failed.outcome is Outcome.GRADER_FAILED
+    assert failed.reason.startswith("the trajectory cannot be given to the reward function: keys must be")
+    assert with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd), name="text_only") == Score(1.0)
+
+
+def test_the_way_into_the_process_keeps_every_field():
+    turns = [turn("4", observation=TOOL, reward=0.25, valid=False, info={"n": np.int64(3)}), turn("\ud800")]
+    wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}), EpisodeTurn("\ud800")]
+    assert decode_request(encode_request(PROMPT, "6", turns)) == (PROMPT, Episode("6", wanted))
+    assert decode_request(encode_request(PROMPT, "6")) == (PROMPT, Episode("6", [EpisodeTurn("6")]))
+
+
+def test_the_second_parameters_name_decides():
+    assert takes_trajectory(lambda prompt, trajectory, more=1: 0.0)
+    assert not takes_trajectory(lambda prompt, completion, trajectory=None: 0.0)
+    assert not takes_trajectory(lambda *arguments: 0.0)
+    episode = Episode("6", [EpisodeTurn("4"), EpisodeTurn("6")])
+    assert on_episodes(lambda prompt, completion: completion)(PROMPT, episode) == "6"
+    assert on_episodes(lambda prompt, trajectory: trajectory)(PROMPT, episode) is episode

@@ -1,0 +1,75 @@
+import time
+
+import pytest
+
+from alphaapollo.rewards.think_format import opened_think_format, split_thoughts, think_format
+from alphaapollo.types import Prompt
+
+PROMPT = Prompt(id=0, data_source="math", content="?")
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (r"<think>2 + 2</think>So it is \boxed{4}.", 1.0),
+        ("<think>2 + 2</think>\n<answer>4</answer>", 1.0),
+        (r"<think>2 + 2</think><answer>\boxed{4}</answer>", 1.0),
+        ("\n <think>\n二加二\n</think> <answer>四</answer> ", 1.0),
+        (r"<think></think>\boxed{\frac{1}{2}}", 1.0),
+        (r"<think>maybe \boxed{3}</think>\boxed{4}", 1.0),
+        # no answer after the thoughts
+        ("<think>2 + 2</think>", 0.0),
+        ("<think>2 + 2</think>So it is 4.", 0.0),
+        (r"<think>\boxed{4}</think>", 0.0),
+        (r"<think>2 + 2</think>\boxed{ }", 0.0),
+        (r"<think>2 + 2</think>\boxed{4", 0.0),
+        ("<think>2 + 2</think><answer> </answer>", 0.0),
+        # answer tags that are broken, or two
+        (r"<think>2 + 2</think><answer>\boxed{4}", 0.0),
+        (r"<think>2 + 2</think>\boxed{4}</answer>", 0.0),
+        ("<think>2 + 2</think></answer>4<answer>", 0.0),
+        ("<think>2 + 2</think><answer>3</answer><answer>4</answer>", 0.0),
+        # think tags that are broken, not first, or twice
+        ("", 0.0),
+        (r"\boxed{4}", 0.0),
+        (r"<think>2 + 2 \boxed{4}", 0.0),
+        (r"2 + 2</think>\boxed{4}", 0.0),
+        (r"</think><think>\boxed{4}", 0.0),
+        (r"Well. <think>2 + 2</think>\boxed{4}", 0.0),
+        (r"<think><think>2 + 2</think>\boxed{4}", 0.0),
+        (r"<think>2 + 2</think></think>\boxed{4}", 0.0),
+        (r"<think>2</think><think>2</think>\boxed{4}", 0.0),
+        (r"<Think>2 + 2</Think>\boxed{4}", 0.0),
+    ],
+)
+def test_think_then_answer(text, reward):
+    assert think_format(PROMPT, text) == reward
+
+
+def test_where_the_template_has_opened_the_thoughts():
+    assert opened_think_format(PROMPT, r"2 + 2</think>\boxed{4}") == 1.0
+    assert opened_think_format(PROMPT, r"<think>2 + 2</think>\boxed{4}") == 0.0
+    assert opened_think_format(PROMPT, r"2 + 2 \boxed{4}") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("<think>a</think>b", ("a", "b")),
+        ("a</think>b", ("a", "b")),
+        ("<think>a", ("a", "")),
+        ("b", ("", "b")),
+        ("", ("", "")),
+        ("<think>a</think>b</think>c", ("a", "b</think>c")),
+    ],
+)
+def test_thoughts_and_answer(text, parts):
+    assert split_thoughts(text) == parts
+
+
+def test_long_texts_are_quick():
+    start = time.process_time()
+    assert think_format(PROMPT, "<think>" + "a b " * 25_000 + r"</think>\boxed{4}") == 1.0
+    assert think_format(PROMPT, "<think>" * 15_000) == 0.0
+    assert think_format(PROMPT, "<think></think>" + r"\boxed{" * 15_000) == 0.0
+    assert time.process_time() - start < 1.0

@@ -1,0 +1,398 @@
+"""What goes together, and what a run says of keys that its estimator and its loss do not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
+from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
+from alphaapollo.config.load import convert
+from alphaapollo.config.schema import Config, Env, GenerationConfig
+from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.environments.base import get_registered
+from alphaapollo.launch.input_checks import environment_notices
+from alphaapollo.trainer.setup.combinations import check_combinations
+from alphaapollo.trainer.setup.plan import make_plan
+
+ACTOR = "actor_rollout_ref.actor"
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
+CORRECTION = "algorithm.rollout_correction"
+
+
+def config(values: dict[str, Any]) -> Config:
+    """Dotted keys -> the configuration; 4 samples a prompt, one optimiser step an iteration."""
+    nested: dict[str, Any] = {}
+    for key, value in ({"env.rollout.n": 4} | values).items():
+        *path, last = key.split(".")
+        section = nested
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return convert(Config, nested)
+
+
+def notices(estimator: str, loss: str = "ppo", **values: Any) -> list[str]:
+    keys = {name.replace("__", "."): value for name, value in values.items()}
+    keys = {key if "." in key else f"algorithm.{key}": value for key, value in keys.items()}
+    return check_combinations(config(keys), get_estimator(estimator), get_policy_loss(loss))
+
+
+def problem(estimator: str, loss: str = "ppo", **values: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        notices(estimator, loss, **values)
+    (text,) = str(caught.value).splitlines()
+    assert text.endswith(".")
+    return text
+
+
+def actor(**values: Any) -> dict[str, Any]:
+    return {f"{ACTOR}.{name}": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("loss", policy_loss_names())
+@pytest.mark.parametrize("estimator", estimator_names())
+def test_every_pair_either_works_without_a_word_or_says_why_not(estimator: str, loss: str):
+    one, other = get_estimator(estimator), get_policy_loss(loss)
+    if estimator == "none":
+        assert "the reward teaches nothing, and there is no teacher" in problem(estimator, loss)
+    elif one.per_token and other.level == "sequence":
+        text = problem(estimator, loss)
+        assert text == (
+            f"{LOSS}={loss} takes one advantage a row, but algorithm.adv_estimator={estimator} gives every token its "
+            f"own. Set {LOSS}=gspo_token (GSPO with an advantage a token) or ppo."
+        )
+    else:
+        assert notices(estimator, loss) == []
+
+
+@pytest.mark.parametrize(
+    ("estimator", "key", "value", "shown"),
+    [
+        ("grpo", "lam", 0.9, "0.9"),
+        ("grpo", "gamma", 0.5, "0.5"),
+        ("rloo", "adv_ddof", 0, "0"),
+        ("gae", "adv_singleton", "raw", "raw"),
+        ("grpo_passk", "passk_k", 2, "2"),
+        ("dr_grpo", "norm_adv_by_std_in_grpo", False, "false"),
+        ("magistral", "gdpo_rewards", ["accuracy"], "[accuracy]"),
+    ],
+)
+def test_a_key_that_another_estimator_reads(estimator: str, key: str, value: Any, shown: str):
+    assert notices(estimator, **{key: value}) == [
+        f"algorithm.{key}={shown} has no effect: algorithm.adv_estimator={estimator} does not read it."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "switch", "values"),
+    [
+        ("grpo", "norm_adv_by_std_in_grpo", {"norm_adv_by_std_in_grpo": False}),
+        ("gpg", "gpg_std_norm", {}),
+        ("grpo_passk", "passk_std_norm", {}),
+    ],
+)
+def test_a_key_behind_a_switch_of_the_estimator(estimator: str, switch: str, values: dict[str, Any]):
+    assert notices(estimator, adv_eps=0.1, **values) == [
+        f"algorithm.adv_eps=0.1 has no effect: algorithm.{switch} is false."
+    ]
+    assert notices(estimator, adv_eps=0.1, **{switch: True}) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"),
+    [
+        ("ppo", "tau_pos"),
+        ("sapo", "clip_ratio"),
+        ("gspo", "clip_ratio_c"),
+        ("kl_cov", "clip_ratio_high"),
+        ("clip_cov", "policy_loss.ppo_kl_coef"),
+        ("reinforce", "clip_ratio_low"),
+    ],
+)
+def test_a_key_that_another_loss_reads(loss: str, key: str):
+    line = f"{ACTOR}.{key}=2.0 has no effect: {LOSS}={loss} does not read it."
+    assert notices("grpo", loss, **actor(**{key: 2.0})) == [line]
+
+
+def test_an_estimator_and_a_loss_of_ones_own_are_not_second_guessed():
+    own = Estimator("mine", lambda inputs, algorithm: None)  # type: ignore[arg-type, return-value]
+    loss = PolicyLoss("mine", lambda inputs, actor: None)  # type: ignore[arg-type, return-value]
+    values = {"algorithm.lam": 0.9, "algorithm.passk_k": 2, f"{ACTOR}.tau_pos": 2.0}
+    assert check_combinations(config(values), own, loss) == []
+
+
+@pytest.mark.parametrize("name", [name for name in estimator_names() if get_estimator(name).group])
+def test_a_group_of_one(name: str):
+    assert problem(name, env__rollout__n=1, passk_k=1) == (
+        f"algorithm.adv_estimator={name} compares the samples of one prompt, but the group size is 1: there is nothing "
+        "to compare with. Set env.rollout.n to 2 or more (8 is usual)."
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in estimator_names() if not get_estimator(name).group])
+def test_a_group_of_one_is_fine_without_a_comparison(name: str):
+    taught = {"teacher.divergence": "reverse"} if name == "none" else {}
+    assert notices(name, env__rollout__n=1, **taught) == []
+
+
+def test_pass_at_k_of_more_than_the_group():
+    assert problem("grpo_passk_analytic", passk_k=5) == (
+        "algorithm.passk_k=5: pass@5 needs groups of at least 5 samples, and the group size is 4. Raise env.rollout.n "
+        "or lower algorithm.passk_k."
+    )
+    assert notices("grpo_passk_analytic", passk_k=3) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 2"),
+        ({"gdpo_weights": [1.0]}, "has 1 entries and algorithm.gdpo_rewards 0"),
+        ({"gdpo_rewards": ["a", "a"]}, "names a reward twice: a, a"),
+        ({"gdpo_rewards": ["a"], "gdpo_conditions": {"b": ["a", 1.0]}}, "about b, which algorithm.gdpo_rewards does"),
+    ],
+)
+def test_gdpo_names_weights_and_conditions(values: dict[str, Any], says: str):
+    assert says in problem("gdpo", **values)
+
+
+def test_gdpo_as_it_should_be():
+    values = {"gdpo_rewards": ["a", "b"], "gdpo_weights": [1.0, 2.0], "gdpo_conditions": {"b": ["c", 1.0]}}
+    assert notices("gdpo", **values) == []
+
+
+SHAPING = {
+    "algorithm.use_kl_in_reward": True,
+    "algorithm.overlong_penalty.enable": True,
+    "algorithm.length_budget.mode": "exact",
+    f"{ACTOR}.use_invalid_action_penalty": True,
+}
+
+
+@pytest.mark.parametrize("key", SHAPING)
+def test_rewards_that_may_not_be_shaped(key: str):
+    for name, why in (("gdpo", "it sums the named rewards"), ("grpo_passk_analytic", "rewards of 0 or 1")):
+        text = problem(name, **{key: SHAPING[key]})
+        assert text.startswith(f"{key} changes the reward, but algorithm.adv_estimator={name} cannot take that: ")
+        assert why in text
+    assert notices("grpo", **{key: SHAPING[key]}) == []
+
+
+def test_rewards_by_name_or_of_zero_and_one():
+    """What adds to the reward is for gdpo one name more; what zeroes it keeps a reward of 0 or 1 one."""
+    added, required = {"reward.components": {"format": 0.5}}, {"reward.required": ["task"]}
+    assert problem("grpo_passk_analytic", **added).startswith("reward.components changes the reward")
+    assert problem("gdpo", **required).startswith("reward.required changes the reward")
+    assert notices("gdpo", **added) == notices("grpo_passk_analytic", **required) == []
+    shown = {"reward.components": {"format": 0.0, "task": 1.0}}
+    assert notices("grpo_passk_analytic", **shown) == notices("grpo", **added, **required) == []
+
+
+def test_a_reward_model_beside_rewards_by_name_or_of_zero_and_one():
+    model = {"reward_model.enable": True}
+    assert problem("grpo_passk_analytic", **model).startswith("reward_model.enable changes the reward")
+    shown = model | {"reward_model.weight": 0.0}
+    assert notices("grpo_passk_analytic", **shown) == notices("gdpo", **model) == notices("grpo", **model) == []
+    (text,) = notices("gdpo", **model, **{"reward_model.weight": 2.0})
+    assert text == (
+        "reward_model.weight=2.0 has no effect: algorithm.adv_estimator=gdpo takes the named rewards as they are."
+    )
+
+
+@pytest.mark.parametrize("loss", [name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"])
+def test_rollout_correction_by_token_of_a_loss_by_row(loss: str):
+    correction = "algorithm.rollout_correction"
+    assert problem("grpo", loss, **{f"{correction}.method": "tis"}) == (
+        f"{correction}.level=token: token weights cannot multiply {LOSS}={loss}, which has one number a row. "
+        f"Set {correction}.level=sequence or geometric."
+    )
+    for level in ("sequence", "geometric"):
+        bounds = {f"{correction}.level": level, f"{correction}.high": 1.05}
+        assert notices("grpo", loss, **{f"{correction}.method": "tis"}, **bounds) == []
+    assert notices("grpo", "ppo", **{f"{correction}.method": "tis"}) == []
+
+
+def test_bypass_needs_a_ratio():
+    bypass = {"algorithm.rollout_correction.bypass": True}
+    assert notices("grpo", "ppo", **bypass) == []
+    assert notices("grpo", "reinforce", **bypass) == [
+        f"algorithm.rollout_correction.bypass=true has no effect: {LOSS}=reinforce has no ratio that could correct."
+    ]
+
+
+def test_aggregation_modes_are_for_tokens():
+    mode = actor(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=100.0)
+    because = f"has no effect: {LOSS}=gspo has one number a row, and the loss is their mean."
+    assert notices("grpo", "gspo", **mode) == [
+        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {because}",
+        f"{ACTOR}.loss_scale_factor=100.0 {because}",
+    ]
+    assert notices("grpo", "gspo_token", **mode) == []
+    for values in (actor(entropy_coeff=0.1), actor(use_kl_loss=True, kl_loss_type="k2")):  # these are weighed by token
+        assert notices("grpo", "gspo", **mode, **values) == []
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss", "says"),
+    [
+        ("grpo", "reinforce", f"{LOSS}=reinforce has no importance ratio to correct for that"),
+        ("gpg", "gpg", f"{LOSS}=gpg has no importance ratio to correct for that"),
+        ("opo", "ppo", "algorithm.adv_estimator=opo is derived for samples of the present policy"),
+    ],
+)
+def test_several_optimiser_steps_on_samples_of_an_older_policy(estimator: str, loss: str, says: str):
+    batch = {"data.train_batch_size": 8}  # 32 trajectories
+    assert notices(estimator, loss, **batch) == []
+    for steps, text in (
+        (actor(ppo_mini_batch_size=16), "2 optimiser steps (2 mini-batches x 1 epochs)"),
+        (actor(ppo_epochs=3), "3 optimiser steps (1 mini-batches x 3 epochs)"),
+    ):
+        (line,) = notices(estimator, loss, **batch, **steps)
+        assert line.startswith(says)
+        assert text in line
+        assert f"{ACTOR}.ppo_mini_batch_size=32 and {ACTOR}.ppo_epochs=1" in line
+        assert notices("grpo", "ppo", **batch, **steps) == []
+
+
+def test_keys_of_a_critic_that_nobody_needs():
+    values = {"critic.optim.lr": 0.1, "critic.ppo_epochs": 2}
+    assert notices("gae", **values) == []
+    assert sorted(notices("grpo", **values)) == [
+        "critic.optim.lr=0.1 has no effect: algorithm.adv_estimator=grpo needs no critic.",
+        "critic.ppo_epochs=2 has no effect: algorithm.adv_estimator=grpo needs no critic.",
+    ]
+
+
+def test_warming_up_a_critic_that_is_not_there_would_train_nothing():
+    assert notices("gae", trainer__critic_warmup=3) == []
+    assert problem("grpo", trainer__critic_warmup=3) == (
+        "trainer.critic_warmup=3: these iterations train the critic only, and algorithm.adv_estimator=grpo has none: "
+        "nothing would be trained. Set trainer.critic_warmup=0."
+    )
+
+
+def test_every_problem_at_once():
+    values = {"trainer.critic_warmup": 3, "env.rollout.n": 1, "algorithm.use_kl_in_reward": True}
+    with pytest.raises(ValueError) as caught:
+        notices("gdpo", **values)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.fixture
+def needed(tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "train.jsonl"
+    file.touch()
+    return {"actor_rollout_ref.model.path": "some/model", "data.train_files": str(file)}
+
+
+MACHINE = Machine(num_cores=2, num_gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "reference", "columns"),
+    [
+        ({}, False, False),
+        (actor(use_kl_loss=True), True, True),
+        (actor(use_kl_loss=True, kl_loss_type="full"), True, False),
+        ({"algorithm.use_kl_in_reward": True}, True, True),
+    ],
+)
+def test_a_kl_brings_its_reference(needed: dict[str, Any], values: dict[str, Any], reference: bool, columns: bool):
+    plan = make_plan(config(needed | values), MACHINE)
+    assert (plan.needs_reference, plan.needs_ref_columns) == (reference, columns)
+
+
+def test_a_plan_is_checked_and_carries_the_notices(needed: dict[str, Any]):
+    grpo = needed | {"algorithm.adv_estimator": "grpo"}
+    assert make_plan(config(grpo | {"algorithm.lam": 0.9}), MACHINE).notices == [
+        "algorithm.lam=0.9 has no effect: algorithm.adv_estimator=grpo does not read it."
+    ]
+    with pytest.raises(ValueError, match="the group size is 1"):
+        make_plan(config(grpo | {"env.rollout.n": 1}), MACHINE)
+
+
+SCORED = {"reward.components": {"format": 0.1}, "reward.required": ["format"], "custom_reward_function.path": __file__}
+COMPONENTS = "reward.components={format:0.1} has no effect: env.env_name is guessing_game, which scores itself."
+
+
+def test_keys_that_an_environment_does_not_use_are_noted(needed: dict[str, Any]):
+    game = needed | {"algorithm.adv_estimator": "grpo", "env.env_name": "guessing_game", "env.max_steps": 5}
+    assert make_plan(config(game), MACHINE).notices == []
+    assert make_plan(config(game | SCORED | {"env.tool_limits.timeout": 5}), MACHINE).notices == [
+        f"custom_reward_function.path={__file__} has no effect: env.env_name is guessing_game, which scores itself.",
+        COMPONENTS,
+        "reward.required=[format] has no effect: env.env_name is guessing_game, which scores itself.",
+        "env.tool_limits.timeout=5.0 has no effect: env.env_name is guessing_game, and no tools are given to it.",
+    ]
+    maths = game | SCORED | {"env.env_name": "informal_math", "env.tool_limits.timeout": 20}
+    assert make_plan(config(maths), MACHINE).notices == []
+
+
+def test_who_uses_the_keys_of_rewards():
+    components = {"reward": {"components": {"format": 0.1}}}
+    for name in ("single_turn", "informal_math", "reasoning_gym"):
+        env = Env(env_name=name, max_steps=4 if name == "informal_math" else 1)
+        assert environment_notices(GenerationConfig(env=env, **components), get_registered(name)) == []
+    for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
+        said = environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_registered(name))
+        assert said == [COMPONENTS.replace("guessing_game", name)]
+
+
+def test_what_a_mean_over_sequences_counts():
+    filtered, left = {"overlong_filter": True}, actor(loss_agg_count="nonempty")
+    (line,) = notices("grpo", **filtered, **left)
+    assert line.endswith(f"{ACTOR}.loss_agg_mode=token-mean counts tokens.")
+    assert notices("grpo", "gspo", **filtered, **left) == []
+    assert notices("grpo", **filtered, **left, **actor(loss_agg_mode="seq-mean-token-mean")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("low_var_kl", "has the value of KL(policy||reference) and the gradient of KL(reference||policy)"),
+        ("k1", "has an expected gradient of zero: in the loss it is noise"),
+    ],
+)
+def test_a_kl_in_the_loss_whose_gradient_is_of_something_else(kind: str, says: str):
+    assert notices("grpo", **actor(use_kl_loss=True, kl_loss_type=kind)) == [
+        f"{ACTOR}.kl_loss_type={kind} {says}. {kind}+ and k2 have the gradient of KL(policy||reference)."
+    ]
+    for right in (f"{kind}+", "k2", "mse", "full"):
+        assert notices("grpo", **actor(use_kl_loss=True, kl_loss_type=right)) == []
+    assert notices("grpo", **actor(kl_loss_type=kind)) == []
+
+
+def test_rows_of_a_trajectory_share_a_micro_batch():
+    memory = {
+        "env__context": "memory",
+        "env__max_steps": 3,
+        "data__max_prompt_length": 100,
+        "data__max_response_length": 50,
+    }
+    for loss in ("gspo", "gspo_token", "gmpo", "sequence_ppo"):
+        (line,) = notices("grpo", loss, **memory)
+        assert line.startswith(f"{LOSS}={loss} weighs a trajectory as a whole")
+        assert "at worst 350 tokens" in line
+    level = {f"{CORRECTION}.method": "mask", f"{CORRECTION}.level": "sequence"}
+    assert notices("grpo", **memory, **level)[0].startswith(f"{CORRECTION}.level weighs a trajectory as a whole")
+    assert notices("grpo", "ppo", **memory) == []
+    assert "turns compare only if their whole prompts" in notices("gigpo", **memory)[0]
+
+
+def test_bounds_of_a_geometric_mean_that_never_act():
+    level = {f"{CORRECTION}.method": "mask", f"{CORRECTION}.level": "geometric"}
+    (line,) = notices("grpo", **level)
+    assert "bounds as wide as 0 and 2 never act" in line
+    assert notices("grpo", **level, **{f"{CORRECTION}.high": 1.01}) == []
+
+
+def test_without_advantages_a_teacher_is_enough():
+    assert notices("none", **{"teacher.divergence": "reverse"}) == []
+
+
+def test_a_sampled_divergence_is_of_single_tokens():
+    assert "gives every token its own" in problem("grpo", "gspo", **{"teacher.divergence": "sampled"})
+    assert notices("grpo", "gspo", **{"teacher.divergence": "jsd"}) == []

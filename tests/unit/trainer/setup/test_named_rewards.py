@@ -1,0 +1,49 @@
+"""Keys that name parts of the reward are held against what the reward function gives, before anything starts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.schema import Config
+from alphaapollo.launch.memory_plan import with_keys
+from alphaapollo.trainer.setup.named_rewards import check_named_rewards
+from alphaapollo.types import Outcome, Prompt, Score
+
+METRIC = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "format"}
+
+
+@pytest.fixture
+def attempt(tmp_path: Path):
+    def run(returns: str, keys: dict[str, object]) -> None:
+        (tmp_path / "reward.py").write_text(f"def compute_score(prompt, completion):\n    return {returns}\n")
+        config = with_keys(Config(), {"custom_reward_function.path": str(tmp_path / "reward.py"), **keys})
+        asyncio.run(check_named_rewards(config, Prompt(3, "text", "?", ground_truth="4"), []))
+
+    return run
+
+
+def test_what_is_there(attempt):
+    attempt("{'reward': 1.0, 'format': 1.0}", METRIC)
+    attempt("1.0 if '4' in completion else {'reward': 0.0, 'format': 1.0}", METRIC)  # one of the answers has it
+    attempt("0.0", METRIC)  # a 0 without parts has 0 of each
+    attempt("1.0", {**METRIC, "algorithm.filter_groups.metric": "accuracy"})
+    attempt("1.0", {**METRIC, "algorithm.filter_groups.enable": False})
+
+
+def test_what_was_tried_before_is_not_tried_again():
+    config = with_keys(Config(), {"custom_reward_function.path": "nowhere.py", **METRIC})
+    tried = [Score(0.0, outcome=Outcome.GRADER_FAILED), Score(1.0, {"format": 1.0})]
+    asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), tried))
+    with pytest.raises(ValueError, match="gives one number without parts"):
+        asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), [Score(1.0)]))
+
+
+def test_what_is_not(attempt):
+    with pytest.raises(ValueError, match=r"filter_groups\.metric names 'format'; .*row 3, gives accuracy, style"):
+        attempt("{'accuracy': 1.0, 'style': 0.5}", METRIC)
+    with pytest.raises(ValueError, match=r"gives one number without parts"):
+        attempt("1.0", METRIC)
+    gdpo = {"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_rewards": ["style", "length"]}
+    with pytest.raises(ValueError, match=r"algorithm\.gdpo_rewards names 'length'"):
+        attempt("{'accuracy': 1.0, 'style': 0.5}", gdpo)

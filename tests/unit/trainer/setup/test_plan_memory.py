@@ -1,0 +1,67 @@
+"""A plan and the memory of its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.launch.memory_plan import CHECKPOINTING, with_keys
+from alphaapollo.trainer.setup import plan as plans
+from alphaapollo.trainer.setup.plan import Plan, make_plan, with_memory
+from tests.unit.tiny import save_model
+
+PUBLISHED = Path(__file__).resolve().parents[4] / "scripts" / "published_models"
+MACHINE = Machine(num_cores=64, num_gpus=8, gpu_memory=80 * 2**30, memory=2**40)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    file = tmp_path / "train.jsonl"
+    file.touch()
+    return with_keys(
+        Config(),
+        {
+            "actor_rollout_ref.model.path": str(PUBLISHED / "qwen2.5-7b"),
+            "data.train_files": str(file),
+            "data.max_response_length": 7168,
+            "algorithm.adv_estimator": "grpo",
+            "env.rollout.n": 8,
+            "trainer.n_gpus_per_node": 8,
+        },
+    )
+
+
+def test_the_plan_chooses_checkpointing_where_nobody_chose(config: Config):
+    def chosen(one: Config) -> tuple[bool | str, bool]:
+        plan = with_memory(make_plan(one, MACHINE), one, MACHINE)
+        assert plan.memory is not None
+        return plan.model.enable_gradient_checkpointing, bool(plan.memory.problem)
+
+    assert chosen(config) == (True, False)
+    assert chosen(with_keys(config, {CHECKPOINTING: False})) == (False, True)
+
+
+def test_attention_that_the_model_needs_and_the_kind_does_not_compute_is_refused(config: Config, tmp_path: Path):
+    model = str(save_model("gemma2", tmp_path))  # which caps scores
+    varlen = with_keys(config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"})
+    with pytest.raises(ValueError, match=r"Gemma2Attention needs softcap, which model.attention=varlen"):
+        with_memory(make_plan(varlen, MACHINE), varlen, MACHINE)
+    flex = with_keys(varlen, {"actor_rollout_ref.model.attention": "flex"})
+    plan = with_memory(make_plan(flex, MACHINE), flex, MACHINE)
+    assert plan.memory is not None and not plan.memory.problem
+
+
+def test_a_model_that_does_not_run_without_data_is_told(config: Config, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!\nmore")
+
+    monkeypatch.setattr(plans, "fit_memory", fail)
+    plan: Plan = with_memory(make_plan(config, MACHINE), config, MACHINE)
+    assert plan.memory is None and plan.model.enable_gradient_checkpointing is False
+    assert plan.notices[-1].endswith(
+        "is not planned, and gradient checkpointing stays off: without data it ends with NotImplementedError: "
+        "Cannot copy out of meta tensor; no data!"
+    )

@@ -1,0 +1,122 @@
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.load import load_with_origin
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.launch.model_memory import MemoryPlan
+from alphaapollo.models.footprint import Held
+from alphaapollo.observability.terminal import Terminal
+from alphaapollo.trainer.progress import Goal
+from alphaapollo.trainer.setup.inputs import Inputs
+from alphaapollo.trainer.setup.plan import make_plan
+from alphaapollo.trainer.setup.plan_table import memory_table, print_plan, when_written
+
+
+@pytest.fixture
+def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a command prints, row -> text."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.parquet", "config.json", "reward.py"):
+        (tmp_path / name).write_text("{}")
+
+    def rows(*argv: str, has_function: bool = True) -> dict[str, str]:
+        needed = [f"actor_rollout_ref.model.path={tmp_path}", "data.train_files=rows.parquet"]
+        config, origin = load_with_origin(Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv])
+        plan = make_plan(config, Machine(num_cores=8, num_gpus=0), origin)
+        goal = Goal.of(2, 1, 64, 32)
+        inputs = Inputs([None] * 64, [None] * 8, goal, [], None, has_function, [])  # type: ignore[list-item]
+        out = StringIO()
+        start = SimpleNamespace(step=0, lines=list)
+        print_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]
+        lines = [line.split("  ", 1) for line in out.getvalue().splitlines() if "  " in line]
+        return {name: text.strip() for name, text in lines}
+
+    return rows
+
+
+def test_an_estimator_alone(table: Any):
+    rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8")
+    assert rows["preset"] == "none"
+    assert rows["environment"] == "single_turn, one turn"
+    assert rows["reward"] == "the functions of the rows' data sources"
+    assert rows["learning rate"] == "1e-06, constant"
+    assert rows["validation"] == "every 20 iterations, and at the end"
+    assert rows["checkpoints"] == "every 20 iterations, and at the end; written while the next one runs"
+
+
+def test_threads_are_told(table: Any):
+    rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8", "actor_rollout_ref.rollout.cpu_threads=3")
+    assert rows["actor and reference"] == "1 x process of 8 thread(s) on 1 node(s), FSDP2"
+    assert rows["rollout engines"] == "1 x cpu of 3 thread(s)"
+
+
+def test_dtypes_are_told_with_their_reason(table: Any):
+    group, engines = "env.rollout.n=8", "actor_rollout_ref.rollout.dtype=bfloat16"
+    rows = table("algorithm.adv_estimator=grpo", group, engines)
+    assert rows["model"].endswith(", float32 (auto on a CPU), engines bfloat16")
+
+
+def test_a_recipe_and_its_schedules(table: Any):
+    optim = "actor_rollout_ref.actor.optim"
+    rows = table(
+        "algorithm=ppo",
+        f"{optim}.lr=3e-6",
+        f"{optim}.warmup_style=cosine",
+        f"{optim}.lr_warmup_steps_ratio=0.1",
+        "critic.optim.lr_warmup_steps=5",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=7",
+    )
+    assert rows["preset"] == "algorithm=ppo"
+    assert rows["learning rate"] == (
+        "3e-06, cosine, the first 10% of the steps warm-up; critic 1e-05, constant, 5 steps of warm-up"
+    )
+    often = "every 7 iterations, and at the end; written while the next one runs"
+    assert (rows["validation"], rows["checkpoints"]) == ("never", often)
+
+
+def test_turns_tools_and_rewards(table: Any):
+    maths = ["algorithm=grpo", "env.env_name=informal_math", "env.max_steps=4", "env.tools=[local_rag]"]
+    maths += ["env.mcp_servers={files: {command: [serve]}}"]
+    rows = table(*maths, "custom_reward_function.path=reward.py", "reward.components={format: 0.1, task: 2}")
+    assert rows["environment"] == (
+        "informal_math, at most 4 turns, tools python_code, local_rag, those of the MCP server files"
+    )
+    assert rows["reward"] == "2 x compute_score of reward.py + 0.1 x format"
+    rows = table("algorithm=grpo", "env.env_name=guessing_game", "env.max_steps=6")
+    assert rows["environment"] == "guessing_game, at most 6 turns"
+    assert rows["reward"] == "the environment's own"
+
+
+def test_ranks_that_share_sequences_have_one_part_of_the_data(table: Any):
+    rows = table("trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+    assert rows["data-parallel degree"] == "2"
+    assert "FSDP2, sequence parallel 2" in rows["actor and reference"]
+
+
+def test_memory_by_role_at_each_moment():
+    gib = 2**30
+    moments = {
+        "update of the policy, head": Held(weights=gib, optimiser=2 * gib, logits=gib // 2),
+        "generate": Held(weights=gib, kv_cache=4 * gib),
+    }
+    out = StringIO()
+    Terminal(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "GiB on a GPU of 80 GiB",
+        "update of the policy, head  3.5  weights 1.0, optimiser 2.0, logits chunk 0.5",
+        "generate                    5.0  weights 1.0, KV cache 4.0",
+    ]
+
+
+def test_when_checkpoints_are_written():
+    gib = 2**30
+    plan = MemoryPlan({"generate": Held()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
+    assert when_written(plan) == "; written while the next one runs, from copies in host memory (3.0 GiB)"
+    in_turn = replace(plan, saves_behind=False)
+    assert when_written(in_turn) == "; written before the next one begins: copies (3.0 GiB) do not fit into memory"

@@ -1,0 +1,69 @@
+"""A teacher that cannot read the policy's tokens is refused, and the error says what is truly needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.schema import Model, Teacher
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.trainer.setup.teacher_tokens import check_teacher_tokens
+from examples.quickstart.make_task import make_tokenizer
+
+SIZE = 272  # of the quickstart's vocabulary
+
+
+def make(folder: Path, size: int = SIZE, more_words: tuple[str, ...] = ()) -> str:
+    """A tokenizer, and a configuration with so many rows in its head."""
+    make_tokenizer(folder, more_words)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": size}))
+    return str(folder)
+
+
+def check(teacher: str, divergence: str, policy: str) -> list[str]:
+    own = Teacher(divergence=divergence, model={"path": teacher})
+    return check_teacher_tokens(own, Model(path=policy), Renderer(load_tokenizer(policy)))
+
+
+def test_one_tokenizer_may_teach_in_every_way(tmp_path: Path) -> None:
+    policy, teacher = make(tmp_path / "policy"), make(tmp_path / "teacher", SIZE + 16)
+    for divergence in ("sampled", "reverse", "forward", "jsd"):
+        assert check(teacher, divergence, policy) == []
+
+
+def test_other_ids_are_refused_in_every_way(tmp_path: Path) -> None:
+    policy = make(tmp_path / "policy", more_words=("<left>", "<right>"))
+    teacher = make(tmp_path / "teacher", more_words=("<right>", "<left>"))
+    for divergence in ("sampled", "jsd"):
+        with pytest.raises(
+            ValueError, match=r"another tokenizer than the policy's: '<left>' \(272\), '<right>'"
+        ) as caught:
+            check(teacher, divergence, policy)
+        assert "docs/expert_iteration.md" in str(caught.value)
+
+
+def test_more_tokens_are_refused_where_distributions_are_compared(tmp_path: Path) -> None:
+    policy, teacher = make(tmp_path / "policy"), make(tmp_path / "teacher", SIZE + 16, ("<left>",))
+    assert check(teacher, "sampled", policy) == []
+    with pytest.raises(
+        ValueError, match=r"has tokens that the policy lacks: '<left>' \(272\). Set teacher.divergence=sampled"
+    ):
+        check(teacher, "reverse", policy)
+
+
+def test_a_smaller_head_is_refused_where_distributions_are_compared(tmp_path: Path) -> None:
+    policy, teacher = make(tmp_path / "policy", SIZE + 16), make(tmp_path / "teacher")
+    assert check(teacher, "sampled", policy) == []
+    with pytest.raises(ValueError, match="has 272 rows, and the policy's 288"):
+        check(teacher, "forward", policy)
+
+
+def test_another_chat_template_is_told(tmp_path: Path) -> None:
+    policy, teacher = make(tmp_path / "policy"), make(tmp_path / "teacher")
+    template = tmp_path / "teacher" / "chat_template.jinja"
+    assert template.exists()
+    template.write_text("{{ messages[0].content }}")
+    (notice,) = check(teacher, "sampled", policy)
+    assert "has another chat template" in notice

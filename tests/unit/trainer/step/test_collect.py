@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from alphaapollo.evaluation.figures import result_of, result_of_record
+from alphaapollo.observability.rollout_log import trajectory_record
+from alphaapollo.trainer.step.collect import has_signal, metric_of
+from alphaapollo.trainer.step.training_batch import Batch
+from alphaapollo.types import (
+    EpisodeEnd,
+    Outcome,
+    Prompt,
+    Score,
+    TrajectoryGroup,
+)
+from tests.unit.trainer.samples import build, played
+
+PROMPT = Prompt(0, "game", "go")
+
+
+def test_step_rewards_count_wherever_an_episode_is_valued() -> None:
+    """Two episodes without an outcome of their own, of which one collected more on the way."""
+    rich, poor = played([0.5, 0.25], Score(0.0)), played([0.0, 0.25], Score(0.0), sample=1)
+    group = TrajectoryGroup(PROMPT, [rich, poor])
+    assert (rich.reward, rich.accuracy) == (0.75, 0.75)
+    assert has_signal(group, "accuracy") and has_signal(group, "reward")
+    result = result_of(PROMPT, rich)
+    assert (result.reward, result.accuracy) == (0.75, 0.75)
+    assert result_of_record(trajectory_record(1, PROMPT, rich)).reward == 0.75
+    batch: Batch = build([group])
+    assert batch.token_rewards.sum(-1).tolist() == [rich.reward, poor.reward]
+
+
+def test_a_named_accuracy_is_the_accuracy_whatever_the_steps_pay() -> None:
+    won = played([-0.1, -0.1], Score(1.0, {"accuracy": 1.0}))
+    assert (won.reward, won.accuracy) == (0.8, 1.0)
+    assert metric_of(won, "accuracy") == 1.0
+
+
+def test_a_failed_episode_has_no_value() -> None:
+    failed = played([0.5], Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED))
+    assert math.isnan(failed.reward)
+    assert math.isnan(result_of(PROMPT, failed).accuracy)
+
+
+def test_an_episode_that_a_limit_ended_has_nothing_of_any_component() -> None:
+    scored = played([0.0], Score(1.5, {"won": 1.0, "style": 0.5}))
+    cut = played([0.0], Score(0.0, reason="no score before the token limit"), EpisodeEnd.TOKEN_LIMIT, 1)
+    group = TrajectoryGroup(PROMPT, [scored, cut])
+    assert metric_of(cut, "won") == 0.0 and has_signal(group, "won")
+    components = build([group]).components
+    assert {name: column.tolist() for name, column in components.items()} == {"won": [1.0, 0.0], "style": [0.5, 0.0]}
+
+
+def test_a_component_that_a_score_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match=r"metric='wun' is no component.*accuracy, reward, won"):
+        metric_of(played([0.0], Score(1.0, {"won": 1.0})), "wun")
+    assert math.isnan(Score(1.0, {"won": 1.0}).component("style"))
+    assert math.isnan(Score(1.0).component("style"))
+
+
+def test_the_overlong_penalty_counts_what_the_environment_said_too() -> None:
+    """max_length 100: 4 sampled tokens and 2 x 3 between them are a response of 10."""
+    long = played([0.0] * 4, Score(1.0))
+    assert (long.num_tokens, long.response_length) == (4, 10)
+    batch = build([TrajectoryGroup(PROMPT, [long])], overlong_penalty={"enable": True, "cache": 95})
+    assert batch.token_rewards.sum().item() == pytest.approx(1 - 5 / 95)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.kl import make_kl_controller
+from alphaapollo.config.schema import Config
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
+from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.step.learn import learn
+from tests.unit.trainer.samples import group, trajectory
+
+
+class Crew:
+    """Policy and critic in one: log-probs of -1, a reference that says the same, values of 0."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.policy = self.critic = self
+
+    async def load_batch(self, batches: Any) -> None:
+        self.batches = batches
+
+    async def rest(self) -> None:
+        pass
+
+    async def compute_log_probs(self) -> list[np.ndarray]:
+        return [np.full_like(rank.rows.rollout_logprobs, -1.0) for rank in self.batches]
+
+    compute_ref_log_probs = compute_values = old_log_probs = compute_log_probs
+
+    async def update(self, columns: Any, steps: Any = None, skip_bad: bool = False) -> dict[str, float]:
+        self.updates += 1
+        return {}
+
+
+class Ruined(Crew):
+    """A reference that says nothing."""
+
+    async def compute_ref_log_probs(self) -> list[np.ndarray]:
+        return [np.full_like(rank.rows.rollout_logprobs, np.nan) for rank in self.batches]
+
+
+GROUP = group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
+
+
+def learner(crew: Crew, **trainer: Any) -> Any:
+    config = Config.model_validate(
+        {
+            "algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"type": "doubling", "kl_coef": 1e-3}},
+            "trainer": {"critic_warmup": 2} | trainer,
+        }
+    )
+    placement = SimpleNamespace(data_parallel=1, sequence_parallel=1)
+    return SimpleNamespace(
+        config=config,
+        crew=crew,
+        plan=SimpleNamespace(
+            placement=placement,
+            padded=False,
+            needs_old_logprobs=True,
+            needs_ref_columns=True,
+            skips_still_rows=True,
+        ),
+        column_dtype="float32",
+        shares_prompts=False,
+        reference=None,
+        progress=Progress(kl_coef=1e-3),
+        left_out=0,
+        estimator=get_estimator("gae"),
+        kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
+        console=Console(),
+    )
+
+
+@pytest.mark.parametrize(("step", "updates", "moves"), [(2, 1, False), (3, 2, True)])
+def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: int, updates: int, moves: bool) -> None:
+    crew = Crew()
+    learned = asyncio.run(learn(learner(crew), step, [GROUP], Timer()))
+    assert crew.updates == updates
+    assert (learned.kl_coef != 1e-3) == moves
+
+
+def test_numbers_that_are_none_end_the_run_or_are_left_out_with_their_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = r"the reference's log-probs are NaN or infinite in 2 of 2 rows in iteration 3; .*on_bad_step=skip"
+    with pytest.raises(FloatingPointError, match=says):
+        asyncio.run(learn(learner(Ruined()), 3, [GROUP], Timer()))
+    monkeypatch.setattr("alphaapollo.trainer.step.learn.MOST_SKIPPED", 3)
+    crew = Ruined()
+    run = learner(crew, on_bad_step="skip")
+    for step in (3, 4):
+        learned = asyncio.run(learn(run, step, [GROUP], Timer()))
+        assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
+    assert "step 4: the reference's log-probs are NaN" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(FloatingPointError, match="in iteration 5, as in the 2 iterations before it; nothing"):
+        asyncio.run(learn(run, 5, [GROUP], Timer()))
+    assert crew.updates == 0

@@ -1,0 +1,225 @@
+"""The reference at work beside the engines: what it says depends on each group alone, and its failures end the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.handles import EngineGroup, PolicyGroup
+from alphaapollo.controller.ranks import LocalRanks, Ranks, WorkerDied
+from alphaapollo.data.batch import RankBatch
+from alphaapollo.trainer.step.collect import play
+from alphaapollo.trainer.step.reference_ahead import ReferenceAhead
+from alphaapollo.trainer.step.training_batch import Batch
+from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, TrajectoryGroup
+from tests.unit.tiny import free_address, save_model, some_rows
+from tests.unit.trainer.samples import build, group, trajectory
+from tests.unit.workers.training import Case, make_worker
+
+Reply = Callable[[RankBatch], np.ndarray]
+
+
+def rows_of(batch: RankBatch) -> np.ndarray:
+    """A column that tells a row's tokens, and who shares its forward pass."""
+    column = np.zeros(int(batch.rows.response_offsets[-1]), dtype=np.float32)
+    for micro in batch.mini_batches[0].micro_batches:
+        own = float(sum(batch.rows.lengths[position] for position in micro))
+        for position in micro:
+            start, end = batch.rows.response_offsets[position : position + 2]
+            column[start:end] = batch.rows.token_ids[batch.rows.token_offsets[position + 1] - 1] + own / 1000
+    return column
+
+
+class Policy(Ranks[Any]):
+    """Ranks that note the forward passes of each call; they answer one after the other."""
+
+    role = "policy"
+
+    def __init__(self, size: int, reply: Reply = rows_of):
+        self.size, self.reply = size, reply
+        self.calls: list[list[list[int]]] = []
+        self.busy = False
+
+    async def call_each(self, function: Callable[[Any, Any], Any], items: Sequence[RankBatch]) -> list[np.ndarray]:
+        assert not self.busy, "two calls at a time"
+        self.busy = True
+        await asyncio.sleep(0)
+        self.calls.append([[len(micro) for micro in one.mini_batches[0].micro_batches] for one in items])
+        self.busy = False
+        return [self.reply(one) for one in items]
+
+    async def call(self, function: Callable[[Any], Any]) -> list[Any]:
+        raise NotImplementedError
+
+    async def call_one(self, rank: int, function: Callable[[Any], Any]) -> Any:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
+
+
+def ahead_of(ranks: Any, max_tokens: int = 100, shares_prompts: bool = False) -> ReferenceAhead:
+    return ReferenceAhead(PolicyGroup(ranks), ranks.size, max_tokens, padded=False, shares_prompts=shares_prompts)
+
+
+def some_groups(count: int) -> list[TrajectoryGroup]:
+    return [group(trajectory(0, 1.0, 2 + index), trajectory(1, 0.0, 3 + 2 * index)) for index in range(count)]
+
+
+async def played(reference: ReferenceAhead, groups: Sequence[TrajectoryGroup], together: int) -> None:
+    """They end so many at a time."""
+    for first in range(0, len(groups), together):
+        for one in groups[first : first + together]:
+            reference.add(one)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def matrix_of(
+    ranks: Policy, groups: list[TrajectoryGroup], ended: Sequence[TrajectoryGroup], together: int, batch: Batch
+) -> np.ndarray:
+    async def run() -> np.ndarray:
+        reference = ahead_of(ranks)
+        await reference.beside(played(reference, ended, together))
+        return await reference.matrix(groups, batch)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_neither_order_nor_company_changes_a_number(num_ranks: int) -> None:
+    """One by one, together, backwards, or all of them later (as in a replay)."""
+    groups = some_groups(5)
+    batch = build(groups)
+    expected = matrix_of(Policy(1), groups, [], 1, batch)
+    assert expected.shape == (10, 11) and not np.isin(expected[:, 0], 0).any()
+    for ended, together in ((groups, 1), (groups, 5), (groups[::-1], 2), (groups[1:3], 1)):
+        np.testing.assert_array_equal(matrix_of(Policy(num_ranks), groups, ended, together, batch), expected)
+
+
+def test_ranks_get_a_group_each_and_equally_many_forward_passes() -> None:
+    groups = some_groups(3)
+    ranks = Policy(2)
+
+    async def run() -> dict[str, float]:
+        reference = ahead_of(ranks, max_tokens=9)
+        await reference.beside(played(reference, groups, 3))
+        return reference.figures()
+
+    assert asyncio.run(run()) == {"perf/reference_ahead": 1.0}
+    assert ranks.calls == [[[2, 0], [1, 1]], [[1, 1], [0, 0]]]
+
+
+def test_rows_of_what_fails_later_are_computed_too_and_left_out() -> None:
+    """A reward model may say so when the group has ended: the others' numbers stay what a replay finds."""
+    one = group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 5, outcome=Outcome.GRADER_FAILED), trajectory(2, 0.0, 3))
+    matrix = matrix_of(Policy(1), [one], [one], 1, build([one]))
+    assert matrix.shape == (2, 3)
+    np.testing.assert_allclose(matrix[:, 0] % 1, 0.016, atol=1e-5)  # 4 + 7 + 5 tokens in one forward pass
+
+
+def test_what_the_reference_raises_ends_what_is_played_at_once() -> None:
+    def dies(batch: RankBatch) -> np.ndarray:
+        raise WorkerDied("the policy worker of rank 0 (pid 7) died", "policy")
+
+    ended: list[str] = []
+
+    async def for_ever(reference: ReferenceAhead) -> None:
+        reference.add(some_groups(1)[0])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def run() -> None:
+        reference = ahead_of(Policy(1, dies))
+        await asyncio.wait_for(reference.beside(for_ever(reference)), timeout=30)
+
+    with pytest.raises(WorkerDied, match=r"policy worker of rank 0 \(pid 7\) died"):
+        asyncio.run(run())
+    assert ended == ["cancelled"]
+
+
+def test_what_playing_raises_is_raised() -> None:
+    async def fails() -> None:
+        raise ValueError("the engine's")
+
+    with pytest.raises(ValueError, match="the engine's"):
+        asyncio.run(ahead_of(Policy(1)).beside(fails()))
+
+
+class Engine:
+    """Plays a group for each request; of the third, all samples fail; the fourth's are alike."""
+
+    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+        outcome = Outcome.GRADER_FAILED if request.draw == 2 else Outcome.SCORED
+        rewards = (1.0, 1.0) if request.draw == 3 else (1.0, 0.0)
+        return group(*(trajectory(i, reward, 2, outcome) for i, reward in enumerate(rewards)))
+
+
+@pytest.mark.parametrize(("filters", "looked_at"), [(False, 3), (True, 2)])
+def test_what_nobody_will_learn_from_is_not_looked_at(filters: bool, looked_at: int) -> None:
+    ranks = Policy(1)
+    requests = [GroupRequest(Prompt(0, "test", "text"), 2, Sampling(8), draw=draw) for draw in range(4)]
+    config = {"algorithm": {"filter_groups": {"enable": filters, "metric": "reward"}}}
+    run: Any = SimpleNamespace(
+        config=Config.model_validate(config),
+        crew=SimpleNamespace(engines=EngineGroup(LocalRanks(Engine()), 100)),  # type: ignore[arg-type]
+        console=SimpleNamespace(phase=lambda *_: None),
+        trained_reward=None,
+        reference=ahead_of(ranks),
+    )
+    assert len(asyncio.run(play(run, requests, None))) == 4  # type: ignore[arg-type]
+    assert len(ranks.calls) == looked_at
+
+
+def real_groups() -> list[TrajectoryGroup]:
+    """Four groups of three, whose samples share their prompt."""
+    groups = []
+    for start in range(0, 12, 3):
+        one = group(*(trajectory(index, float(index % 2), 1) for index in range(3)))
+        prompts = some_rows(12)[start]
+        prompt = list(prompts.token_ids[: prompts.response_start])
+        for index, (played_one, row) in enumerate(zip(one.trajectories, some_rows(12)[start : start + 3], strict=True)):
+            answer = [5 + index, *row.token_ids[row.response_start :]]
+            size = len(prompt) + len(answer)
+            mask = [0] * len(prompt) + [1] * len(answer)
+            played_one.rows = [Row(prompt + answer, mask, [0.0] * size, [size - 1])]
+        groups.append(one)
+    return groups
+
+
+@pytest.mark.parametrize("attention", ["padded", "sdpa"])
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_real_reference_says_what_it_says_of_the_loaded_batch(tmp_path: Path, attention: str, lora_rank: int) -> None:
+    """To rounding; and bit for bit the same, whoever ends first."""
+    folder = str(save_model("qwen3", tmp_path))
+    case = Case(folder, attention=attention, needs_reference=True, lora_rank=lora_rank)
+    worker = make_worker(case, 0, 1, free_address())
+    groups = real_groups()
+    batch = build(groups)
+    worker.load_batch(batch.layout.rank_batches[0])
+    expected = batch.layout.to_matrix([worker.compute_ref_log_probs()])
+
+    def found(ended: Sequence[TrajectoryGroup], together: int, shares_prompts: bool) -> np.ndarray:
+        async def run() -> np.ndarray:
+            policy = PolicyGroup(LocalRanks(worker))
+            reference = ReferenceAhead(policy, 1, 60, attention == "padded", shares_prompts)
+            await reference.beside(played(reference, ended, together))
+            return await reference.matrix(groups, batch)
+
+        return asyncio.run(run())
+
+    for shares in (False, True):
+        one_by_one = found(groups, 1, shares)
+        np.testing.assert_allclose(one_by_one, expected, atol=2e-6)
+        np.testing.assert_array_equal(found(groups[::-1], 4, shares), one_by_one)
+        np.testing.assert_array_equal(found([], 1, shares), one_by_one)
+    np.testing.assert_array_equal(batch.layout.to_matrix([worker.compute_ref_log_probs()]), expected)  # still loaded
+    worker.close()

@@ -1,0 +1,281 @@
+"""What a trained reward model reads, and how its score counts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.config.schema import Actor, Algorithm, Config
+from alphaapollo.data.batch import RankBatch
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
+from alphaapollo.trainer.step.trained_reward import (
+    Reader,
+    TrainedReward,
+    find_function,
+    make_reader,
+    shares_tokens,
+    with_model_score,
+)
+from alphaapollo.trainer.step.training_batch import build_batch
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Outcome,
+    Prompt,
+    Row,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+from examples.quickstart.make_task import make_tokenizer
+from tests.unit.tiny import save_model, save_scorer
+
+CHAT = [{"role": "user", "content": "2+2="}]
+OTHER_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with a ChatML template."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def renderer(folder: Path) -> Renderer:
+    return Renderer(load_tokenizer(str(folder)))
+
+
+def reader(renderer: Renderer, **settings: Any) -> Reader:
+    return Reader(renderer, **({"shares_tokens": True, "max_length": None, "vocabulary": 1000} | settings))
+
+
+def trajectory(*rows: list[int], score: Score | None = None, sample: int = 0, text: str = "4") -> Trajectory:
+    """Each row is a turn, with a prompt of one token."""
+    turns = [Turn(ids[:1], Completion(ids[1:], [-1.0] * len(ids[1:]), StopReason.STOP, 0), text) for ids in rows]
+    made = [
+        Row(ids, [0] + [1] * (len(ids) - 1), [0.0] + [-1.0] * (len(ids) - 1), [len(ids) - 1], index)
+        for index, ids in enumerate(rows)
+    ]
+    return Trajectory(0, sample, turns, made, score or Score(1.0), EpisodeEnd.DONE, asked=CHAT)  # type: ignore[arg-type]
+
+
+def group(*trajectories: Trajectory, baseline: Trajectory | None = None) -> TrajectoryGroup:
+    return TrajectoryGroup(Prompt(0, "test", "text"), list(trajectories), baseline)
+
+
+class SumOfTokens:
+    """Scores a row with the sum of its tokens, each rank its own; `replace`: what it says in place of a sum."""
+
+    def __init__(self, replace: dict[float, float] | None = None):
+        self.replace = replace or {}
+        self.calls: list[int] = []
+
+    async def rest(self) -> None:
+        pass
+
+    async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
+        self.calls.append(len(batches))
+        columns = []
+        for batch in batches:
+            rows, walked = batch.rows, [p for step in batch.mini_batches for micro in step.micro_batches for p in micro]
+            assert sorted(walked) == list(range(len(rows)))
+            sums = [float(rows.select([row]).token_ids.sum()) for row in range(len(rows))]
+            columns.append(np.array([self.replace.get(value, value) for value in sums], dtype=np.float32))
+        return columns
+
+
+class Engines:
+    """They lend the memory of their caches to the reward model."""
+
+    @asynccontextmanager
+    async def cache_released(self) -> AsyncIterator[None]:
+        yield
+
+
+def add_to(groups: list[TrajectoryGroup], own: Reader, **settings: Any) -> tuple[TrainedReward, SumOfTokens]:
+    model = settings.pop("model", SumOfTokens())
+    values = {"num_ranks": 2, "max_tokens": 6, "padded": True, "weight": 0.5, "required": (), "alone": False}
+    reward = TrainedReward(model, Engines(), own, **(values | settings))
+    asyncio.run(reward.add_to(groups))
+    return reward, model
+
+
+def test_every_trajectory_gets_its_own_score(renderer: Renderer) -> None:
+    """Of its last row, from whichever rank; failed ones stay as they are, and so the reward model never sees them."""
+    failed = Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="broken")
+    groups = [
+        group(trajectory([5, 6, 7]), trajectory([5, 1], score=failed), trajectory([5, 9, 9, 9], [8, 3])),
+        group(trajectory([1, 1, 1, 1, 1]), baseline=trajectory([2, 40])),
+    ]
+    _, model = add_to(groups, reader(renderer))
+    (first, broken, memory), (last,) = groups[0].trajectories, groups[1].trajectories
+    assert groups[1].baseline is not None
+    assert [one.score.reward for one in (first, memory, last)] == [1 + 9, 1 + 5.5, 1 + 2.5]
+    assert groups[1].baseline.score.reward == 1 + 21
+    assert first.score.components == {"accuracy": 1.0, "task": 1.0, "reward_model": 18.0}
+    assert broken.score is failed
+    assert model.calls == [2]
+
+
+def test_a_score_that_is_no_number_is_a_failure(renderer: Renderer) -> None:
+    groups = [group(trajectory([5, 6]), trajectory([5, 7]), trajectory([5, 8]))]
+    add_to(groups, reader(renderer), model=SumOfTokens({11.0: math.nan, 12.0: -math.inf}))
+    scores = [one.score for one in groups[0].trajectories]
+    assert [score.outcome for score in scores] == [Outcome.GRADER_FAILED, Outcome.GRADER_FAILED, Outcome.SCORED]
+    assert [score.reason for score in scores[:2]] == [
+        "the reward model's score is nan",
+        "the reward model's score is -inf",
+    ]
+    assert math.isnan(scores[0].reward) and scores[2].reward == 7.5
+
+
+def test_what_cannot_be_read_is_a_failure(renderer: Renderer) -> None:
+    groups = [group(trajectory([5, 6]), trajectory([5, 1000]), trajectory())]
+    add_to(groups, reader(renderer))
+    assert [one.score.reason for one in groups[0].trajectories] == [
+        "",
+        "the reward model has 1000 tokens, and token 1000 is none of them",
+        "there is no text to score",
+    ]
+
+
+def test_nothing_to_score_asks_nobody(renderer: Renderer) -> None:
+    reward, model = add_to([], reader(renderer))
+    assert model.calls == [] and reward.figures() == {"reward_model/truncated": 0.0}
+
+
+def test_the_last_tokens_are_read_and_cuts_are_counted_once(renderer: Renderer) -> None:
+    groups = [group(trajectory([50, 6, 7]), trajectory([5, 6]), trajectory([3, 2]), trajectory([60, 60, 1, 1]))]
+    reward, _ = add_to(groups, reader(renderer, max_length=2))
+    assert [one.score.components["reward_model"] for one in groups[0].trajectories] == [13, 11, 5, 2]
+    assert reward.figures() == {"reward_model/truncated": 0.5}
+    assert reward.figures() == {"reward_model/truncated": 0.0}
+
+
+def test_how_the_score_counts() -> None:
+    task = Score(0.7, {"accuracy": 1.0, "format": 0.0}, Outcome.WRONG_FORMAT, "no answer")
+    both = with_model_score(task, 3.0, 0.5, [], alone=False)
+    assert both.reward == 2.2 and (both.outcome, both.reason) == (Outcome.WRONG_FORMAT, "no answer")
+    assert both.components == {"accuracy": 1.0, "task": 0.7, "format": 0.0, "reward_model": 3.0}
+    assert with_model_score(task, 3.0, 0.5, ["format"], alone=False).reward == 0.0
+    named = Score(0.8, {"accuracy": 1.0, "task": 1.0, "format": 0.0})  # reward.components has named its parts
+    assert with_model_score(named, 3.0, 0.0, [], alone=False).components["task"] == 1.0
+    alone = with_model_score(Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0}), 3.0, 2.0, [], alone=True)
+    assert alone.reward == 6.1 and alone.accuracy == 6.1
+    assert alone.components == {"format": 1.0, "reward_model": 3.0}
+    clash = with_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], alone=False)
+    assert clash.outcome is Outcome.GRADER_FAILED and "rename it" in clash.reason
+
+
+def test_gdpo_normalises_it_by_itself(renderer: Renderer) -> None:
+    """Task 1, 1, 0 and model 10, 30, 20: the first two differ by the model alone."""
+    groups = [group(*(trajectory([t - 1, 1], score=Score(r)) for t, r in ((10, 1.0), (30, 1.0), (20, 0.0))))]
+    add_to(groups, reader(renderer), weight=0.0)
+    algorithm = Algorithm(adv_estimator="gdpo", gdpo_rewards=["task", "reward_model"])
+    batch = build_batch(groups, Actor(shuffle=False), algorithm, 10, 1, True, 0, 1)
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("gdpo"), algorithm, Actor(), 0.0).columns
+    assert columns[0].advantages is not None
+    by_row = dict(zip(batch.layout.row_order[0].tolist(), columns[0].advantages.tolist(), strict=True))
+    # task (1, 1, 0) -> (.577, .577, -1.155); model -> (-1, 1, 0); sums (-.423, 1.577, -1.155), deviation 1.414
+    assert [by_row[row] for row in range(3)] == pytest.approx([-0.2989, 1.1154, -0.8165], abs=1e-3)
+
+
+def test_shared_tokens_are_read_as_they_are(renderer: Renderer) -> None:
+    """An ended answer is followed by what the template writes after its end, a line break here."""
+    whole = renderer.tokenizer.apply_chat_template([*CHAT, {"role": "assistant", "content": "4"}], tokenize=False)
+    ids = renderer.encode([whole])[0]
+    line_break = renderer.encode(["\n"])[0]
+    assert whole.endswith("\n") and ids[-1:] == line_break
+    assert reader(renderer).read(trajectory(ids[:-1])) == ids
+    assert reader(renderer).read(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
+
+
+def test_another_template_is_rendered_anew(renderer: Renderer, folder: Path) -> None:
+    own = Renderer(load_tokenizer(str(folder)))
+    own.tokenizer.chat_template = OTHER_TEMPLATE
+    assert shares_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not shares_tokens(renderer, own)
+    own_reader = reader(own, shares_tokens=False)
+    assert own.decode(own_reader.read(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
+    continued = trajectory([5, 6], text="4")
+    continued.asked = "2+2="
+    assert own.decode(own_reader.read(continued)) == "2+2=4"
+
+
+def test_more_tokens_than_the_policy_has_do_not_matter(renderer: Renderer, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    own = Renderer(load_tokenizer(str(tmp_path)))
+    own.tokenizer.add_tokens(["[PAD]"])
+    assert shares_tokens(renderer, own) and not shares_tokens(own, renderer)
+
+
+def config(policy: Path, scorer: Path, **settings: Any) -> Config:
+    nested: dict[str, Any] = {
+        "actor_rollout_ref": {"model": {"path": str(policy)}},
+        "reward_model": {"enable": True, "model": {"path": str(scorer)}},
+    }
+    for key, value in settings.items():
+        section, _, name = key.partition("__")
+        nested.setdefault(section, {})[name] = value
+    return Config(**nested)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A policy and a reward model of the same 48 words, without chat templates."""
+    return (
+        save_model("qwen3", tmp_path_factory.mktemp("policy")),
+        save_scorer("qwen3", tmp_path_factory.mktemp("scorer")),
+    )
+
+
+def refusal(models: tuple[Path, Path], policy: Renderer | None = None, **settings: Any) -> str:
+    own = policy or Renderer(load_tokenizer(str(models[0])))
+    with pytest.raises(ValueError) as caught:
+        make_reader(config(*models, **settings), own, [Prompt(0, "test", CHAT)])  # type: ignore[arg-type]
+    assert str(caught.value).endswith(".")
+    return str(caught.value)
+
+
+def test_the_reader_is_found_from_the_two_folders(models: tuple[Path, Path]) -> None:
+    policy = Renderer(load_tokenizer(str(models[0])))
+    made = make_reader(config(*models, reward_model__max_length=64), policy, [])
+    assert (made.shares_tokens, made.max_length, made.vocabulary) == (True, 64, 48)
+    assert make_reader(config(*models), policy, []).max_length == 128  # the model's positions
+
+
+def test_what_cannot_be_a_reward_model_is_refused(
+    models: tuple[Path, Path], renderer: Renderer, tmp_path: Path
+) -> None:
+    assert "not a reward model" in refusal((models[0], models[0]))
+    assert "has 128 positions. Set 128 or less" in refusal(models, reward_model__max_length=129)
+    assert "env.max_steps=2: only chats of one turn can be" in refusal(models, renderer, env__max_steps=2)
+    assert "its tokenizer has no chat template" in refusal(models, renderer)
+    save_scorer("qwen3", tmp_path)
+    make_tokenizer(tmp_path)  # of about 270 tokens
+    assert "but the model has only 48. Give the tokenizer that it was trained with." in refusal((models[0], tmp_path))
+
+
+def test_the_reward_model_is_alone_only_where_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
+    gradable, ungradable = Prompt(0, "openai/gsm8k", "1+1=", "2"), Prompt(1, "chats", "hello")
+    alone = config(*models)
+    assert find_function(alone, True, [ungradable]) is False
+    assert find_function(alone, True, [gradable, ungradable]) is True  # the other row is then an error of the data
+    assert find_function(alone, False, [ungradable]) is True  # the environment itself gives a score
+    own = alone.custom_reward_function.model_copy(update={"path": "reward.py"})
+    assert find_function(alone.model_copy(update={"custom_reward_function": own}), True, [ungradable]) is True
+    for settings, key in (({"reward_model__weight": 0.0}, "weight=0"), ({"reward__required": ["task"]}, "has task")):
+        with pytest.raises(ValueError, match=f"{key}.*so the reward model is all there is"):
+            find_function(config(*models, **settings), True, [ungradable])

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, usable
+from alphaapollo.trainer.step.trajectory_rewards import check_length_budgets
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Outcome,
+    Prompt,
+    Row,
+    Score,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+from tests.unit.trainer.samples import build, group, trajectory
+
+
+def shaped(batch: Batch) -> list[float]:
+    """Each row's rewards, summed."""
+    return batch.token_rewards.sum(-1).tolist()
+
+
+def test_outcome_stands_on_the_last_action_token() -> None:
+    batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.5, 3))])
+    assert batch.token_rewards.tolist() == [[0, 1, 0], [0, 0, 0.5]]
+    assert batch.mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_invalid_turn_costs_the_penalty_on_its_last_token() -> None:
+    actor = Actor(use_invalid_action_penalty=True, invalid_action_penalty_coef=0.25)
+    batch = build([group(trajectory(0, 1.0, 2, valid=False), trajectory(1, 1.0, 2))], actor)
+    assert batch.token_rewards.tolist() == [[0, 0.75], [0, 1]]
+
+
+def test_step_rewards_and_outcome_of_two_turns_in_one_row() -> None:
+    first, second = (Completion([1], [-0.1], StopReason.STOP, 0) for _ in range(2))
+    turns = [Turn([7], first, "a", reward=0.5), Turn([9, 9], second, "b")]
+    row = Row([7, 1, 9, 9, 1], [0, 1, 0, 0, 1], [0, -0.1, 0, 0, -0.1], turn_ends=[1, 4])
+    both = Trajectory(0, 0, turns, [row], Score(2.0), EpisodeEnd.DONE)
+    assert build([group(both)]).token_rewards.tolist() == [[0.5, 0, 0, 2.0]]
+
+
+def test_rows_of_memory_context_carry_the_outcome_once() -> None:
+    completion = Completion([1], [-0.1], StopReason.STOP, 0)
+    turns = [Turn([7], completion, "a", reward=0.5), Turn([8], completion, "b", reward=0.25)]
+    rows = [Row([7, 1], [0, 1], [0, -0.1], [1], 0), Row([8, 1], [0, 1], [0, -0.1], [1], 1)]
+    batch = build([group(Trajectory(0, 0, turns, rows, Score(1.0), EpisodeEnd.DONE))])
+    assert batch.token_rewards.tolist() == [[0.5], [1.25]]
+    assert batch.trajectory_ids.tolist() == [0, 0]
+
+
+def memory_trajectory(sample: int, reward: float, lengths: list[int]) -> Trajectory:
+    """A row a turn, each of a prompt of one token and `lengths` action tokens."""
+    turns = [Turn([7], Completion([1] * n, [-0.1] * n, StopReason.STOP, 0), "a") for n in lengths]
+    rows = [Row([7] + [1] * n, [0] + [1] * n, [0.0] + [-0.1] * n, [n], turn) for turn, n in enumerate(lengths)]
+    return Trajectory(0, sample, turns, rows, Score(reward, {"accuracy": reward}), EpisodeEnd.DONE)
+
+
+def test_a_sequence_of_the_loss_is_a_trajectory_not_a_row() -> None:
+    groups = [group(memory_trajectory(0, 1.0, [2, 2]), memory_trajectory(1, 0.0, [2]))]
+    batch = build(groups, Actor(shuffle=False, loss_agg_mode="seq-mean-token-mean"))
+    assert batch.loss_weights.tolist() == [1 / 8, 1 / 8, 1 / 4]  # 4 and 2 tokens, two sequences
+    assert batch.sequence_weights.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_rows_of_a_trajectory_stay_together_only_where_its_whole_ratio_counts() -> None:
+    groups = [group(memory_trajectory(0, 1.0, [2, 2]), memory_trajectory(1, 0.0, [2]))]
+
+    def micro_batches(loss: str, **correction: Any) -> int:
+        actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=3, policy_loss={"loss_mode": loss})
+        (step,) = build(groups, actor, rollout_correction=correction).layout.rank_batches[0].mini_batches
+        return len(step.micro_batches)
+
+    assert [micro_batches(loss) for loss in ("ppo", "gspo", "gspo_token", "gmpo")] == [3, 2, 2, 2]
+    assert micro_batches("ppo", method="mask", level="sequence") == 2
+    assert micro_batches("ppo", method="tis", level="token") == 3
+
+
+@pytest.mark.parametrize(
+    ("estimator", "mode", "whole"),
+    [
+        ("grpo", "token-mean", False),
+        ("grpo", "group-mean-token-mean", True),
+        ("magistral", "token-mean", True),
+    ],
+)
+def test_groups_stay_together_where_a_mini_batch_is_normalised(estimator: str, mode: str, whole: bool) -> None:
+    groups = [group(*(trajectory(i, float(i), 2) for i in range(4))) for _ in range(8)]
+    batch = build(groups, Actor(ppo_mini_batch_size=8, loss_agg_mode=mode), adv_estimator=estimator)
+    of_mini_batches = [set(batch.group_ids[rows].tolist()) for rows in batch.layout.mini_batch_rows]
+    assert [len(rows) for rows in batch.layout.mini_batch_rows] == [8] * 4
+    assert all(len(groups) == 2 for groups in of_mini_batches) == whole
+    if estimator == "magistral":
+        columns = assign_credit(
+            batch, WorkerColumns(), get_estimator(estimator), Algorithm(), Actor(), kl_coef=0.0
+        ).columns
+        advantages = batch.layout.to_matrix([column.advantages for column in columns])
+        for rows in batch.layout.mini_batch_rows:
+            assert advantages[rows, 0].std(ddof=1) == pytest.approx(1.0)
+
+
+def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
+    samples = [trajectory(i, float(i), 10) for i in range(4)]
+    old = np.full((4, 10), -1.0, dtype=np.float32)
+    old[3, 6], old[0, 2] = -0.1, -3.0  # likely beside the best, unlikely beside the worst
+    actor = {"policy_loss": {"loss_mode": "kl_cov", "kl_cov_ratio": 0.05}}
+
+    def chosen(order: list[int], **more: Any) -> np.ndarray:
+        batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
+        computed, estimator = WorkerColumns(old_logprobs=old[order]), get_estimator("dr_grpo")
+        columns = assign_credit(batch, computed, estimator, Algorithm(), Actor(**actor), kl_coef=0.0).columns
+        return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
+
+    assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
+    for cut in ({"ppo_max_token_len_per_gpu": 1}, {"shuffle": False}):
+        assert (chosen([2, 0, 3, 1], **cut) == chosen([0, 1, 2, 3])).all()
+
+
+def test_a_draw_goes_with_its_sample_wherever_that_stands() -> None:
+    samples = [trajectory(i, float(i), 10) for i in range(4)]
+    actor = {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}}
+
+    def chosen(order: list[int]) -> np.ndarray:
+        batch = build([group(*(samples[i] for i in order))], Actor(**actor))
+        computed = WorkerColumns(old_logprobs=np.zeros((4, 10), dtype=np.float32))
+        columns = assign_credit(
+            batch, computed, get_estimator("dr_grpo"), Algorithm(), Actor(**actor), kl_coef=0.0
+        ).columns
+        return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
+
+    assert chosen([0, 1, 2, 3]).sum() == 8
+    assert (chosen([3, 1, 0, 2]) == chosen([0, 1, 2, 3])).all()
+
+
+def test_the_same_rewards_in_another_order_are_worth_exactly_the_same() -> None:
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 where each sum is rounded."""
+    samples = [memory_trajectory(i, 0.0, [1, 1, 1]) for i in range(2)]
+    for sample, rewards in zip(samples, ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]), strict=True):
+        for turn, reward in zip(sample.turns, rewards, strict=True):
+            turn.reward = reward
+    batch = build([group(*samples)])
+    algorithm = Algorithm(gpg_std_norm=True)  # no epsilon: a leak would be an advantage of 0.7
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("gpg"), algorithm, Actor(), kl_coef=0.0).columns
+    assert not columns[0].advantages.any()
+
+
+def test_failed_and_empty_trajectories_leave_every_statistic() -> None:
+    failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
+    batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), trajectory(3, 1.0, 0))])
+    assert len(batch.rows) == 2
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), kl_coef=0.0).columns
+    deviation = 0.5 / np.sqrt(0.5)  # of rewards 1 and 0, ddof 1
+    assert columns[0].advantages == pytest.approx([deviation, deviation, -deviation, -deviation], rel=1e-5)
+
+
+def test_loss_weights_are_the_same_for_any_number_of_ranks() -> None:
+    groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4))) for _ in range(2)]
+    actor = Actor(ppo_mini_batch_size=4, shuffle=False, loss_agg_mode="seq-mean-token-mean")
+    one, two = build(groups, actor, 1), build(groups, actor, 2)
+    assert one.loss_weights.tolist() == two.loss_weights.tolist()
+    assert one.loss_weights[:4].tolist() == pytest.approx([1 / 4, 1 / 8, 1 / 12, 1 / 16])
+    assert len(two.layout.rank_batches) == 2
+
+
+def test_kl_in_the_reward_is_per_token_k1() -> None:
+    batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))])
+    computed = WorkerColumns(
+        old_logprobs=np.array([[-1.0, -2.0], [-1.0, -1.0]], dtype=np.float32),
+        ref_logprobs=np.array([[-1.5, -2.0], [-1.0, -3.0]], dtype=np.float32),
+        values=np.zeros((2, 2), dtype=np.float32),
+    )
+    algorithm = Algorithm(use_kl_in_reward=True, whiten_advantages=False)
+    credit = assign_credit(batch, computed, get_estimator("gae"), algorithm, Actor(), kl_coef=0.1)
+    columns, metrics = credit.columns, credit.metrics
+    # rewards: [-0.05, 1.0] and [0, -0.2]; gamma = lambda = 1, values 0: reward to go, rows longest first and stable
+    assert batch.layout.to_matrix([column.advantages for column in columns]) == pytest.approx(
+        np.array([[0.95, 1.0], [-0.2, -0.2]]), rel=1e-5
+    )
+    assert metrics["kl/per_sequence"] == pytest.approx((0.5 + 2.0) / 2)
+    assert metrics["kl/per_token"] == pytest.approx((0.5 / 2 + 2.0 / 2) / 2)
+
+
+def test_columns_come_back_to_their_rows_over_two_ranks() -> None:
+    groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
+    batch = build(groups, num_ranks=2)
+    matrix = torch.arange(16, dtype=torch.float32).reshape(4, 4).numpy() * batch.mask.numpy().astype(np.float32)
+    assert (batch.layout.to_matrix(batch.layout.split_columns(matrix)) == matrix).all()
+
+
+def test_overlong_penalty_falls_over_the_last_tokens_before_the_limit() -> None:
+    groups = [group(*(trajectory(i, 1.0, length) for i, length in enumerate([80, 90, 100])))]
+    penalty = {"enable": True, "factor": 0.5}  # max_length 100: a fifth is 20
+    assert shaped(build(groups, overlong_penalty=penalty)) == [1.0, 0.75, 0.5]
+    assert shaped(build(groups, overlong_penalty={"enable": True, "cache": 40})) == [0.5, 0.25, 0.0]
+
+
+def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
+    cut = trajectory(1, 0.0, 4)
+    cut.end = EpisodeEnd.TOKEN_LIMIT
+    batch = build([group(trajectory(0, 1.0, 2), cut)], overlong_filter=True)
+    assert batch.loss_weights.tolist() == [0.5, 0.0]  # token-mean over the two tokens that are left
+    assert batch.sequence_weights.tolist() == [0.5, 0.0]  # a mean over both, of which one has no loss
+    assert batch.value_weights.tolist() == pytest.approx([1 / 6, 1 / 6])  # the critic learns from all
+    constant = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 10}
+    pair = [group(trajectory(0, 1.0, 2), cut)]
+    for count, weight in (("all", 1 / 20), ("nonempty", 1 / 10)):
+        weights = build(pair, Actor(shuffle=False, loss_agg_count=count, **constant), overlong_filter=True).loss_weights
+        assert weights.tolist() == pytest.approx([weight, 0.0])
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), Actor(), kl_coef=0.0).columns
+    advantages = batch.layout.to_matrix([column.advantages for column in columns])
+    assert advantages.tolist() == [[0.5, 0.5, 0, 0], [-0.5] * 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "worth"),
+    [
+        ({"mode": "exact", "coef": 0.1}, [0.8, 1.0, -0.3]),  # 2, 0 and 3 tokens away from 4
+        ({"mode": "max", "coef": 0.1, "slack": 0.5}, [0.7, 0.5, 0.0]),
+    ],
+)
+def test_length_budget_of_the_prompt(settings: dict[str, Any], worth: list[float]) -> None:
+    answers = [trajectory(0, 1.0, 2), trajectory(1, 1.0, 4), trajectory(2, 0.0, 7)]
+    assert shaped(build([group(*answers, length_budget=4)], length_budget=settings)) == pytest.approx(worth)
+
+
+def test_a_missing_length_budget_is_named() -> None:
+    good, bad = Prompt(3, "test", "a", extra_info={"length_budget": 8}), Prompt(4, "test", "b")
+    check_length_budgets([good])
+    with pytest.raises(ValueError, match="row 4 has None"):
+        check_length_budgets([good, bad])
+
+
+def test_remax_compares_with_the_greedy_rollout_shaped_alike() -> None:
+    greedy = trajectory(2, 0.5, 90)
+    penalty = {"enable": True, "cache": 20}
+    batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), baseline=greedy)], overlong_penalty=penalty)
+    assert len(batch.rows) == 2  # the baseline is not trained on
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("remax"), Algorithm(), Actor(), kl_coef=0.0).columns
+    advantages = batch.layout.to_matrix([column.advantages for column in columns])
+    assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was worth
+
+
+def test_a_group_without_baseline_or_samples_is_not_usable() -> None:
+    failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
+    assert not usable(group(failed, failed))
+    assert not usable(group(trajectory(0, 1.0, 2), baseline=failed))
+    assert usable(group(trajectory(0, 1.0, 2)))
+
+
+def test_filtration_weighs_the_loss_within_each_group() -> None:
+    groups = [group(*(trajectory(i, reward, 1) for i, reward in enumerate([0.0, 1.0, 2.0, 3.0])))]
+    weights = build(groups, filtration={"method": "best_worst"}).loss_weights
+    assert weights.tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert build(groups, filtration={"method": "best_worst"}).value_weights.tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_token_budgets_of_ranks_that_share_sequences_add_up():
+    groups, actor = [group(*(trajectory(i, 1.0, 3) for i in range(4)))], Actor(ppo_max_token_len_per_gpu=5)
+    for sharing, count in ((1, 4), (2, 2), (4, 1)):
+        (step,) = build(groups, actor, sequence_parallel=sharing).layout.rank_batches[0].mini_batches
+        assert len(step.micro_batches) == count

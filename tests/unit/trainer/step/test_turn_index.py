@@ -1,0 +1,52 @@
+import torch
+
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.rollout.context import append_context_rows, memory_context_rows
+from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
+from alphaapollo.trainer.step.training_batch import build_batch
+from alphaapollo.trainer.step.turn_index import number_turns
+from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
+
+
+def turn(context: list[int], length: int, **info) -> Turn:
+    return Turn(context, Completion([1] * length, [-0.1] * length, StopReason.STOP, 0), "text", info=info)
+
+
+def trajectory(*turns: Turn, rows=append_context_rows, reward: float = 0.0) -> Trajectory:
+    return Trajectory(0, 0, list(turns), rows(turns), Score(reward), EpisodeEnd.DONE)
+
+
+def test_append_rows_with_anchors_from_what_was_shown():
+    one = trajectory(turn([7, 7], 2), turn([8], 1), turn([8], 1))
+    two = trajectory(turn([7, 7], 1), turn([9], 2))
+    mask = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
+    turns = number_turns([one, two], torch.tensor([0, 0]), mask)
+    assert turns.index.tolist() == [[0, 0, -1, 1, -1, 2], [3, -1, 4, 4, -1, -1]]
+    assert turns.trajectory_ids.tolist() == [0, 0, 0, 1, 1]
+    assert turns.anchors.tolist() == [0, 1, 1, 0, 2]
+
+
+def test_memory_rows_with_anchors_from_the_environment():
+    """The same state is an anchor within its group only, whatever its prompt looked like."""
+    turns = [turn([7, 7], 2, state="0,0"), turn([7, 7, 5], 1, state="0,0")]
+    played = [trajectory(*turns, rows=memory_context_rows) for _ in range(2)]
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
+    numbered = number_turns(played, torch.tensor([0, 0, 1, 1]), mask)
+    assert numbered.index.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
+    assert numbered.anchors.tolist() == [0, 0, 1, 1]
+
+
+def test_from_trajectories_to_columns():
+    """Two of a group: from the same start one wins in its second turn; the turn after the start is its alone."""
+    prompt = Prompt(0, "text", "text")
+    won = trajectory(turn([7], 1, state="start"), turn([8], 1, state="near"), reward=1.0)
+    lost = trajectory(turn([7], 1, state="start"))
+    algorithm = Algorithm(gamma=0.5, gigpo_std_norm=False)
+    batch = build_batch(
+        [TrajectoryGroup(prompt, [won, lost])], Actor(shuffle=False), algorithm, 100, 1, False, run_seed=0, step=1
+    )
+    columns = assign_credit(batch, WorkerColumns(), get_estimator("gigpo"), algorithm, Actor(), kl_coef=0.0).columns
+    matrix = batch.layout.to_matrix([column.advantages for column in columns])
+    # episodes +-0.5; from the start the returns are 0.5 and 0: +-0.25; "near" stands alone
+    assert matrix.tolist() == [[0.75, 0.0, 0.5], [-0.75, 0.0, 0.0]]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import alphaapollo
+from alphaapollo.utils.entry_point import command
+
+UNGUARDED = """
+import multiprocessing, os, sys
+from alphaapollo.utils.entry_point import command
+
+print("the script runs")
+
+@command
+def main(argv=None):
+    process = multiprocessing.get_context(argv[0]).Process(target=os.getpid)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+code = main(sys.argv[1:])
+print(f"exit code {code} in {__file__}")
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_a_guard_runs_once(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(UNGUARDED)
+    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(script), method], capture_output=True, text=True, timeout=90, check=False, env=environment
+    )
+    assert done.stdout.splitlines() == ["the script runs", f"exit code 0 in {script}"], done.stderr
+
+
+def test_in_a_running_event_loop_it_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    @command
+    def main(argv: Sequence[str] | None = None) -> int:
+        raise AssertionError("nothing is begun")
+
+    async def cell() -> int:
+        return main(["trainer.seed=1", "data.train_files=[a b]"])
+
+    assert asyncio.run(cell()) == 2
+    said = capsys.readouterr().err
+    assert "an event loop is running here (a notebook?)" in said
+    assert said.endswith(f"!{shlex.quote(sys.executable)} -m {__name__} trainer.seed=1 'data.train_files=[a b]'\n")
+
+
+BUG = """
+import os, sys
+from alphaapollo.utils.entry_point import command
+
+@command
+def main(argv=None):
+    raise KeyError(os.environ["SOME_API_KEY"])
+
+sys.exit(main([]))
+"""
+
+
+def test_the_traceback_of_a_bug_tells_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "bug.py").write_text(BUG)
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(alphaapollo.__file__).parents[1]),
+        "SOME_API_KEY": "canary-0123456789",
+    }
+    words = [sys.executable, str(tmp_path / "bug.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, env=environment)
+    assert done.returncode == 1 and "canary" not in done.stderr
+    assert done.stderr.startswith("Traceback") and done.stderr.endswith("KeyError: '$SOME_API_KEY'\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_told_to_end_before_anything_runs_it_does(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    before = signal.getsignal(number)
+    if number == signal.SIGHUP and before is signal.SIG_IGN:
+        pytest.skip("these tests run under nohup")
+
+    @command
+    def main(argv: Sequence[str] | None = None) -> int:
+        signal.raise_signal(number)
+        raise AssertionError("it goes on")
+
+    assert main([]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+    assert signal.getsignal(number) is before

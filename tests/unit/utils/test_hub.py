@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.utils.hub import looks_local
+
+
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [
+        ("Qwen/Qwen3-0.6B", False),
+        ("outputs/modle", True),
+        ("modle", True),
+        ("./modle", True),
+        ("~/modle", True),
+        ("/modle", True),
+        ("a/b/modle", True),
+    ],
+)
+def test_what_looks_like_a_folder(path: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").mkdir()
+    assert looks_local(path) is local

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from alphaapollo.utils.network import hold_port, interface_to, stay_on_loopback, take_held
+
+
+def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
+    assert interface_to("127.0.0.1") == "lo"
+    assert interface_to("no.such.host.invalid") is None
+    assert interface_to("192.0.2.1") in {None, *(name for _, name in socket.if_nameindex() if name != "lo")}
+
+
+def test_a_held_port_is_given_to_nobody_else() -> None:
+    port = hold_port("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", port))
+    with socket.socket(fileno=take_held(port)) as listening, socket.create_connection(("127.0.0.1", port), timeout=5):
+        listening.accept()[0].close()
+
+
+def test_a_run_of_one_machine_stays_on_loopback_where_its_user_has_said_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth7"})
+    stay_on_loopback()
+    assert os.environ == {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}

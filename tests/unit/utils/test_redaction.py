@@ -1,0 +1,60 @@
+"""A secret of the environment is in no configuration, no message and no log."""
+
+from __future__ import annotations
+
+import pytest
+
+from alphaapollo.config.errors import ConfigError, failed, reported
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config
+from alphaapollo.utils.redaction import redacted, secret_keys, secrets
+
+CANARY = "canary-7f3a91c2d4"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", CANARY)
+    monkeypatch.setenv("HF_TOKEN_PATH", "/home/somebody/token")
+    monkeypatch.setenv("SHORT_TOKEN", "true")
+
+
+def test_which_variables_are_secrets() -> None:
+    assert CANARY in secrets() and "true" not in secrets() and "/home/somebody/token" not in secrets()
+    assert redacted(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "trainer.experiment_name=${oc.env:SOME_API_KEY}",
+        "trainer.seed=${oc.env:SOME_API_KEY}",  # of a wrong type, too
+        f"env.tool_settings={{search: {{header: 'Bearer {CANARY}'}}}}",
+        "env.tool_settings={search: {api_key: something}}",
+        "reward.judge.base_url='http://me:something@localhost/v1'",
+        f"env.mcp_servers={{files: {{command: [server, '--token={CANARY}']}}}}",
+    ],
+)
+def test_a_configuration_with_a_secret_is_refused_without_telling_it(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit), reported():
+        load_config(Config, "ppo", [word])
+    said = capsys.readouterr().err
+    assert word.split("=")[0] in said and "no place" in said
+    assert CANARY not in said and "something" not in said
+
+
+def test_names_and_other_keys_pass() -> None:
+    values = {"reward": {"judge": {"api_key_env": "SOME_API_KEY"}}, "data": {"prompt_key": "prompt"}}
+    template = {"data": {"apply_chat_template_kwargs": {"eos_token": "<end>", "api_key": ""}}}
+    assert [*secret_keys(values), *secret_keys(template)] == []
+    assert load_config(Config, "ppo", ["reward.judge.api_key_env=SOME_API_KEY"]).reward.judge.api_key_env
+
+
+def test_an_error_is_told_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    failed(ValueError(f"the server says: {CANARY}"), 1)
+    with pytest.raises(SystemExit), reported():
+        raise ConfigError(f"{CANARY}: not of the form KEY=VALUE")
+    said = capsys.readouterr().err
+    assert CANARY not in said and said.count("$SOME_API_KEY") == 2

@@ -1,0 +1,113 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.utils.user_module import load_user_module, load_user_object
+
+KEY = "env.custom_module"
+
+
+def write(folder: Path, text: str, name: str = "mine.py") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_is_imported_once_whatever_key_names_it(tmp_path: Path):
+    path = write(tmp_path, "things = []")
+    load_user_module(path, KEY).things.append(1)
+    assert load_user_module(path, "reward.custom_module").things == [1]
+
+
+def test_files_of_one_name_are_different_modules(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    one, other = write(tmp_path, "x = 1"), write(tmp_path / "other", "x = 2")
+    assert (load_user_module(one, KEY).x, load_user_module(other, KEY).x) == (1, 2)
+
+
+def test_it_may_import_its_neighbours_but_they_shadow_nothing(tmp_path: Path):
+    write(tmp_path, "value = 7", "a_neighbour.py")
+    write(tmp_path, "raise ValueError('the wrong one')", "json.py")
+    assert load_user_module(write(tmp_path, "import json, a_neighbour"), KEY).a_neighbour.value == 7
+
+
+def test_a_file_that_is_edited_within_a_second_is_loaded_as_edited(tmp_path: Path):
+    """In a process that writes bytecode, with the same size and the same time of change before and after."""
+    mine, neighbour = Path(write(tmp_path, "import near\nx = 1")), Path(write(tmp_path, "y = 1", "near.py"))
+    command = "from alphaapollo.utils.user_module import load_user_module\n"
+    command += "m = load_user_module({!r}, 'k'); print(m.x, m.near.y)"
+
+    def load() -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        words = [sys.executable, "-c", command.format(str(mine))]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    times = mine.stat().st_atime_ns, mine.stat().st_mtime_ns
+    for value in (1, 2):
+        mine.write_text(f"import near\nx = {value}", encoding="utf-8")
+        neighbour.write_text(f"y = {value}", encoding="utf-8")
+        for path in (mine, neighbour):
+            os.utime(path, ns=times)
+        assert load() == f"{value} {value}\n"
+
+
+def test_a_second_thread_waits_for_the_whole_module(tmp_path: Path):
+    path = write(tmp_path, "import sys\nsys.half_done.set()\nsys.go_on.wait(10)\nx = 1", "slow.py")
+    sys.half_done, sys.go_on = threading.Event(), threading.Event()
+    found = []
+    first = threading.Thread(target=load_user_module, args=(path, KEY))
+    second = threading.Thread(target=lambda: found.append(load_user_module(path, KEY).x))
+    try:
+        first.start()
+        assert sys.half_done.wait(10)
+        second.start()
+    finally:
+        sys.go_on.set()
+        first.join(10)
+        second.join(10)
+        del sys.half_done, sys.go_on
+    assert found == [1]
+
+
+@pytest.mark.parametrize("path", ["missing.py", "", "."])
+def test_no_such_file(tmp_path: Path, path: str):
+    with pytest.raises(ValueError, match=rf"^{KEY}: no such file: .* Give the path of a Python file"):
+        load_user_module(str(tmp_path / path) if path else "", KEY)
+
+
+def test_not_python(tmp_path: Path):
+    with pytest.raises(ValueError, match=rf"^{KEY}: .*notes\.txt is not a Python file: its name must end in \.py"):
+        load_user_module(write(tmp_path, "", "notes.txt"), KEY)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "import nowhere_to_be_found",
+            r"ModuleNotFoundError: .*bad\.py, line 1: import nowhere_to_be_found\)\. Install what it imports\.",
+        ),
+        ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(.*bad\.py, line 2: 1 / 0\)\. Mend the file\."),
+        ("x = 1\ndef broken(:", r"SyntaxError: .*bad\.py, line 2: def broken\(:\)\. Mend"),
+        ("x = 1\nraise SystemExit(2)", r"SystemExit: 2 \(.*bad\.py, line 2: raise SystemExit"),
+    ],
+)
+def test_a_module_that_fails(tmp_path: Path, text: str, says: str):
+    path = write(tmp_path, text, "bad.py")
+    for _ in range(2):  # a failed module is not taken for a loaded one
+        with pytest.raises(ValueError, match=rf"^{KEY}: .*bad\.py does not import: {says}"):
+            load_user_module(path, KEY)
+
+
+def test_a_name_that_is_not_there_lists_its_own_functions_and_classes(tmp_path: Path):
+    path = write(tmp_path, "from json import loads\ndef grade(): ...\nclass Grader: ...\nx = 1")
+    assert load_user_object(path, "x", "f.path", "f.name") == 1
+    says = r"^f\.name: .*mine\.py has no 'grad'\. Did you mean 'grade'\? It defines grade, Grader\. Set f\.name\."
+    with pytest.raises(ValueError, match=says):
+        load_user_object(path, "grad", "f.path", "f.name")
+    with pytest.raises(ValueError, match=r"^f\.path: no such file"):
+        load_user_object("gone.py", "grade", "f.path", "f.name")

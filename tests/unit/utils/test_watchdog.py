@@ -1,0 +1,134 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.utils.watchdog import die_with, mapped_shared_memory, remove_paths, wait_for_exit
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def follower(pid: int, paths: list[str], ready, memory: str = "") -> None:
+    mapped = shared_memory.SharedMemory(memory) if memory else None
+    die_with(pid, paths, own_shared_memory=bool(memory))
+    ready.set()
+    time.sleep(60)
+    del mapped
+
+
+def start(pid: int, paths: list[str], memory: str = "") -> multiprocessing.Process:
+    """A process that follows `pid`, once it does."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=follower, args=(pid, paths, ready, memory))
+    process.start()
+    deadline = time.monotonic() + 10
+    while process.is_alive() and not ready.is_set():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_a_follower_dies_and_removes_what_is_left(tmp_path):
+    folder, file = tmp_path / "weights", tmp_path / "lock"
+    (folder / "v1").mkdir(parents=True)
+    (folder / "v1" / "a").write_text("x")
+    file.write_text("x")
+    leader = sleeper()
+    process = start(leader.pid, [str(folder), str(file), str(tmp_path / "never-was")])
+    leader.send_signal(signal.SIGKILL)
+    leader.wait()
+    process.join(2)
+    assert process.exitcode == 1
+    assert not folder.exists() and not file.exists()
+
+
+def test_mapped_shared_memory_goes_where_it_is_asked_for():
+    memory = shared_memory.SharedMemory(create=True, size=100)
+    path = Path("/dev/shm") / memory.name
+    assert path in mapped_shared_memory()
+    leader = sleeper()
+    process = start(leader.pid, [], memory=memory.name)
+    leader.kill()
+    leader.wait()
+    process.join(2)
+    assert process.exitcode == 1 and not path.exists()
+    memory.close()
+    resource_tracker.unregister(f"/{memory.name}", "shared_memory")
+
+
+def test_following_the_dead_ends_at_once():
+    leader = sleeper()
+    leader.kill()
+    leader.wait()
+    process = start(leader.pid, [])
+    process.join(2)
+    assert process.exitcode == 1
+
+
+def test_the_living_are_left_alone(tmp_path):
+    leader = sleeper()
+    process = start(leader.pid, [str(tmp_path)])
+    process.join(0.5)
+    assert process.is_alive() and tmp_path.exists()
+    process.kill()
+    process.join()
+    leader.kill()
+    leader.wait()
+
+
+def test_without_pidfd_it_polls(monkeypatch):
+    def refuse(pid: int) -> int:
+        raise PermissionError("no pidfd in this sandbox")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    leader = sleeper()
+    leader.kill()
+    leader.wait()
+    wait_for_exit(leader.pid)  # returns
+
+
+def test_remove_paths_takes_links_not_their_targets(tmp_path: Path):
+    (tmp_path / "kept").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    remove_paths([tmp_path / "link"])
+    assert (tmp_path / "kept").exists() and not (tmp_path / "link").exists()
+
+
+DRIVER = """
+import os, subprocess, sys
+from alphaapollo.utils.watchdog import RUN, start_reaper
+start_reaper("this-run", sys.argv[1:])
+os.environ[RUN] = "this-run"
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True)
+os.environ[RUN] = "another-run"
+print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_reaper_ends_what_the_run_started_and_nothing_else(tmp_path):
+    (tmp_path / "weights").mkdir()
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "weights")]
+    driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    assert driver.stdout is not None
+    ours, others = (int(driver.stdout.readline()) for _ in range(2))
+    driver.kill()
+    driver.wait()
+    wait_for_exit(ours)
+    deadline = time.monotonic() + 10
+    while (tmp_path / "weights").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not (tmp_path / "weights").exists()
+    os.kill(others, signal.SIGKILL)  # it is still there

@@ -1,0 +1,68 @@
+"""The order in which parts are gathered and sent, by a recorded stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from alphaapollo.weight_sync import buckets
+from alphaapollo.weight_sync.buckets import Batch, ahead, batches
+
+
+def test_parts_are_cast_and_whole() -> None:
+    tensors = {"a": torch.ones(4), "b": torch.ones(2, 3).t()}
+    (part,) = batches(tensors.items(), torch.bfloat16)
+    assert list(part) == ["a", "b"] and all(
+        one.dtype == torch.bfloat16 and one.is_contiguous() for one in part.values()
+    )
+
+
+def test_the_next_part_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Event:
+        def __init__(self, number: int):
+            self.number = number
+
+        def synchronize(self) -> None:
+            calls.append(f"whole {self.number}")
+
+    class Stream:
+        events = 0
+
+        def wait_stream(self, other: Any) -> None:
+            calls.append(f"after {other}")
+
+        def record_event(self) -> Event:
+            self.events += 1
+            return Event(self.events)
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the step")
+    monkeypatch.setattr(buckets, "BATCH_BYTES", 1)
+
+    def gather() -> Iterator[tuple[str, torch.Tensor]]:
+        for number in (1, 2, 3):
+            calls.append(f"gather {number}")
+            yield str(number), torch.ones(1)
+
+    sent: list[Batch] = []
+    for part in ahead(batches(gather(), torch.float32)):
+        calls.append(f"send {' '.join(part)}")
+        sent.append(part)
+    assert len(sent) == 3
+    assert calls == [
+        "after the step",
+        *("gather 1", "gather 2", "whole 1", "send 1"),
+        *("gather 3", "whole 2", "send 2"),
+        *("whole 3", "send 3"),
+    ]

@@ -1,0 +1,65 @@
+"""Expected digests are worked out with Python's own integers."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensor_digest, tensors_digest
+
+
+def hash_by_hand(value: float) -> int:
+    """One element: float32 bits, sign-extended to 64; twice: times an odd number, then the high bits folded down."""
+    x = int(np.float32(value).view(np.int32)) % MODULUS
+    for multiplier, shift in ((-7046029254386353131, 32), (-4658895280553007687, 29)):
+        x = x * multiplier % MODULUS
+        signed = x - MODULUS if x >> 63 else x
+        x = (signed ^ (signed >> shift)) % MODULUS
+    return x
+
+
+def test_against_python_integers():
+    values = [1.0, -2.5, 3e-20, 0.1]
+    expected = sum(map(hash_by_hand, values)) % MODULUS
+    assert tensor_digest(torch.tensor(values)) == expected
+    assert format_digest(expected) == f"{expected:016x}" and format_digest(-1) == "f" * 16
+
+
+def test_zeros_count_nothing():
+    assert tensor_digest(torch.zeros(100)) == 0 == tensor_digest(torch.empty(0))
+    padded = torch.zeros(8, 3)
+    padded[:5] = weights = torch.randn(5, 3)
+    assert tensor_digest(padded) == tensor_digest(weights)
+
+
+def test_layout_does_not_count():
+    weights = torch.randn(300, 500)  # more than one chunk
+    digest = tensor_digest(weights)
+    assert tensor_digest(weights.t()) == digest  # not contiguous
+    assert tensor_digest(weights.flatten()[torch.randperm(150_000)]) == digest
+    assert tensors_digest(weights.chunk(7)) == digest
+    assert tensors_digest([weights[:100], weights[100:, :200], weights[100:, 200:]]) == digest
+
+
+def test_a_bfloat16_tensor_and_its_float32_copy_are_one():
+    half = torch.randn(1000).to(torch.bfloat16)
+    assert tensor_digest(half) == tensor_digest(half.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_smallest_change_counts(dtype):
+    weights = torch.randn(4096, dtype=dtype)
+    digest = tensor_digest(weights)
+    bits = weights.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    for place in random.Random(0).sample(range(4096), 200):
+        bits[place] ^= 1  # the last bit of the mantissa
+        assert tensor_digest(weights) != digest
+        bits[place] ^= 1
+    assert tensor_digest(weights) == digest
+
+
+def test_a_sum_that_stays_is_seen():
+    assert tensor_digest(torch.tensor([1.0, 4.0])) != tensor_digest(torch.tensor([2.0, 3.0]))
+    assert tensor_digest(torch.tensor([1.0])) != tensor_digest(torch.tensor([-1.0]))
+    assert tensor_digest(torch.tensor([1.0, 1.0])) != tensor_digest(torch.tensor([1.0]))

@@ -1,0 +1,49 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alphaapollo.weight_sync.digest import format_digest, tensors_digest
+from alphaapollo.weight_sync.shared_adapter import SharedAdapterSender
+
+LAYER = "base_model.model.model.layers.0.self_attn"
+
+
+def adapter() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    names = {f"{LAYER}.{name}.lora_{part}.weight" for name in ("q_proj", "v_proj") for part in "AB"}
+    return {name: torch.randn((4, 6) if ".lora_A." in name else (6, 4)) for name in sorted(names)}
+
+
+def test_what_is_sent_is_a_folder_of_peft_with_a_scale_of_one(tmp_path: Path) -> None:
+    sender = SharedAdapterSender(tmp_path / "w", torch.bfloat16)
+    sender.send(adapter().items(), version=1)
+    update = sender.send(adapter().items(), version=2)
+    assert update is not None and update.version == 2
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
+    read = load_file(tmp_path / "w" / update.folder / "adapter_model.safetensors")
+    assert read.keys() == adapter().keys()
+    assert all(torch.equal(read[name], tensor.bfloat16()) for name, tensor in adapter().items())
+    assert update.digest == format_digest(tensors_digest(read.values()))
+    config = json.loads((tmp_path / "w" / update.folder / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
+    sender.release()
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_rank_that_does_not_write_still_gathers(tmp_path: Path) -> None:
+    gathered = []
+    sender = SharedAdapterSender(tmp_path / "w", torch.float32, is_writer=False)
+    assert sender.send(((gathered.append(name), (name, tensor))[1] for name, tensor in adapter().items()), 1) is None
+    assert gathered == list(adapter()) and not (tmp_path / "w").exists()
+
+
+def test_a_full_shared_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(ValueError, match=r"No space left.*needs 0\.00 GiB.*more shared memory"):
+        SharedAdapterSender(tmp_path / "w", torch.float32).send(adapter().items(), version=1)

@@ -1,0 +1,26 @@
+from pathlib import Path
+
+from alphaapollo.weight_sync.transport import Transport, feeders, make_sender, transport_kind, weights_folder
+
+
+def test_kind_by_where_the_engines_run():
+    assert transport_kind("cpu", colocate=True, vllm_on_ray=True) == "shared_memory"
+    assert transport_kind("cuda", colocate=True, vllm_on_ray=True) == "ipc"
+    assert transport_kind("cuda", colocate=False, vllm_on_ray=True) == "nccl"
+    assert transport_kind("cuda", colocate=True, vllm_on_ray=False) == "shared_memory"  # hf, or one process
+    assert transport_kind("cuda", colocate=True, vllm_on_ray=True, adapter=True) == "adapter"
+
+
+def test_one_rank_of_each_node_with_engines_writes_for_them():
+    assert feeders(["a", "a", "b", "b", "c"], {"a", "b"}) == ["a", None, "b", None, None]
+    assert feeders(["a", "b", "a"], ["b", "b"]) == [None, "b", None]
+
+
+def test_nodes_that_share_a_machine_do_not_share_weights(tmp_path: Path):
+    transport = Transport("shared_memory", "float32", str(tmp_path), num_engine_ranks=2)
+    senders = [make_sender(transport, rank, feeds, "", None) for rank, feeds in enumerate(["a", None, "b"])]
+    updates = [sender.send([], version=3) for sender in senders]
+    assert updates[0] == updates[2] and updates[1] is None
+    assert {path.name for path in (tmp_path / "weights").iterdir() if (path / "v3").is_dir()} == {"a", "b"}
+    senders[0].release()
+    assert not Path(weights_folder(str(tmp_path), "a")).exists() and Path(weights_folder(str(tmp_path), "b")).exists()
