@@ -194,7 +194,11 @@ def _of_several(recent: Sequence[Metrics]) -> Iterator[tuple[str, str]]:
     def mean(name: str, default: float) -> float:
         return fmean(metrics.get(name, default) for metrics in recent)
 
-    equal, accuracy, entropy = mean("groups/equal", 0.0), mean("reward/accuracy", 1.0), mean("rollout/entropy", 1.0)
+    equal, accuracy, entropy = (
+        mean("groups/zero_variance", 0.0),
+        mean("reward/accuracy", 1.0),
+        mean("rollout/entropy", 1.0),
+    )
     if equal >= EQUAL and accuracy < SOLVED:
         yield (
             "equal",

@@ -100,10 +100,10 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
         counts["all_right"] += bool(right) and all(right)
         counts["all_wrong"] += bool(right) and not any(right)
         counts["mixed"] += any(right) and not all(right)
-        counts["equal"] += len(group.trajectories) > 1 and bool(rewards) and max(rewards) == min(rewards)
+        counts["zero_variance"] += len(group.trajectories) > 1 and bool(rewards) and max(rewards) == min(rewards)
         counts["partial"] += 0 < len(scored) < len(group.trajectories)
     counts["dropped"] = len(generated) - len(trained)
-    names = ("all_right", "all_wrong", "mixed", "equal", "partial", "dropped")
+    names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     return {f"groups/{name}": counts[name] / len(generated) for name in names}
 
 

@@ -15,7 +15,7 @@ FINE = {
     "actor/lr": 1e-6,
     "actor/grad_norm": 0.3,
     "advantage/share_zero": 0.2,
-    "groups/equal": 0.2,
+    "groups/zero_variance": 0.2,
     "reward/accuracy": 0.5,
     "rollout/entropy": 0.8,
     "outcome/grader_failed": 0.0,
@@ -65,7 +65,7 @@ def test_shares_of_what_fails_are_told_with_their_number() -> None:
 
 
 def test_equal_groups_count_where_they_last_and_nothing_is_solved() -> None:
-    equal = {"groups/equal": 0.9}
+    equal = {"groups/zero_variance": 0.9}
     assert told(*[equal] * (WINDOW - 1)) == []
     (line,) = told(*[equal] * (WINDOW + 3))
     assert line.startswith(f"step {WINDOW}: in 90% of the groups of the last {WINDOW} iterations")
@@ -73,7 +73,7 @@ def test_equal_groups_count_where_they_last_and_nothing_is_solved() -> None:
 
 
 def test_equal_rewards_are_no_news_where_nothing_is_learnt_from_rewards() -> None:
-    taught = {name: value for name, value in FINE.items() if not name.startswith("advantage/")} | {"groups/equal": 1.0}
+    taught = {name: value for name, value in FINE.items() if not name.startswith("advantage/")} | {"groups/zero_variance": 1.0}
     advisor = Advisor()
     assert [line for step in range(WINDOW) for line in advisor.look(step, taught)] == []
     still = taught | {"sync/probe_moved": 0.0}
@@ -82,7 +82,7 @@ def test_equal_rewards_are_no_news_where_nothing_is_learnt_from_rewards() -> Non
 
 
 def test_an_entropy_that_collapsed_before_the_task_is_solved() -> None:
-    settled = {"groups/equal": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
+    settled = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
     (line,) = told(*[settled] * 20)
     assert "entropy 0.050 nats a token, 60% equal groups, at an accuracy of 0.45" in line
     assert told(*[settled | {"reward/accuracy": 0.97}] * 20) == []

@@ -62,7 +62,7 @@ def test_groups_by_what_they_teach() -> None:
         "groups/all_right": 1 / 5,
         "groups/all_wrong": 2 / 5,
         "groups/mixed": 1 / 5,
-        "groups/equal": 2 / 5,
+        "groups/zero_variance": 2 / 5,
         "groups/partial": 1 / 5,
         "groups/dropped": 1 / 5,
     }
@@ -72,7 +72,7 @@ def test_groups_by_what_they_teach() -> None:
 
 def test_a_group_of_one_is_not_called_equal() -> None:
     metrics = measured(group(trajectory(0, 0.0, 1)), group(trajectory(0, 1.0, 1)))
-    assert metrics["groups/equal"] == 0.0 and metrics["groups/all_right"] == metrics["groups/all_wrong"] == 0.5
+    assert metrics["groups/zero_variance"] == 0.0 and metrics["groups/all_right"] == metrics["groups/all_wrong"] == 0.5
 
 
 def test_each_data_source_has_its_own_figures_where_there_are_several() -> None:
