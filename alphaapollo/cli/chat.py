@@ -70,7 +70,7 @@ def prepare(config: GenerationConfig, folder: Path, view: View) -> tuple[Generat
     from alphaapollo.evaluation.results import Finished
     from alphaapollo.launch.input_checks import check_lengths, find_environment, make_renderer
     from alphaapollo.launch.resume import Start
-    from alphaapollo.models.weight_files import check_weights
+    from alphaapollo.models.folder_check import check_weights
 
     find_environment(config.env)
     check_weights(config.model, "model.path")
@@ -116,21 +116,21 @@ class Chat:
 
         with asyncio.Runner() as runner:
             with self._terminal.status("starting the engine ..."):
-                crew = runner.run(launch(self._generation))
+                workers = runner.run(launch(self._generation))
             try:
                 while (text := _ask()) is not None:
                     if text == "/new":
                         self._past = []
                     elif text:
-                        self._exchange(runner, crew, text)
+                        self._exchange(runner, workers, text)
             finally:
-                runner.run(crew.close())
+                runner.run(workers.close())
 
-    def _exchange(self, runner: asyncio.Runner, crew: EngineCrew, text: str) -> None:
+    def _exchange(self, runner: asyncio.Runner, workers: EngineCrew, text: str) -> None:
         self._number += 1
         chat = [*self._past, Message(role="user", content=text)]
         try:
-            played = runner.run(self._play(crew, Prompt(self._number, "chat", chat if self._speaks else text)))
+            played = runner.run(self._play(workers, Prompt(self._number, "chat", chat if self._speaks else text)))
         except KeyboardInterrupt:
             self._terminal.print("(stopped)")
             return
@@ -141,14 +141,14 @@ class Chat:
             self._terminal.print(f"(ended by the {played.end.replace('_', ' ')})", style="yellow")
         self._past = [*chat, Message(role="assistant", content=played.turns[-1].text)]
 
-    async def _play(self, crew: EngineCrew, prompt: Prompt) -> Trajectory:
+    async def _play(self, workers: EngineCrew, prompt: Prompt) -> Trajectory:
         config = self._generation.config
         rollout, data = config.rollout, config.data
         sampling = Sampling(
             data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed
         )
         request = GroupRequest(prompt, 1, sampling, draw=self._number, validate=True)
-        groups = [group async for _, group in crew.engines.generate([request])]
+        groups = [group async for _, group in workers.engines.generate([request])]
         return groups[0].trajectories[0]
 
 

@@ -1,5 +1,5 @@
 """Keys about a mixture of experts that cannot work. Whether the model is one is checked where it is at hand:
-models/experts.py."""
+models/moe_routing.py."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from alphaapollo.controller.ranks import Ranks
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.process_group import RankPlacement
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 

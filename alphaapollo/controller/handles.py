@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from alphaapollo.config.schema import LoraForm
-from alphaapollo.controller.load_balancer import EngineChoice
+from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, resolve
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_spans, take_spans
@@ -29,13 +29,13 @@ from alphaapollo.observability.torch_spans import start_torch_spans, take_torch_
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest
-from alphaapollo.weight_sync.verification import agreed
+from alphaapollo.weight_sync.verification import common_update
 
 if TYPE_CHECKING:  # the driver never imports the workers: they bring torch models and vLLM
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.process_group import RankPlacement
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class TrainedWorker(Protocol):
 
     placement: RankPlacement
 
-    def rest(self) -> None: ...
+    def offload(self) -> None: ...
 
     def save(self, folder: str) -> None: ...
 
@@ -71,9 +71,9 @@ class TrainedGroup(Generic[W]):
         self.ranks = ranks
         self.sequence_parallel = sequence_parallel
 
-    async def rest(self) -> None:
+    async def offload(self) -> None:
         """The end of its phase on the GPUs: what is offloaded goes to host memory, and what is cached is given back."""
-        await self.ranks.call(lambda worker: worker.rest())
+        await self.ranks.call(lambda worker: worker.offload())
 
     async def save(self, folder: str) -> None:
         """Begin to write weights, optimiser and schedule as they are now: a checkpoint, each rank its part."""
@@ -119,14 +119,14 @@ async def waited(worker: TrainedWorker) -> float:
 def probed(worker: PolicyWorker, token_ids: list[int]) -> list[float]:
     """Log-probs of the probe by a policy that rests then."""
     logprobs = worker.probe(token_ids)
-    worker.rest()
+    worker.offload()
     return logprobs
 
 
 def released(worker: PolicyWorker) -> None:
     """What carried its weights is free, and it rests."""
     worker.release_weights()
-    worker.rest()
+    worker.offload()
 
 
 async def confirmed(worker: RolloutWorker, version: int, folder: str) -> WeightReceipt:
@@ -155,9 +155,9 @@ class PolicyGroup(LoadedGroup["PolicyWorker"]):
 
     name = "policy"
 
-    async def doubts(self) -> list[str]:
+    async def self_check_warnings(self) -> list[str]:
         """What its self-check at the start leaves to be said."""
-        return (await self.ranks.call(lambda worker: worker.doubts))[0]
+        return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
 
     async def compute_log_probs(self) -> list[np.ndarray]:
         """Log-probs of the loaded rows under the present weights."""
@@ -194,7 +194,7 @@ class PolicyGroup(LoadedGroup["PolicyWorker"]):
 
     async def send_weights(self, version: int) -> WeightUpdate:
         """Publish the weights (a collective of all ranks); what was sent, by its digest."""
-        return agreed(await self.ranks.call(lambda worker: worker.send_weights(version)))
+        return common_update(await self.ranks.call(lambda worker: worker.send_weights(version)))
 
     async def release_weights(self) -> None:
         """The engines have confirmed: free what carried the last update, and rest."""
@@ -237,9 +237,9 @@ class RewardModelGroup:
         scores = await self.ranks.call_each(lambda worker, batch: worker.compute_scores(batch), own)
         return scores[:: self.sequence_parallel]
 
-    async def rest(self) -> None:
+    async def offload(self) -> None:
         """As of the policy."""
-        await self.ranks.call(lambda worker: worker.rest())
+        await self.ranks.call(lambda worker: worker.offload())
 
     async def memory(self) -> dict[str, float]:
         return largest(await self.ranks.call(lambda worker: worker.memory()))
@@ -255,7 +255,7 @@ class EngineGroup:
         self.ranks = ranks
         self.samples_in_flight = samples_in_flight  # an engine, at most: more would only queue inside it
         self.dead: set[int] = set()  # that have been found so, and not replaced
-        self._loads = EngineChoice(ranks.size, samples_in_flight)
+        self._loads = LoadBalancer(ranks.size, samples_in_flight)
         self._hold_weights: bool | None = None
 
     async def play(self, request: GroupRequest) -> TrajectoryGroup:

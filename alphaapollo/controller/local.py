@@ -15,7 +15,7 @@ from alphaapollo.utils.network import stay_on_loopback
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.process_group import RankPlacement
 
 HERE = "here"  # the one node
 
@@ -84,6 +84,6 @@ def launch_trainers(placement: Placement, roles: Roles) -> tuple[PolicyGroup, Cr
 
 
 def _only_rank(placement: Placement) -> RankPlacement:
-    from alphaapollo.workers.base import ALONE, RankPlacement
+    from alphaapollo.workers.process_group import ALONE, RankPlacement
 
     return RankPlacement(0, 1, ALONE, placement.device, placement.threads, feeds=HERE)

@@ -18,24 +18,24 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from alphaapollo.controller.crew import Roles, started
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
-from alphaapollo.controller.health.process_monitor import ProcessWatch
+from alphaapollo.controller.health.process_monitor import ProcessMonitor
 from alphaapollo.controller.nodes import Wanted
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_nodes import compare_nodes, wait_for_nodes
 from alphaapollo.controller.ray_placement import check_reach, reserve, seats, visible_gpus
-from alphaapollo.controller.ray_ranks import CriticHost, PolicyHost, RayRanks, RewardModelHost, RolloutHost
+from alphaapollo.controller.ray_ranks import CriticActor, PolicyActor, RayRanks, RewardModelActor, RolloutActor
 from alphaapollo.controller.ray_transfer import RayWeightSyncClient
 from alphaapollo.controller.worker_counts import Machine, Placement, smallest_gpu
 from alphaapollo.utils.heartbeat import read_process
 from alphaapollo.utils.network import stay_on_loopback
 from alphaapollo.utils.watchdog import RUN, end_processes
-from alphaapollo.weight_sync.transport import feeders
+from alphaapollo.weight_sync.transport import assign_writers
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.process_group import RankPlacement
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 OWN_TOKEN = secrets.token_hex(32)
@@ -124,7 +124,7 @@ def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
 @asynccontextmanager
 async def starting(timeout: float) -> AsyncIterator[None]:
     """Around the start of all workers. TimeoutError: it takes longer. WorkerDied: a Ray of our own has died."""
-    async with asyncio.timeout(timeout), ProcessWatch(own_processes(), lambda what: None):
+    async with asyncio.timeout(timeout), ProcessMonitor(own_processes(), lambda what: None):
         yield
 
 
@@ -166,12 +166,12 @@ class RayCrew:
         self.placement, self.roles = placement, roles
         self.groups = [group for group in (nodes, engine_gpus) if group]
         places = seats(placement, nodes, engine_gpus)
-        self._policy: RayRanks[PolicyWorker] = RayRanks(PolicyHost, places.policy)
-        self._critic: RayRanks[CriticWorker] | None = RayRanks(CriticHost, places.beside) if roles.critic else None
+        self._policy: RayRanks[PolicyWorker] = RayRanks(PolicyActor, places.policy)
+        self._critic: RayRanks[CriticWorker] | None = RayRanks(CriticActor, places.beside) if roles.critic else None
         self._reward_model: RayRanks[RewardModelWorker] | None = (
-            RayRanks(RewardModelHost, places.beside) if roles.reward_model else None
+            RayRanks(RewardModelActor, places.beside) if roles.reward_model else None
         )
-        self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutHost, places.engines)
+        self._engines: RayRanks[RolloutWorker] = RayRanks(RolloutActor, places.engines)
         sharing = placement.sequence_parallel
         self.policy = PolicyGroup(self._policy, sharing)
         self.critic = CriticGroup(self._critic, sharing) if self._critic else None
@@ -187,7 +187,7 @@ class RayCrew:
         if roles.through_memory:
             check_reach(ranks_at, engines_at)
         visible = visible_gpus(placement, [place.gpus for place in ranks_at])
-        feeds = feeders([place.node for place in ranks_at], [place.node for place in engines_at])
+        feeds = assign_writers([place.node for place in ranks_at], [place.node for place in engines_at])
         client = RayWeightSyncClient(self._engines.actors) if placement.device == "cuda" else None
         factory = prepared_engine if placement.shares_gpus else engine_factory
         engines = [factory(partial(roles.engine, index, place.node)) for index, place in enumerate(engines_at)]
@@ -215,7 +215,7 @@ class RayCrew:
             await self._side_by_side({"rollout": self._engines.call(lambda worker: worker.start())})
 
     async def _rank_placements(self, role: RayRanks[Any], feeds: Sequence[str | None]) -> list[RankPlacement]:
-        from alphaapollo.workers.base import RankPlacement
+        from alphaapollo.workers.process_group import RankPlacement
 
         at, address = self.placement, await role.meeting_point()
         return [

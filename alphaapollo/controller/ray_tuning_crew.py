@@ -12,12 +12,12 @@ from alphaapollo.controller.ranks import Ranks
 from alphaapollo.controller.ray_crew import end_actors, own_processes, starting
 from alphaapollo.controller.ray_nodes import compare_nodes
 from alphaapollo.controller.ray_placement import rank_seats, reserve_nodes
-from alphaapollo.controller.ray_ranks import RayRanks, TrainerHost
+from alphaapollo.controller.ray_ranks import RayRanks, TrainerActor
 from alphaapollo.controller.tuning_crew import TunedGroup, TuningPlan
 from alphaapollo.data.batch import TunedBatch
 
 if TYPE_CHECKING:
-    from alphaapollo.workers.tuned import TunedWorker
+    from alphaapollo.workers.finetuning_worker import TunedWorker
 
 B = TypeVar("B", bound=TunedBatch)
 
@@ -27,12 +27,12 @@ class RayTuning(Generic[B]):
 
     def __init__(self, nodes: PlacementGroup, plan: TuningPlan[B]):
         self._nodes, self._plan = nodes, plan
-        self._ranks: RayRanks[TunedWorker[B]] = RayRanks(TrainerHost, rank_seats(plan.counts, nodes))
+        self._ranks: RayRanks[TunedWorker[B]] = RayRanks(TrainerActor, rank_seats(plan.counts, nodes))
         self.trainer: TunedGroup[B] = TunedGroup(self._ranks, plan.counts.sequence_parallel)
 
     async def start(self) -> None:
         """All ranks at once: they meet while they load."""
-        from alphaapollo.workers.base import RankPlacement
+        from alphaapollo.workers.process_group import RankPlacement
 
         counts, address = self._plan.counts, await self._ranks.meeting_point()
         places = [

@@ -15,8 +15,8 @@ from alphaapollo.controller.worker_counts import RankCounts
 from alphaapollo.data.batch import Stepped, TunedBatch
 
 if TYPE_CHECKING:
-    from alphaapollo.workers.base import RankPlacement
-    from alphaapollo.workers.tuned import TunedWorker
+    from alphaapollo.workers.finetuning_worker import TunedWorker
+    from alphaapollo.workers.process_group import RankPlacement
 
 W = TypeVar("W")
 A = TypeVar("A")
@@ -29,9 +29,9 @@ class TunedGroup(TrainedGroup["TunedWorker[B]"], Generic[B]):
 
     name = ROLE
 
-    async def doubts(self) -> list[str]:
+    async def self_check_warnings(self) -> list[str]:
         """What its self-check at the start leaves to be said."""
-        return (await self.ranks.call(lambda worker: worker.doubts))[0]
+        return (await self.ranks.call(lambda worker: worker.self_check_warnings))[0]
 
     async def step(self, batches: Sequence[B], skip_bad: bool) -> Stepped:
         """One optimiser step, over all ranks. skip_bad: leave it out where its gradient is not finite, instead of
@@ -111,7 +111,7 @@ class LocalTuning(Generic[B]):
     """The one rank, in this process."""
 
     def __init__(self, plan: TuningPlan[B]):
-        from alphaapollo.workers.base import ALONE, RankPlacement
+        from alphaapollo.workers.process_group import ALONE, RankPlacement
 
         counts = plan.counts
         assert counts.num_ranks == 1, "the checks see to it"

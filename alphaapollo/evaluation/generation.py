@@ -19,8 +19,8 @@ from alphaapollo.config.diff import Verdict
 from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.engine_crew import EngineCrew, EnginePlan, launch_local_engine
-from alphaapollo.controller.health.stall_monitor import Patience, StallWatch
+from alphaapollo.controller.engine_crew import EngineCrew, EngineSpecs, launch_local_engine
+from alphaapollo.controller.health.stall_monitor import StallLimits, StallMonitor
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.figures import Result, result_of
@@ -40,13 +40,13 @@ from alphaapollo.launch.input_checks import (
 )
 from alphaapollo.launch.resume import Start, own_changes
 from alphaapollo.launch.try_environment import try_resets
-from alphaapollo.models.weight_files import check_weights
+from alphaapollo.models.folder_check import check_weights
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import GroupRequest, Prompt, Sampling
-from alphaapollo.utils.temp_folder import goes_with_it
-from alphaapollo.utils.watchdog import name_run, start_reaper
+from alphaapollo.utils.temp_folder import register_cleanup
+from alphaapollo.utils.watchdog import new_run_id, start_reaper
 
 DECISIVE = {  # what a resume must not change: of these sections only so much, ...
     "rollout": {"name", "temperature", "top_p", "top_k", "dtype", "engine_kwargs.vllm"},
@@ -131,21 +131,21 @@ async def run(generation: Generation, terminal: Terminal) -> None:
         terminal.print(f"note: the earlier run of this name lies in {moved}", markup=False, soft_wrap=True)
     results = [*generation.finished.results]
     if generation.requests:
-        crew = await launch(generation)
+        workers = await launch(generation)
         try:
-            async with stall_watch(generation, crew, terminal):
-                results += await _play(generation, crew, terminal)
+            async with stall_watch(generation, workers, terminal):
+                results += await _play(generation, workers, terminal)
         finally:
-            await crew.close()
+            await workers.close()
     report(results, generation.prompts, folder, terminal)
 
 
-def stall_watch(generation: Generation, crew: EngineCrew, terminal: Terminal) -> StallWatch:
+def stall_watch(generation: Generation, workers: EngineCrew, terminal: Terminal) -> StallMonitor:
     """While the prompts are played."""
     trainer, folder = generation.config.trainer, generation.folder
-    return StallWatch(
-        [crew.engines.ranks],
-        Patience(trainer.stall_notice, trainer.stall_timeout),
+    return StallMonitor(
+        [workers.engines.ranks],
+        StallLimits(trainer.stall_notice, trainer.stall_timeout),
         generation.device,
         folder,
         lambda text: terminal.print(f"note: {text}", markup=False, soft_wrap=True),
@@ -156,13 +156,13 @@ def stall_watch(generation: Generation, crew: EngineCrew, terminal: Terminal) ->
 async def launch(generation: Generation) -> EngineCrew:
     """Start the engines where trainer.controller says."""
     config = generation.config
-    run_id = name_run()
+    run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     # The engine keeps the GPU's memory to itself: it does not sleep.
     rollout, num_engines = generation.rollout, generation.rollout.num_engines
     assert num_engines is not None
     rollout = rollout.model_copy(update={"colocate": False, "free_cache_engine": False, "router_replay": False})
-    plan = EnginePlan(
+    plan = EngineSpecs(
         device=generation.device,
         num_engines=num_engines,
         tensor_parallel=config.rollout.tensor_model_parallel_size,
@@ -183,7 +183,7 @@ async def launch(generation: Generation) -> EngineCrew:
         cleanup=[shared_memory],
     )
     start_reaper(run_id, plan.cleanup)
-    goes_with_it(plan.cleanup)
+    register_cleanup(plan.cleanup)
     if config.trainer.controller == "local":
         return await launch_local_engine(plan)
     from alphaapollo.controller.ray_crew import start_local_cluster
@@ -195,7 +195,7 @@ async def launch(generation: Generation) -> EngineCrew:
     return await launch_ray_engines(plan, config.trainer.start_timeout, local_paths(config) if joined else None)
 
 
-async def _play(generation: Generation, crew: EngineCrew, terminal: Terminal) -> list[Result]:
+async def _play(generation: Generation, workers: EngineCrew, terminal: Terminal) -> list[Result]:
     """Every group to the file as it ends; a kill costs only those that are on their way."""
     results: list[Result] = []
     speed = _Speed()
@@ -205,7 +205,7 @@ async def _play(generation: Generation, crew: EngineCrew, terminal: Terminal) ->
         ResultsFile(path, generation.finished) as file,
         Counter("prompts", len(generation.prompts), done, terminal) as counter,
     ):
-        async for _, group in crew.engines.generate(generation.requests):
+        async for _, group in workers.engines.generate(generation.requests):
             file.append(group)
             own = [result_of(group.prompt, trajectory) for trajectory in group.trajectories]
             results += own

@@ -15,8 +15,8 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evolving.engine_client import EngineClient
 from alphaapollo.launch.input_checks import check_engine_split, check_lengths
-from alphaapollo.models.weight_files import check_vocabulary, check_weights
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.models.folder_check import check_vocabulary, check_weights
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 def check_own_models(config: EvolvingConfig) -> dict[str, Renderer]:
@@ -47,7 +47,7 @@ def watch_engines(clients: Mapping[str, EngineClient]) -> None:
             for number, pid in enumerate(own)
         }
 
-    PULSE.watch(lambda: sum(client.engine.progress() for client in clients.values()), helpers)
+    HEARTBEAT.watch(lambda: sum(client.engine.progress() for client in clients.values()), helpers)
 
 
 def make_engine_clients(

@@ -23,14 +23,14 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import Read
 from alphaapollo.finetuning import change_rule, pairs, reference
 from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.station import Demand, Station
+from alphaapollo.finetuning.station import MemoryRequest, Station
 from alphaapollo.utils.user_module import load_user_module
 
 if TYPE_CHECKING:
     from alphaapollo.controller.ranks import Ranks
     from alphaapollo.finetuning.loop import TuningRun
-    from alphaapollo.workers.base import RankPlacement
     from alphaapollo.workers.preference import PreferenceWorker
+    from alphaapollo.workers.process_group import RankPlacement
 
 COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "response", "label"))
 OF_THE_LOSS = {"preference.loss": "another algorithm", "preference.custom_module": SAME_NAME}
@@ -70,11 +70,11 @@ class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
         load = load_pairs if get_preference_loss(config.preference.loss).of_pairs else load_labelled
         return load(files, renderer, config.data, max_samples)
 
-    def demand(self, config: DpoConfig, examples: Sequence[PreferenceExample]) -> Demand:
+    def demand(self, config: DpoConfig, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         preference = config.preference
         live = get_preference_loss(preference.loss).needs_reference and preference.reference == "live"
         longest = max(example.longest for example in examples)
-        return Demand(longest, rows=len(examples[0].rows), reference=live)
+        return MemoryRequest(longest, rows=len(examples[0].rows), reference=live)
 
     def deal(self, config: DpoConfig, examples: Sequence[PreferenceExample], layout: Layout) -> list[PreferenceBatch]:
         return pairs.deal(examples, layout, self.share_prompts)

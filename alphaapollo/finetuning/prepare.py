@@ -17,7 +17,7 @@ from alphaapollo.finetuning.layout import Layout
 from alphaapollo.finetuning.memory import fit
 from alphaapollo.finetuning.progress import Progress
 from alphaapollo.finetuning.station import Station
-from alphaapollo.launch.cpu_threads import settle_tuning_threads
+from alphaapollo.launch.cpu_threads import choose_tuning_threads
 from alphaapollo.launch.input_checks import (
     check_adapters,
     check_experts,
@@ -28,7 +28,7 @@ from alphaapollo.launch.input_checks import (
 )
 from alphaapollo.launch.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
 from alphaapollo.launch.resume import Start, find_start
-from alphaapollo.models.weight_files import check_weights
+from alphaapollo.models.folder_check import check_weights
 from alphaapollo.observability.trackers import check_trackers
 
 C = TypeVar("C", bound=TuningConfig)
@@ -83,7 +83,7 @@ def prepare(station: Station[C, E, B], config: C) -> Prepared[C, E, B]:
     """Check, read and measure everything. Raises ValueError for what cannot work."""
     machine = find_machine(config.trainer)
     notices = station.check(config, machine.num_gpus)
-    config, kept_threads = settle_tuning_threads(config, machine)
+    config, kept_threads = choose_tuning_threads(config, machine)
     check_trackers(config.trainer.logger)
     start = find_start(config, station.change_rule)
     trainer, data = config.trainer, config.data

@@ -20,13 +20,13 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import Read
 from alphaapollo.finetuning import change_rule, pairs
 from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.station import Demand, Station
+from alphaapollo.finetuning.station import MemoryRequest, Station
 from alphaapollo.models.load import check_can_score, is_causal_lm, load_config, scorer_class
 from alphaapollo.types import Row
 
 if TYPE_CHECKING:
     from alphaapollo.finetuning.loop import TuningRun
-    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.process_group import RankPlacement
     from alphaapollo.workers.reward_training import RewardTrainingWorker
 
 COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "margin"))
@@ -58,8 +58,8 @@ class Rm(Station[RmConfig, PreferenceExample, PreferenceBatch]):
             pair.rows = [scored_row(row, renderer) for row in pair.rows]
         return read
 
-    def demand(self, config: RmConfig, examples: Sequence[PreferenceExample]) -> Demand:
-        return Demand(max(example.longest for example in examples), rows=2, head=False)
+    def demand(self, config: RmConfig, examples: Sequence[PreferenceExample]) -> MemoryRequest:
+        return MemoryRequest(max(example.longest for example in examples), rows=2, head=False)
 
     def deal(self, config: RmConfig, examples: Sequence[PreferenceExample], layout: Layout) -> list[PreferenceBatch]:
         return pairs.deal(examples, layout, self.share_prompts)

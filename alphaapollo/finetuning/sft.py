@@ -20,14 +20,14 @@ from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import Read
 from alphaapollo.finetuning import change_rule
 from alphaapollo.finetuning.layout import Layout, deal_rows
-from alphaapollo.finetuning.station import Demand, Station
+from alphaapollo.finetuning.station import MemoryRequest, Station
 from alphaapollo.types import Prompt, Row
 
 if TYPE_CHECKING:
     from alphaapollo.controller.ranks import Ranks
     from alphaapollo.finetuning.answers import Answers
     from alphaapollo.finetuning.loop import TuningRun
-    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.workers.process_group import RankPlacement
     from alphaapollo.workers.sft import SftWorker
 
 COLUMNS = ("data.messages_key", "data.prompt_key", "data.response_key")
@@ -66,11 +66,11 @@ class Sft(Station[SftConfig, Row, RankBatch]):
         """Whether a run of it has prompts answered."""
         return bool(config.data.val_prompts) and config.trainer.test_freq > 0
 
-    def demand(self, config: SftConfig, examples: Sequence[Row]) -> Demand:
+    def demand(self, config: SftConfig, examples: Sequence[Row]) -> MemoryRequest:
         data = config.data
         answers = (config.rollout.max_num_seqs, data.max_prompt_length, data.max_response_length)
         longest = max(len(row.token_ids) for row in examples)
-        return Demand(longest, answers=answers if self.answers_in(config) else None)
+        return MemoryRequest(longest, answers=answers if self.answers_in(config) else None)
 
     def deal(self, config: SftConfig, examples: Sequence[Row], layout: Layout) -> list[RankBatch]:
         return deal_rows(examples, layout)

@@ -19,8 +19,8 @@ from alphaapollo.finetuning.layout import Layout
 
 if TYPE_CHECKING:
     from alphaapollo.finetuning.loop import TuningRun
-    from alphaapollo.workers.base import RankPlacement
-    from alphaapollo.workers.tuned import TunedWorker
+    from alphaapollo.workers.finetuning_worker import TunedWorker
+    from alphaapollo.workers.process_group import RankPlacement
 
 C = TypeVar("C", bound=TuningConfig)
 E = TypeVar("E")
@@ -28,7 +28,7 @@ B = TypeVar("B", bound=TunedBatch)
 
 
 @dataclass(frozen=True)
-class Demand:
+class MemoryRequest:
     """What memory is planned by."""
 
     longest: int  # tokens of the longest row
@@ -58,7 +58,7 @@ class Station(ABC, Generic[C, E, B]):
         return []
 
     @abstractmethod
-    def demand(self, config: C, examples: Sequence[E]) -> Demand:
+    def demand(self, config: C, examples: Sequence[E]) -> MemoryRequest:
         """Of a run on these examples."""
 
     @abstractmethod

@@ -26,10 +26,10 @@ from alphaapollo.config.schema.base import Device
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.weight_sync.transport import Kind, Transport
-    from alphaapollo.workers.base import RankPlacement
+    from alphaapollo.weight_sync.transport import Transport, TransportKind
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.process_group import RankPlacement
     from alphaapollo.workers.reward_model import RewardModelWorker
 
 
@@ -110,7 +110,7 @@ def build_engine(
     device: Device,
     run_dir: str,
     shared_memory: str,
-    transport: Kind,
+    transport: TransportKind,
     index: int,
     node: str = "",
 ) -> RolloutWorker:

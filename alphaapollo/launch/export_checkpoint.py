@@ -21,7 +21,7 @@ from alphaapollo.launch.push_to_hub import check_push
 from alphaapollo.launch.resume import read_saved
 
 if TYPE_CHECKING:
-    from alphaapollo.models.export_proof import Kind
+    from alphaapollo.models.export.verification import Kind
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def write(export: Export) -> str:
     """
     import torch
 
-    from alphaapollo.models.export_proof import OUTPUTS
+    from alphaapollo.models.export.verification import OUTPUTS
     from alphaapollo.workers.export import export_checkpoint
 
     export.output.parent.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,8 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
-from alphaapollo.environments.base import Registered
-from alphaapollo.environments.run_tools import open_toolbox
+from alphaapollo.environments.base import EnvironmentSpec
+from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.launch.try_environment import try_reward
 from alphaapollo.launch.try_template import in_time, try_template
 from alphaapollo.rewards.components import check_components
@@ -83,14 +83,14 @@ def local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, s
     return found
 
 
-def find_environment(env: Env) -> Registered:
+def find_environment(env: Env) -> EnvironmentSpec:
     """The environment, the user's own among them. ValueError: an unknown one, or settings with which it cannot work."""
     if env.custom_module:
         load_user_module(env.custom_module, "env.custom_module")
     return check_environment(env)
 
 
-def environment_notices(config: Config | GenerationConfig | SftConfig, environment: Registered) -> list[str]:
+def environment_notices(config: Config | GenerationConfig | SftConfig, environment: EnvironmentSpec) -> list[str]:
     """One line for each key of rewards or tools that this environment does not use."""
     env, void = config.env, []
     if not environment.graded and not environment.own_prompts:
@@ -113,7 +113,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     ValueError: no tokenizer; tools, an index or a server that are not there; a chat template or a parser with which
     env.action_format cannot work.
     """
-    from alphaapollo.models.weight_files import check_vocabulary  # brings torch
+    from alphaapollo.models.folder_check import check_vocabulary  # brings torch
 
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
@@ -166,7 +166,7 @@ def check_adapters(model: Model, key: str) -> None:
 def check_experts(model: Model, section: str, router_replay: bool = False) -> None:
     """ValueError: keys about experts, and a model without any that are known. section: e.g. actor_rollout_ref.model."""
     if model.router_aux_loss_coef or router_replay:
-        from alphaapollo.models.experts import check_routers  # brings torch
+        from alphaapollo.models.moe_routing import check_routers  # brings torch
 
         given = []
         if model.router_aux_loss_coef:
@@ -210,7 +210,7 @@ def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
 def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
     """A resolved section, without Liger's kernels where they were not compared on its architecture. ValueError: they
     are asked for all the same."""
-    from alphaapollo.models.fused import ARCHITECTURES
+    from alphaapollo.models.liger import ARCHITECTURES
     from alphaapollo.models.load import load_config  # brings torch
 
     if not model.use_liger:

@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention import register, register_meta
+from alphaapollo.models.attention.backends import register, register_meta
+from alphaapollo.models.decoder import decoder_layers, head_size
 from alphaapollo.models.lm_head import CHUNK_LOGITS, Head, Hidden, Other, token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import target_names
 from alphaapollo.models.policy import logit_transform
 from alphaapollo.models.sharding import MIN_UNIT
-from alphaapollo.models.trunk import decoder_layers, head_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

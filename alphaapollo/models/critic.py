@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.models.decoder import response_states
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.trunk import response_states
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:

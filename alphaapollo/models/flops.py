@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.models.experts import ExpertSizes
-from alphaapollo.models.trunk import head_size
+from alphaapollo.models.decoder import head_size
+from alphaapollo.models.moe_routing import ExpertSizes
 
 EXPERTS = ".experts."  # in the names of parameters, whether stacked or one by one; not of shared experts
 

@@ -13,10 +13,10 @@ import torch
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
-from alphaapollo.models.attention import register
+from alphaapollo.models.attention.backends import register
 from alphaapollo.models.cpu.linear import accelerate
-from alphaapollo.models.fused import fuse
-from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.models.decoder import decoder_layers
+from alphaapollo.models.liger import fuse
 from alphaapollo.utils.hub import looks_local
 from alphaapollo.utils.seeds import derive_seed
 

@@ -22,7 +22,7 @@ from alphaapollo.data.batch import Columns, Rows, segment_offsets
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.ulysses import Positions, SequenceGroup, gather, local_positions
 from alphaapollo.models.upload import upload
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def build_micro_batch(
         columns: beside `rows`, what is needed of them.
         sequence: the ranks that share it.
     """
-    PULSE.beat()
+    HEARTBEAT.tick()
     is_dummy = not len(positions)
     chosen = _DUMMY if is_dummy else rows.select(positions)
     given = _of_dummy(columns) if columns and is_dummy else columns.select(rows, positions) if columns else Columns()

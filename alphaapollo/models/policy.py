@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from alphaapollo.algorithms import sampling
 from alphaapollo.data.batch import Rows
-from alphaapollo.models.attention import is_ours
-from alphaapollo.models.experts import Routers
+from alphaapollo.models.attention.backends import is_ours
+from alphaapollo.models.decoder import response_states
 from alphaapollo.models.lm_head import Head, Hidden, Other, TokenStats, token_stats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
-from alphaapollo.models.trunk import response_states
+from alphaapollo.models.moe_routing import Routers
 from alphaapollo.models.ulysses import SequenceGroup
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def check_logprobs(
     return gap
 
 
-def doubts(gap: float) -> list[str]:
+def self_check_warnings(gap: float) -> list[str]:
     """What to say of a self-check that has passed."""
     if gap <= DOUBTFUL:
         return []

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from alphaapollo.models.decoder import states_at
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.trunk import states_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,14 +17,14 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.critic import CriticModel
+from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.lora import load_trained
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import shard
-from alphaapollo.models.train_state import StepFigures, Trained, TrainState
-from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import RankPlacement, Sums, compute_column, inexact, step_figures, torch_dtype
-from alphaapollo.workers.sharing_check import SharingCheck
-from alphaapollo.workers.training import TrainingWorker
+from alphaapollo.models.training.train_state import StepFigures, Trained, TrainState
+from alphaapollo.workers.process_group import RankPlacement, Sums, compute_column, inexact, step_figures, torch_dtype
+from alphaapollo.workers.shared_prompt_check import SharingCheck
+from alphaapollo.workers.training_worker import TrainingWorker
 
 
 class CriticWorker(TrainingWorker):
@@ -64,7 +64,7 @@ class CriticWorker(TrainingWorker):
             self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, who, fsdp.param_offload
         )
         self.batch: RankBatch | None = None
-        self.rest()
+        self.offload()
 
     def load_batch(self, batch: RankBatch) -> None:
         """The rows of this iteration."""

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.batch import Rows
-from alphaapollo.models import checkpoint
+from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.critic import CriticModel
-from alphaapollo.models.export import export, export_critic
-from alphaapollo.models.export_proof import Kind, check_gap, plain_outputs, probe_tokens
+from alphaapollo.models.decoder import decoder_layers
+from alphaapollo.models.export.hf_folder import export, export_critic
+from alphaapollo.models.export.verification import Kind, check_gap, plain_outputs, probe_tokens
 from alphaapollo.models.lora import load_trained, load_trained_scorer
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import shard
-from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import ALONE, RankPlacement, join, leave
+from alphaapollo.workers.process_group import ALONE, RankPlacement, join, leave
 
 
 def export_checkpoint(
@@ -30,7 +30,7 @@ def export_checkpoint(
     """Write the weights in `folder`, saved by a worker of this kind on any number of ranks, to `output`; a fine-tuned
     model is a policy, and a critic becomes a token classifier with one label. form: as of models.export.
 
-    Returns by how much the outputs of a probe differ that transformers alone computes (models/export_proof.py).
+    Returns by how much the outputs of a probe differ that transformers alone computes (models/export/verification.py).
 
     Raises:
         ValueError: the model cannot be loaded, the checkpoint is not of such a model, or what was written computes
@@ -54,7 +54,7 @@ def _write(
         layers = decoder_layers(loaded)
         trained = _built(kind, loaded)
         shard(trained, layers, groups.shards, torch.float32, False)
-        checkpoint.load(folder, trained, optimizer=None)
+        load_snapshot(folder, trained, optimizer=None)
         if isinstance(trained, CriticModel):
             export_critic(output, trained, model, dtype)
         else:

@@ -23,21 +23,23 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch, Rows
-from alphaapollo.models import checkpoint
-from alphaapollo.models.export import export, full_parameters
+from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot
+from alphaapollo.models.decoder import decoder_layers
+from alphaapollo.models.export.hf_folder import export, full_parameters
 from alphaapollo.models.flops import ModelSize, peak_flops
 from alphaapollo.models.lm_head import Other
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import adapters_off, load_trained, scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
-from alphaapollo.models.offload import parameter_offload
-from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
+from alphaapollo.models.policy import PolicyModel, check_logprobs, self_check_warnings
 from alphaapollo.models.sharding import local_tensor, reshard, shard
-from alphaapollo.models.train_state import StepFigures, Trained, TrainState
-from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.models.training.offload import parameter_offload
+from alphaapollo.models.training.train_state import StepFigures, Trained, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.base import (
+from alphaapollo.workers.moe_load_balancing import ExpertLoad
+from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
+from alphaapollo.workers.process_group import (
     ColumnInParts,
     RankPlacement,
     Sums,
@@ -46,11 +48,9 @@ from alphaapollo.workers.base import (
     step_figures,
     torch_dtype,
 )
-from alphaapollo.workers.expert_load import ExpertLoad
-from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
-from alphaapollo.workers.sharing_check import SharingCheck
+from alphaapollo.workers.shared_prompt_check import SharingCheck
 from alphaapollo.workers.teacher import TeacherModel, teaching_figures
-from alphaapollo.workers.training import TrainingWorker
+from alphaapollo.workers.training_worker import TrainingWorker
 
 
 class PolicyWorker(TrainingWorker):
@@ -95,7 +95,7 @@ class PolicyWorker(TrainingWorker):
         fsdp = actor.fsdp_config
         self.policy = self._load_policy(seed)
         gap = check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
-        self.doubts = doubts(gap)
+        self.self_check_warnings = self_check_warnings(gap)
         self.sharing = SharingCheck(
             self.policy,
             self.policy.model,
@@ -111,7 +111,7 @@ class PolicyWorker(TrainingWorker):
         )
         self.reference: PolicyModel | None = None
         if needs_reference and not model.lora_rank:  # with LoRA it is the policy with its adapters off
-            self.state.rest()  # while the reference is loaded
+            self.state.offload()  # while the reference is loaded
             self.reference = self._load_reference(ref.fsdp_config.offload_policy)
         self.frozen = parameter_offload(self.reference, ref.fsdp_config.param_offload)
         self.teacher = None if teacher_model is None else self._load_teacher(teacher_model)
@@ -120,7 +120,7 @@ class PolicyWorker(TrainingWorker):
         self.reference_was_reset = False
         self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
-        self.rest()
+        self.offload()
 
     @property
     def padded(self) -> bool:
@@ -141,7 +141,7 @@ class PolicyWorker(TrainingWorker):
         batch = batch or self._batch
         with self._as_reference() as reference:
             column = self._log_probs(reference, batch.rows, batch.mini_batches)
-        self.frozen.rest()
+        self.frozen.offload()
         return column
 
     def compute_teacher_log_probs(self) -> np.ndarray:
@@ -214,13 +214,13 @@ class PolicyWorker(TrainingWorker):
         if self.sender is not None:
             self.sender.release()
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         if self.reference is not None:
             reshard(self.reference)
-            self.frozen.rest()
+            self.frozen.offload()
         if self.teacher is not None:
-            self.teacher.rest()
-        super().rest()
+            self.teacher.offload()
+        super().offload()
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
@@ -255,7 +255,7 @@ class PolicyWorker(TrainingWorker):
         parts = [self.state.snapshot(folder)]
         if self.reference is not None and self.reference_was_reset:
             self.frozen.fetch()
-            parts.append(checkpoint.snapshot(f"{folder}/reference", self.reference, None, {}))
+            parts.append(take_snapshot(f"{folder}/reference", self.reference, None, {}))
         self.writer.start(parts)
 
     def load(self, folder: str) -> None:
@@ -263,7 +263,7 @@ class PolicyWorker(TrainingWorker):
         self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
         if self.reference is not None and self.reference_was_reset:
             self.frozen.fetch()
-            checkpoint.load(f"{folder}/reference", self.reference, None)
+            load_snapshot(f"{folder}/reference", self.reference, None)
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
         """Write a Hugging Face folder in the dtype of the arithmetic; see models.export. FloatingPointError: ruined
@@ -283,8 +283,8 @@ class PolicyWorker(TrainingWorker):
         return self._sharded(PolicyModel(loaded).requires_grad_(False), offload_policy)
 
     def _load_teacher(self, model: Model) -> TeacherModel:
-        self.state.rest()  # while it is loaded
-        self.frozen.rest()
+        self.state.offload()  # while it is loaded
+        self.frozen.offload()
         vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
         loaded = TeacherModel(
             model, self.teaching.model.fsdp_config, self.groups, self.placement, self.temperature, vocabulary

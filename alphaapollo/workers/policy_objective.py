@@ -25,7 +25,7 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import NO_TEACHER, Actor, RolloutCorrection, Teacher
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.workers.base import LARGEST
+from alphaapollo.workers.process_group import LARGEST
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,17 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import DpoConfig, Model
 from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.data.preference_batch import PreferenceBatch
+from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import adapters_off, is_adapter
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard
-from alphaapollo.models.trunk import decoder_layers
 from alphaapollo.weight_sync.digest import tensors_digest
-from alphaapollo.workers.base import RankPlacement, Sums
+from alphaapollo.workers.finetuning_worker import TunedWorker
 from alphaapollo.workers.pairs import SHARING, right_by_source
-from alphaapollo.workers.sharing_check import SharingCheck
-from alphaapollo.workers.tuned import TunedWorker
+from alphaapollo.workers.process_group import RankPlacement, Sums
+from alphaapollo.workers.shared_prompt_check import SharingCheck
 
 
 class PreferenceWorker(TunedWorker[PreferenceBatch]):

@@ -11,13 +11,13 @@ import torch
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
+from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.load import load_scorer
-from alphaapollo.models.offload import parameter_offload
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import reshard, shard
-from alphaapollo.models.trunk import decoder_layers
+from alphaapollo.models.training.offload import parameter_offload
 from alphaapollo.observability.memory import process_memory
-from alphaapollo.workers.base import (
+from alphaapollo.workers.process_group import (
     RankPlacement,
     compute_column,
     free_cache,
@@ -45,7 +45,7 @@ class RewardModelWorker:
         self.model = RewardModel(loaded).requires_grad_(False)
         shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[self.model.score])
         self.parameters = parameter_offload(self.model, fsdp.param_offload)
-        self.rest()
+        self.offload()
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
         """The score of each row, at its last token. float32 [R]
@@ -56,10 +56,10 @@ class RewardModelWorker:
         rows, sequence = batch.rows, self.groups.sequence
         return compute_column(self.model, self.model, rows, batch.mini_batches, self.padded, self.device, sequence)
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """The end of its phase: its GPU memory, as far as it can be spared, is free for others."""
         reshard(self.model)
-        self.parameters.rest()
+        self.parameters.offload()
         free_cache(self.device)
 
     def memory(self) -> dict[str, float]:

@@ -11,16 +11,16 @@ from alphaapollo.algorithms.bradley_terry import bradley_terry
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import LoraForm, Model, RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
-from alphaapollo.models.export import export
+from alphaapollo.models.decoder import decoder_layers
+from alphaapollo.models.export.hf_folder import export
 from alphaapollo.models.lora import load_trained_scorer
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import shard
-from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.finetuning_worker import TunedWorker
 from alphaapollo.workers.pairs import SHARING, right_by_source
-from alphaapollo.workers.sharing_check import SharingCheck
-from alphaapollo.workers.tuned import TunedWorker
+from alphaapollo.workers.process_group import RankPlacement
+from alphaapollo.workers.shared_prompt_check import SharingCheck
 
 
 class RewardTrainingWorker(TunedWorker[PreferenceBatch]):
@@ -57,7 +57,7 @@ class RewardTrainingWorker(TunedWorker[PreferenceBatch]):
         self.classifier, self.model = loaded, RewardModel(loaded)
         mesh, head = self.groups.shards, self.model.score
         shard(self.model, layers, mesh, self.dtype, self.fsdp.offload_policy, exact=[head])
-        self.doubts = []
+        self.self_check_warnings = []
 
     def counts(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         """Pairs, and the tokens that are read."""

@@ -14,8 +14,8 @@ from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import reshard
 from alphaapollo.types import Asked, Completion, Sampling
-from alphaapollo.workers.base import free_cache
-from alphaapollo.workers.tuned import TunedWorker
+from alphaapollo.workers.finetuning_worker import TunedWorker
+from alphaapollo.workers.process_group import free_cache
 
 
 class SftWorker(TunedWorker[RankBatch]):

@@ -15,15 +15,15 @@ from alphaapollo.algorithms.divergence import divergence_of
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import FrozenFsdp, Model, Teacher
 from alphaapollo.data.batch import RankBatch
+from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.lm_head import Hidden, Other, TokenStats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.offload import parameter_offload
 from alphaapollo.models.policy import PolicyModel, check_logprobs
 from alphaapollo.models.sharding import reshard, shard
-from alphaapollo.models.trunk import decoder_layers
-from alphaapollo.workers.base import RankGroups, RankPlacement, compute_column, torch_dtype
-from alphaapollo.workers.sharing_check import SharingCheck
+from alphaapollo.models.training.offload import parameter_offload
+from alphaapollo.workers.process_group import RankGroups, RankPlacement, compute_column, torch_dtype
+from alphaapollo.workers.shared_prompt_check import SharingCheck
 
 
 class TeacherModel:
@@ -57,7 +57,7 @@ class TeacherModel:
             self.model, loaded, self._logprobs_of, dtype, self.padded, self.device, groups.sequence
         )
         self.parameters = parameter_offload(self.model, fsdp.param_offload)
-        self.rest()
+        self.offload()
 
     def log_probs(self, batch: RankBatch) -> np.ndarray:
         """Of the response tokens, at the rollouts' temperature; its phase ends. float32 [sum responses]"""
@@ -66,7 +66,7 @@ class TeacherModel:
         column = compute_column(
             self.model, self._logprobs_of, batch.rows, batch.mini_batches, self.padded, self.device, sequence
         )
-        self.rest()
+        self.offload()
         return column
 
     def begin(self, batch: RankBatch) -> None:
@@ -83,10 +83,10 @@ class TeacherModel:
         common = replace(head, weight=head.weight[:count], bias=bias)  # what lies beyond fills up its rows
         return Other(Hidden(hidden.states, common), divergence_of(teacher), shown=True)
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Nothing stays gathered, and what is offloaded goes to host memory."""
         reshard(self.model)
-        self.parameters.rest()
+        self.parameters.offload()
 
     def _logprobs_of(self, micro: MicroBatch) -> Tensor:
         logprobs: Tensor = self.model(_own(micro), self.temperature).logprobs

@@ -30,8 +30,8 @@ from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
 from alphaapollo.models.activations import activations, load_meta, model_sizes  # noqa: E402
 from alphaapollo.models.footprint import Held, Trained, frozen_slices  # noqa: E402
-from alphaapollo.workers.base import RankPlacement  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
+from alphaapollo.workers.process_group import RankPlacement  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.random_batch import random_batch  # noqa: E402
 

@@ -116,8 +116,8 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     from alphaapollo.data.preference_examples import load_labelled, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.reference import give
-    from alphaapollo.workers.base import ALONE, RankPlacement
     from alphaapollo.workers.preference import PreferenceWorker
+    from alphaapollo.workers.process_group import ALONE, RankPlacement
     from alphaapollo.workers.reward_training import RewardTrainingWorker
 
     def worker(path: str, keys: dict[str, Any]) -> PreferenceWorker:

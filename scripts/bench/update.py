@@ -33,8 +33,8 @@ from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
 from alphaapollo.data.packing import build_train_batch  # noqa: E402
 from alphaapollo.data.shared_prompts import find_prefixes  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
-from alphaapollo.workers.base import ALONE, RankPlacement  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
+from alphaapollo.workers.process_group import ALONE, RankPlacement  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"

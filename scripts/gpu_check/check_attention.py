@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn
-from alphaapollo.models.attention import attend
+from alphaapollo.models.attention.backends import attend
 from alphaapollo.models.micro_batch import Keys, Packing
 from scripts.gpu_check.kit import Kit, relative
 

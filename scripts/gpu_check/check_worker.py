@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaapollo.models.checkpoint_writer import CheckpointWriter
+from alphaapollo.models.checkpoint.writer import CheckpointWriter
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.workers.policy import PolicyWorker
@@ -36,7 +36,7 @@ def run(kit: Kit) -> dict[str, Any]:
             assert figures["gradient_error"] < LIMIT[kit.device], figures
         before = worker.compute_log_probs()
         norms[name] = worker.update(columns)["actor/grad_norm"]
-        worker.rest()
+        worker.offload()
         after = worker.compute_log_probs()
         assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the update changed nothing"
         if name == "plain" or name in OFFLOADS:
@@ -99,7 +99,7 @@ def save_load_export(worker: PolicyWorker, columns: Any, after: np.ndarray, fold
     worker.writer = CheckpointWriter(behind=True)
     for name in ("first", "saved"):  # the second into memory that is page-locked by then
         worker.save(str(folder / name))
-        worker.rest()
+        worker.offload()
         if name == "saved":
             worker.update(columns)
         worker.written().result()

@@ -61,8 +61,8 @@ class Kit:
         """A policy worker of one rank. settings: model, actor, ref: keys of those sections; needs_reference."""
         from alphaapollo.config.resolve import resolve_model
         from alphaapollo.config.schema import Actor, Model, Reference
-        from alphaapollo.workers.base import ALONE, RankPlacement
         from alphaapollo.workers.policy import PolicyWorker
+        from alphaapollo.workers.process_group import ALONE, RankPlacement
 
         return PolicyWorker(
             model=resolve_model(Model(path=str(folder), **settings.get("model", {})), self.device),  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.unit.models.test_shared_layout import draw_rows
 from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn, resolve_model
@@ -19,9 +20,8 @@ from alphaapollo.models import sharding
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker
-from tests.unit.models.test_shared_layout import draw_rows
+from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_columns
 
@@ -110,7 +110,7 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
     figures = worker.update(make_columns(case, batch, 0, old=False))
     assert figures["actor/grad_norm"] > 0
     on_gpu = torch.cuda.memory_allocated()
-    worker.rest()
+    worker.offload()
     if worker.actor.fsdp_config.param_offload:
         trained = sum(parameter.numel() for parameter in worker.policy.parameters())
         assert torch.cuda.memory_allocated() <= on_gpu - 3 * 4 * trained, "weights and moments lie in host memory"

@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
-from alphaapollo.models.experts import Routers
+from alphaapollo.models.moe_routing import Routers
 from alphaapollo.rollout.context import append_context_rows
 from alphaapollo.types import Row, Sampling, Turn
 from tests.loop.engine_kit import PROBE, make_model

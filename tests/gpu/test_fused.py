@@ -15,12 +15,12 @@ from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
-from alphaapollo.models.fused import ARCHITECTURES
+from alphaapollo.models.liger import ARCHITECTURES
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.process_group import RankPlacement
 from tests.gpu.test_attention import check_near
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_columns

@@ -9,8 +9,8 @@ import numpy as np
 
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.models.sharding import full_tensor
-from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.process_group import RankPlacement
 from tests.invariance.case import Case
 from tests.invariance.views import View, prepare
 from tests.unit.workers.training import record_gradients, scale_weights

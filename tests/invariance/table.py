@@ -22,8 +22,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import take_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
-from alphaapollo.workers.base import LARGEST
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
+from alphaapollo.workers.process_group import LARGEST
 from tests.invariance.views import Prepared, View
 
 SIZE = 12  # of theta

@@ -19,7 +19,7 @@ from alphaapollo.controller.local import launch_trainers
 from alphaapollo.controller.worker_counts import detect_machine
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.launch.input_checks import choose_kernels
-from alphaapollo.models.double import InDouble
+from alphaapollo.models.float64_mode import InDouble
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
@@ -107,7 +107,7 @@ async def replay(prepared: Prepared) -> Outcome:
             run = Learner(
                 config=config,
                 plan=plan,
-                crew=_Trainers(policy, critic),
+                workers=_Trainers(policy, critic),
                 estimator=plan.estimator,
                 kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
                 progress=Progress(step=about.step - 1, kl_coef=about.kl_coef),

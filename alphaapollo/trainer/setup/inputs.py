@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Config, Data, Model
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.environments.base import get_registered
+from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import critic_model, teacher_model
 from alphaapollo.launch.input_checks import (
     check_adapters,
@@ -26,7 +26,7 @@ from alphaapollo.launch.input_checks import (
     read_prompts,
 )
 from alphaapollo.launch.try_environment import try_resets
-from alphaapollo.models.weight_files import check_weights
+from alphaapollo.models.folder_check import check_weights
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.setup.named_rewards import check_named_rewards
 from alphaapollo.trainer.setup.teacher_tokens import check_teacher_tokens
@@ -82,7 +82,7 @@ def read_inputs(config: Config) -> Inputs:
         notices += more
     if config.algorithm.length_budget.mode:
         check_length_budgets(prompts)
-    graded, everything = get_registered(config.env.env_name).graded, [*prompts, *val_prompts]
+    graded, everything = get_environment_spec(config.env.env_name).graded, [*prompts, *val_prompts]
     has_function = find_function(config, graded, everything)
     more, tried = check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
     notices += more if has_function else [*more, *_unrewarded(config)]

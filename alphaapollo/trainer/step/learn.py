@@ -14,7 +14,7 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.data.batch import segment_offsets
 from alphaapollo.data.packing import keep_rows
-from alphaapollo.models.train_state import MOST_SKIPPED
+from alphaapollo.models.training.train_state import MOST_SKIPPED
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics.batch_metrics import layout_metrics
 from alphaapollo.trainer.run_state import Learner
@@ -36,7 +36,7 @@ class Learned:
 
 async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
     """The optimiser steps of iteration `step`: none without a group."""
-    config, crew, plan, coef = run.config, run.crew, run.plan, run.progress.kl_coef
+    config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
         return Learned({}, coef)
     with timer("batch"):
@@ -66,14 +66,14 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
     with timer("update"):
         run.console.phase("update", 0, 1)
         skip_bad = config.trainer.on_bad_step == "skip"
-        if crew.critic:
-            metrics |= await crew.critic.update(credit.columns, skip_bad)
-            await crew.critic.rest()
+        if workers.critic:
+            metrics |= await workers.critic.update(credit.columns, skip_bad)
+            await workers.critic.offload()
         if step > config.trainer.critic_warmup:
             kept = credit.moving if plan.skips_still_rows else np.ones_like(credit.moving)
             budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
             steps = keep_rows(batch.layout, kept, budget, plan.padded)
-            metrics |= await crew.policy.update(credit.columns, steps, skip_bad)
+            metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
             metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
             if credit.kl_per_sequence is not None:
                 coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
@@ -96,14 +96,14 @@ async def left_out(run: Learner, step: int, bad: str) -> Learned:
             f"{'; '.join(ways)}; float32 weights of that model."
         )
     run.console.notice(f"step {step}: {bad}: nothing is trained on them (trainer.on_bad_step=skip)")
-    if run.crew.critic:
-        await run.crew.critic.rest()
+    if run.workers.critic:
+        await run.workers.critic.offload()
     return Learned({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
 async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
     """Send the rows of `groups` down once, and fetch the float columns that the algorithm asks for: often none."""
-    policy, critic, plan, layout = run.crew.policy, run.crew.critic, run.plan, batch.layout
+    policy, critic, plan, layout = run.workers.policy, run.workers.critic, run.plan, batch.layout
     await policy.load_batch(layout.rank_batches)
     if critic:
         await critic.load_batch(layout.rank_batches)
@@ -115,7 +115,7 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
     ref = await reference_matrix(run, groups, batch) if plan.needs_ref_columns else None
     teacher = await policy.compute_teacher_log_probs() if run.config.teacher.sampled else None
     if critic:
-        await policy.rest()
+        await policy.offload()
     values = await critic.compute_values() if critic else None
     return WorkerColumns(
         old_logprobs=None if old is None else layout.to_matrix(old),
@@ -129,14 +129,14 @@ async def reference_matrix(run: Learner, groups: list[TrajectoryGroup], batch: B
     """The reference's log-probs of the loaded rows, or what is there of them already. [B, L]"""
     if run.reference:
         return await run.reference.matrix(groups, batch)
-    return batch.layout.to_matrix(await run.crew.policy.compute_ref_log_probs())
+    return batch.layout.to_matrix(await run.workers.policy.compute_ref_log_probs())
 
 
 async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:
     """How far engine and trainer are apart. computed: bool [B], rows of which the trainer has log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs are the engine's own, or there are none
-    columns = await run.crew.policy.old_log_probs()
+    columns = await run.workers.policy.old_log_probs()
     rows = [rank.rows for rank in batch.layout.rank_batches]
     lengths = np.concatenate([own.response_lengths for own in rows])
     order = np.concatenate(batch.layout.row_order)

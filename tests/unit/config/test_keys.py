@@ -119,7 +119,7 @@ def test_every_accepted_key_has_a_reader():
         "trainer/loop.py",
         "finetuning/loop.py",
         "workers/policy.py",
-        "models/optimizer.py",
+        "models/training/optimizer.py",
         "rollout/worker.py",
     )
     if not all((PACKAGE / reader).exists() for reader in readers):

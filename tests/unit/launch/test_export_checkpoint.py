@@ -17,8 +17,8 @@ from alphaapollo.launch.export_checkpoint import prepare
 from alphaapollo.models import sharding
 from alphaapollo.trainer.main_export import main
 from alphaapollo.workers import export as export_worker
-from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import run_ranks, save_model
 

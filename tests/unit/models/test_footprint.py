@@ -10,9 +10,9 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.models import sharding
 from alphaapollo.models.activations import Activations, ModelSizes, load_meta, model_sizes
+from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.footprint import Held, Trained
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.trunk import decoder_layers
 from tests.unit.tiny import run_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"

@@ -11,7 +11,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.models import load
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
-from alphaapollo.models.policy import PolicyModel, check_logprobs, doubts
+from alphaapollo.models.policy import PolicyModel, check_logprobs, self_check_warnings
 from tests.unit.tiny import ARCHITECTURES
 
 CPU = torch.device("cpu")
@@ -118,8 +118,8 @@ def test_in_bfloat16_a_difference_is_told_and_a_huge_one_ends(model_folder, monk
     own = policy.own_logprobs
     monkeypatch.setattr(policy, "own_logprobs", lambda ids: own(ids) + 0.3)
     gap = check_logprobs(policy, True, torch.bfloat16, CPU)
-    assert gap == pytest.approx(0.3, abs=1e-4) and doubts(0.05) == []
-    assert "differ from the model's own by 0.3 nats" in doubts(gap)[0]
+    assert gap == pytest.approx(0.3, abs=1e-4) and self_check_warnings(0.05) == []
+    assert "differ from the model's own by 0.3 nats" in self_check_warnings(gap)[0]
     with pytest.raises(ValueError, match="differ"):
         check_logprobs(policy, True, torch.float32, CPU)
     monkeypatch.setattr(policy, "own_logprobs", lambda ids: own(ids) + 1.1)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alphaapollo.models import attention
+from alphaapollo.models.attention.backends import backends
 from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import check_splits, sequence_groups
 from tests.unit.tiny import run_ranks
@@ -35,7 +35,7 @@ def draw(case: dict[str, Any]) -> list[Tensor]:
 
 
 def attend(case: dict[str, Any], kind: str, tensors: list[Tensor], **more: Any) -> Tensor:
-    interface = attention._interface(attention._COMPUTE[kind])
+    interface = backends._interface(backends._COMPUTE[kind])
     packing = Packing(torch.tensor([0, 5, 8], dtype=torch.int32), [5, 3]) if kind == "sdpa" else None
     *states, sinks = tensors
     return interface(

@@ -13,8 +13,8 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import local_tensor
-from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.tiny import free_address, run_ranks
 from tests.unit.workers.training import Case, make_batch, make_columns, record_gradients
 

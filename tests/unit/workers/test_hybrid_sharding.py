@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.models.export import full_parameters
+from alphaapollo.models.export.hf_folder import full_parameters
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.tiny import free_address, run_ranks

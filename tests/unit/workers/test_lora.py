@@ -18,10 +18,10 @@ from alphaapollo.models import sharding
 from alphaapollo.models.lora import is_adapter
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.types import WeightUpdate
-from alphaapollo.workers.base import ALONE, RankPlacement
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.process_group import ALONE, RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows
 from tests.unit.workers.test_sft_worker import SftCase, deal, plain_loss

@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, RolloutCorrection
-from alphaapollo.models.attention import register
+from alphaapollo.models.attention.backends import register
 from alphaapollo.models.lm_head import Other
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.workers.base import Sums
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
+from alphaapollo.workers.process_group import Sums
 from tests.unit.tiny import build_model
 from tests.unit.workers.training import Case, make_batch, make_columns
 

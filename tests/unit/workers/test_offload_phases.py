@@ -42,33 +42,33 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
     for one in (worker.state.parameters, worker.state.moments, worker.frozen):
         one.enabled = offload
     batch = make_batch(case, num_ranks)
-    worker.rest()
+    worker.offload()
     resting = [held(worker)]
     worker.load_batch(batch.rank_batches[rank])
     found: dict[str, Any] = {}
     for step in (1, 2):
         found[f"old {step}"] = worker.compute_log_probs()
         found[f"ref {step}"] = worker.compute_ref_log_probs()
-        worker.rest()
+        worker.offload()
         found[f"figures {step}"] = worker.update(make_columns(case, batch, rank, old=step == 2, ref=True))
-        worker.rest()
+        worker.offload()
         found[f"probe {step}"] = worker.probe([3, 4, 5, 6])
         worker.send_weights(step)
         worker.release_weights()
-        worker.rest()
+        worker.offload()
         resting.append(held(worker))
     worker.hard_reset()
-    worker.rest()
+    worker.offload()
     worker.save(folder)
-    worker.rest()
+    worker.offload()
     worker.written().result()
     worker.load(folder)
-    worker.rest()
+    worker.offload()
     resting.append(held(worker))
     found["after"] = worker.compute_ref_log_probs()
     found["resting"] = resting
     found["sent"] = {name: tensor.numpy() for name, tensor in sender.sent.items()}
-    worker.rest()
+    worker.offload()
     worker.close()
     return found
 

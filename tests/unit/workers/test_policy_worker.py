@@ -180,7 +180,7 @@ def test_steps_that_are_not_finite_are_left_out_where_that_is_asked_for(make, mo
     figures = worker.update(columns, skip_bad=True)
     assert figures["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
     assert np.isfinite(figures["actor/grad_norm"]), "nothing is left of the bad gradients"
-    monkeypatch.setattr("alphaapollo.models.train_state.MOST_SKIPPED", 3)
+    monkeypatch.setattr("alphaapollo.models.training.train_state.MOST_SKIPPED", 3)
     for _ in range(2):
         worker.update(replace(columns, advantages=bad), skip_bad=True)
     with pytest.raises(FloatingPointError, match="at optimiser step 2, as at the 2 before it"):

@@ -19,8 +19,8 @@ from alphaapollo.finetuning.reference import give
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.types import Row
-from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.preference import PreferenceWorker
+from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.tiny import VOCABULARY, free_address, run_ranks
 from tests.unit.workers.training import record_gradients, scale_weights
 

@@ -15,7 +15,7 @@ from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_scorer
 from alphaapollo.types import Row
-from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.reward_model import RewardModelWorker
 from tests.unit.tiny import free_address, run_ranks, save_scorer, some_rows
 

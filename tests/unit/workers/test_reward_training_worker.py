@@ -18,7 +18,7 @@ from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_new_scorer
 from alphaapollo.types import Row
-from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.reward_model import RewardModelWorker
 from alphaapollo.workers.reward_training import RewardTrainingWorker
 from tests.unit.tiny import free_address, run_ranks

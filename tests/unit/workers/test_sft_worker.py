@@ -19,7 +19,7 @@ from alphaapollo.finetuning.sft import Sft
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.types import Row
-from alphaapollo.workers.base import RankPlacement
+from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows
 

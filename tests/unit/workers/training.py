@@ -18,10 +18,10 @@ from alphaapollo.data.packing import build_train_batch
 from alphaapollo.launch.builders import teacher_model
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.models.train_state import StepFigures
+from alphaapollo.models.training.train_state import StepFigures
 from alphaapollo.types import Row
-from alphaapollo.workers.base import RankPlacement
 from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.tiny import some_rows
 
 NUM_ROWS = 10

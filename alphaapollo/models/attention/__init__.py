@@ -1,0 +1,1 @@
+"""Attention over padded or packed micro-batches."""

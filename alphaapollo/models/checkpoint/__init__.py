@@ -1,0 +1,1 @@
+"""Sharded training checkpoints: snapshot, background writer, safe reader."""

@@ -1,0 +1,1 @@
+"""Export to Hugging Face folders, and the verification of an exported folder."""

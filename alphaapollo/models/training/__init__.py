@@ -1,0 +1,1 @@
+"""Optimizer steps and offloading of one sharded model."""

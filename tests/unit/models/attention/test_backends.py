@@ -1,0 +1,76 @@
+"""Grouped heads on kernels that do not know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import varlen
+
+from alphaapollo.models.attention.backends import backends
+from alphaapollo.models.micro_batch import Packing
+
+
+def make_call(**changes: Any) -> backends._Call:
+    """Rows of 5 and 3 tokens, 4 query heads, 2 key heads."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
+    packing = Packing(torch.tensor([0, 5, 8], dtype=torch.int32), [5, 3])
+    values = {"layer": "Layer", "scaling": None, "window": None, "softcap": None, "sinks": None, "packing": packing}
+    return backends._Call(query=query, key=key, value=value, **(values | changes))
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_repeated_keys_and_values_compute_the_same(window: int | None):
+    call = make_call(window=window)
+    whole = call.ungrouped()
+    assert whole.key.shape == whole.value.shape == (1, 4, 8, 6)
+    assert not whole.is_grouped and whole.ungrouped() is whole
+    torch.testing.assert_close(backends._sdpa(whole), backends._sdpa(call))
+    torch.testing.assert_close(backends._padded(whole), backends._padded(call))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "has_mask", "knows"),
+    [
+        ("cpu", torch.float32, True, True),
+        ("cuda", torch.bfloat16, False, True),
+        ("cuda", torch.bfloat16, True, False),
+        ("cuda", torch.float32, False, False),
+    ],
+)
+def test_where_sdpa_takes_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool, knows: bool):
+    assert backends.sdpa_knows_groups(device, dtype, has_mask) is knows
+
+
+def test_only_a_window_that_cuts_something_needs_a_mask(monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+
+    def note(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
+        asked.append(has_mask)
+        return True
+
+    monkeypatch.setattr(backends, "sdpa_knows_groups", note)
+    for window, packing in ((None, True), (5, True), (4, True), (5, False), (8, False)):
+        call = make_call(window=window) if packing else make_call(window=window, packing=None)
+        backends._for_sdpa(call)
+    assert asked == [False, False, True, True, False]
+
+
+def test_varlen_repeats_heads_where_torch_has_no_grouped_ones(monkeypatch: pytest.MonkeyPatch):
+    """Torch 2.11 has no argument `enable_gqa`; 2.12 has."""
+    seen: list[tuple[int, bool | None]] = []
+
+    def old(query, key, value, cu_q, cu_k, max_q, max_k, scale=None, window_size=(-1, -1)):
+        seen.append((key.shape[1], None))
+        return query
+
+    def new(query, key, value, cu_q, cu_k, max_q, max_k, scale=None, window_size=(-1, -1), enable_gqa=False):
+        seen.append((key.shape[1], enable_gqa))
+        return query
+
+    for function in (old, new):
+        monkeypatch.setattr(varlen, "varlen_attn", function)
+        assert backends._varlen(make_call()).shape == (1, 8, 4, 6)
+    assert seen == [(4, None), (2, True)]

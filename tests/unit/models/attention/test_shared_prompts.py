@@ -1,0 +1,188 @@
+"""Prompts computed once against each sample with its own copy: log-probs, entropy, full KL, values and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.config.schema import Model
+from alphaapollo.data.batch import Rows
+from alphaapollo.data.shared_prompts import Prefixes, find_prefixes
+from alphaapollo.models.attention.backends import backends
+from alphaapollo.models.attention.shared_prompts import visible
+from alphaapollo.models.critic import CriticModel
+from alphaapollo.models.lm_head import Other
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import Packing, build_micro_batch
+from alphaapollo.models.policy import PolicyModel
+from alphaapollo.types import Row
+from tests.unit.tiny import ARCHITECTURES
+
+CPU = torch.device("cpu")
+
+
+def draw_rows(seed: int, prompt: int, response: int, memory: bool = False) -> Rows:
+    """Groups of one to five samples; memory: prompts of a group differ at their ends."""
+    generator = np.random.default_rng(seed)
+    rows, groups = [], []
+    for group in range(4):
+        start = generator.integers(2, 48, generator.integers(1, prompt + 1)).tolist()
+        for _ in range(generator.integers(1, 6)):
+            own = start + generator.integers(2, 48, generator.integers(0, 4)).tolist() if memory else start
+            tokens = own + generator.integers(2, 48, generator.integers(1, response + 1)).tolist()
+            mask = [int(i >= len(own)) for i in range(len(tokens))]
+            rows.append(Row(tokens, mask, [0.0] * len(tokens), [len(tokens) - 1]))
+            groups.append(group)
+    return replace(Rows.from_rows(rows), prefixes=find_prefixes(rows, groups))
+
+
+def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, reference=None) -> tuple[Tensor, list[Tensor]]:
+    """All statistics [3, n], and the gradients of a weighted sum of them, flat."""
+    micro = build_micro_batch(rows, range(len(rows)), padded, CPU)
+    other = None
+    if reference is not None:
+        with torch.no_grad():
+            other = Other(reference.hidden(micro), REVERSE)
+    stats = policy(micro, 0.8, need_entropy=True, other=other)
+    columns = torch.stack([one for one in stats if one is not None])
+    policy.zero_grad()
+    (columns * torch.linspace(-1, 1, columns.numel()).view_as(columns)).sum().backward()
+    return columns.detach(), [parameter.grad.clone() for parameter in policy.parameters()]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["padded", "sdpa"])
+def test_statistics_and_gradients_are_those_of_the_plain_layout(model_folder, name: str, kind: str):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), kind, torch.float32))
+    reference = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), kind, torch.float32))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.02)
+    for seed, (prompt, response, memory) in enumerate([(15, 4, False), (3, 15, False), (8, 8, True)]):
+        rows = draw_rows(seed, prompt, response, memory)
+        shared = forward_and_gradients(policy, rows, kind == "padded", reference)
+        plain = forward_and_gradients(policy, replace(rows, prefixes=None), kind == "padded", reference)
+        torch.testing.assert_close(shared[0], plain[0], rtol=2e-5, atol=2e-6)
+        for ours, expected in zip(shared[1], plain[1], strict=True):
+            assert (ours - expected).norm() <= 1e-5 * expected.norm().clamp(min=1e-3)
+
+
+def test_gradients_agree_to_a_millionth_in_double_precision(model_folder):
+    """What is left in float32 is rounding."""
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32)).double()
+    rows = draw_rows(7, 12, 9)
+    shared = forward_and_gradients(policy, rows, True)[1]
+    plain = forward_and_gradients(policy, replace(rows, prefixes=None), True)[1]
+    for ours, expected in zip(shared, plain, strict=True):
+        assert (ours - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_flex_gives_the_same_numbers_without_gradient(model_folder):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "flex", torch.float32))
+    rows = draw_rows(2, 9, 9)
+    with torch.no_grad():
+        shared, plain = (
+            policy(build_micro_batch(one, range(len(rows)), False, CPU), 1.0).logprobs
+            for one in (rows, replace(rows, prefixes=None))
+        )
+    torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_values_are_those_of_the_plain_layout(model_folder):
+    critic = CriticModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32), seed=0)
+    rows = draw_rows(3, 9, 9)
+    shared, plain = (
+        critic(build_micro_batch(one, range(len(rows)), True, CPU)) for one in (rows, replace(rows, prefixes=None))
+    )
+    torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-5)
+
+
+def three_rows() -> Rows:
+    """[5, 6 | 7, 8], [5, 6 | 9] share two tokens; [4 | 3, 2] stands alone."""
+    return Rows(
+        token_ids=np.array([5, 6, 7, 8, 5, 6, 9, 4, 3, 2]),
+        lengths=np.array([4, 3, 3]),
+        response_starts=np.array([2, 2, 1]),
+        action_mask=np.ones(5, dtype=np.uint8),
+        rollout_logprobs=np.zeros(5, dtype=np.float32),
+        prefixes=Prefixes(np.array([0, 0, 1]), np.array([2, 2, 1])),
+    )
+
+
+def test_shared_layout_by_hand():
+    micro = build_micro_batch(three_rows(), [0, 1, 2], True, CPU)
+    assert micro.token_ids.tolist() == [[5, 6, 4, 7, 8, 9, 3, 2]]
+    assert micro.position_ids.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2]]
+    assert micro.is_real.all()
+    assert micro.states.local.tolist() == [1, 3, 1, 2, 6]  # the prompt's last state predicts two first tokens
+    assert micro.ends.local.tolist() == [4, 5, 7]
+    assert micro.targets.tolist() == [7, 8, 9, 3, 2]
+    packing = micro.packing
+    assert packing is not None and packing.keys is not None
+    assert packing.lengths == [2, 1, 2, 1, 2] and packing.cu_seqlens.tolist() == [0, 2, 3, 5, 6, 8]
+    assert packing.keys.prefixes == [0, 1, 0, 0, 1] and packing.keys.lengths == [2, 1, 4, 3, 3]
+    assert packing.keys.index.tolist() == [0, 1, 2, 0, 1, 3, 4, 0, 1, 5, 2, 6, 7]
+    assert packing.keys.cu_seqlens.tolist() == [0, 2, 3, 7, 10, 13]
+
+
+def test_part_of_a_family_is_a_family():
+    micro = build_micro_batch(three_rows(), [1, 2], True, CPU)
+    assert micro.token_ids.tolist() == [[5, 6, 4, 9, 3, 2]]
+
+
+def test_kernels_for_packed_rows_are_told_of_prefixes(monkeypatch: pytest.MonkeyPatch):
+    """varlen gets as keys each segment's prefix and itself; what it computes with them is PyTorch's matter."""
+    packing = build_micro_batch(three_rows(), [0, 1, 2], False, CPU).packing
+    assert packing is not None
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
+
+    def kernel(query, key, value, cu_q, cu_k, max_q, max_k, scale=None, window_size=(-1, -1), enable_gqa=False):
+        """Bottom-right causal, as the kernel is documented."""
+        assert (max_q, max_k, enable_gqa) == (2, 4, True)
+        outputs = []
+        for (q0, q1), (k0, k1) in zip(_spans(cu_q), _spans(cu_k), strict=True):
+            own = (x[None].transpose(1, 2) for x in (query[q0:q1], key[k0:k1], value[k0:k1]))
+            mask = visible(q1 - q0, k1 - k0, None, CPU)
+            attended = torch.nn.functional.scaled_dot_product_attention(*own, attn_mask=mask, enable_gqa=True)
+            outputs.append(attended[0].transpose(0, 1))
+        return torch.cat(outputs)
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    expected = backends.attend("sdpa", query, key, value, packing)
+    torch.testing.assert_close(backends.attend("varlen", query, key, value, packing), expected)
+    torch.testing.assert_close(backends.attend("padded", query, key, value, packing), expected)
+
+
+def _spans(offsets: Tensor) -> list[tuple[int, int]]:
+    return list(pairwise(offsets.tolist()))
+
+
+@pytest.mark.parametrize("extra", [{"window": 3}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 0.0, 2.0])}])
+def test_windows_caps_and_sinks(extra: dict[str, Any]):
+    """Each row by itself, whole, against its tokens in the shared layout."""
+    rows = three_rows()
+    micro = build_micro_batch(rows, [0, 1, 2], True, CPU)
+    flat = [[0, 1, 3, 4], [0, 1, 5], [2, 6, 7]]  # where each row's tokens stand
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
+    values = {"layer": "Layer", "scaling": None, "window": None, "softcap": None, "sinks": None} | extra
+    for compute in (backends._padded, backends._sdpa):
+        ours = compute(backends._Call(query=query, key=key, value=value, packing=micro.packing, **values))
+        for places in flat:
+            own = [x[:, :, places] for x in (query, key, value)]
+            packing = Packing(torch.tensor([0, len(places)], dtype=torch.int32), [len(places)])
+            expected = backends._sdpa(backends._Call("Layer", *own, packing=packing, **_without(values)))
+            torch.testing.assert_close(ours[:, places], expected)
+
+
+def _without(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "layer"}

@@ -1,0 +1,137 @@
+"""A checkpoint is data: reading one runs nothing that is written in it."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import metadata
+
+from alphaapollo.models.checkpoint.reader import _Unpickler as Unpickler
+from alphaapollo.models.checkpoint.reader import read_generators
+from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot, write_snapshot
+from alphaapollo.models.sharding import shard
+from alphaapollo.workers.process_group import ALONE, RankPlacement, join, leave
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return os.open, (str(self.file), os.O_CREAT)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@pytest.fixture
+def trained():
+    """A sharded model and its optimiser after a step, on one rank."""
+    torch.manual_seed(0)
+    groups = join(RankPlacement(0, 1, ALONE, "cpu", 1))
+    model = Model()
+    shard(model, [model.layer], groups.shards, torch.float32, False, ())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    yield model, optimizer
+    leave()
+
+
+@pytest.fixture
+def saved(trained, tmp_path: Path) -> Path:
+    model, optimizer = trained
+    write_snapshot(take_snapshot(str(tmp_path / "saved"), model, optimizer, {"step": 3}), dist.group.WORLD)
+    return tmp_path / "saved"
+
+
+def state(trained) -> list[bytes]:
+    model, optimizer = trained
+    tensors = [parameter.detach().full_tensor() for parameter in model.parameters()]
+    tensors += [
+        value.full_tensor() for one in optimizer.state.values() for name, value in one.items() if name != "step"
+    ]
+    return [tensor.numpy().tobytes() for tensor in tensors]
+
+
+def test_what_was_written_comes_back(trained, saved: Path) -> None:
+    before, drawn = state(trained), np.random.get_state()[1].copy()
+    model, optimizer = trained
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    np.random.rand(7)
+    assert state(trained) != before
+    assert load_snapshot(str(saved), model, optimizer) == {"world_size": 1, "step": 3}
+    assert state(trained) == before and optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    assert (np.random.get_state()[1] == drawn).all()
+
+
+@pytest.mark.parametrize("file", ["model/.metadata", "rank_0.pt"])
+def test_a_trap_is_refused_and_does_not_spring(trained, saved: Path, tmp_path: Path, file: str) -> None:
+    if file.endswith(".pt"):
+        torch.save({"python": Trap(tmp_path / "sprung")}, saved / file)
+    else:
+        (saved / file).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_snapshot(str(saved), *trained)
+    assert not (tmp_path / "sprung").exists()
+
+
+class Attribute:
+    """Pickled as a call of getattr."""
+
+    def __init__(self, *arguments: object):
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return getattr, self.arguments
+
+
+def test_members_of_enumerations_as_python_before_3_11_4_writes_them() -> None:
+    def unpickled(*arguments: object) -> object:
+        return Unpickler(io.BytesIO(pickle.dumps(Attribute(*arguments)))).load()
+
+    kind = metadata._MEM_FORMAT_ENCODING
+    assert unpickled(kind, "TORCH_CHANNELS_LAST") is kind.TORCH_CHANNELS_LAST
+    with pytest.raises(pickle.UnpicklingError, match=r"names builtins\.getattr of .*Size"):
+        unpickled(torch.Size, "__new__")
+
+
+def test_a_trap_among_the_optimisers_figures(trained, saved: Path, tmp_path: Path) -> None:
+    """Bytes of the same length in place of the pickle of a figure: lr is one of them."""
+    stored = saved / "model" / "__0_0.distcp"
+    data = stored.read_bytes()
+    described = pickle.loads((saved / "model" / ".metadata").read_bytes())
+    info = next(info for index, info in described.storage_data.items() if index.fqn.endswith("param_groups.0.lr"))
+    trap = io.BytesIO()
+    torch.save(Trap(tmp_path / "sprung"), trap)
+    info.length = len(trap.getvalue())
+    info.offset = len(data)
+    stored.write_bytes(data + trap.getvalue())
+    (saved / "model" / ".metadata").write_bytes(pickle.dumps(described))
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_snapshot(str(saved), *trained)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_torn_file_is_named(trained, saved: Path) -> None:
+    (saved / "rank_0.pt").write_bytes((saved / "rank_0.pt").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"rank_0\.pt cannot be read"):
+        load_snapshot(str(saved), *trained)
+    with pytest.raises(OSError):
+        read_generators(saved / "rank_7.pt")

@@ -1,0 +1,50 @@
+"""In float64 what a model computes is float64 all the way: its own code asks for float32 in norms and rotations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.float64_mode import InDouble
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.policy import PolicyModel
+from tests.unit.models.test_policy_model import some_rows
+from tests.unit.tiny import ARCHITECTURES
+
+CPU = torch.device("cpu")
+
+
+def computed(folder, layouts: list[list[int]], padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of three rows in order, and all gradients, in one or several forward passes."""
+    attention = "padded" if padded else "sdpa"
+    policy = PolicyModel(
+        load_causal_lm(Model(path=str(folder), enable_gradient_checkpointing=False), attention, torch.float64)
+    )
+    passes = [policy(build_micro_batch(some_rows(), rows, padded, CPU), 0.8).logprobs for rows in layouts]
+    logprobs = torch.cat(passes)
+    logprobs.sum().backward()
+    return logprobs.detach(), torch.cat([one.grad.flatten() for one in policy.parameters() if one.grad is not None])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_another_layout_differs_in_the_sixteenth_digit(model_folder, name: str):
+    folder = model_folder(name)
+    with InDouble():
+        together, alone = computed(folder, [[0, 1, 2]], True), computed(folder, [[0], [1, 2]], False)
+    without = computed(folder, [[0, 1, 2]], True)
+    for one, other, third in zip(together, alone, without, strict=True):
+        assert one.dtype == other.dtype == torch.float64
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+        assert (one - third).abs().max() > 1e-9  # the dtype alone leaves float32 in between
+
+
+def test_what_is_made_of_nothing_stays_as_asked():
+    with InDouble():
+        ones = torch.ones(2, dtype=torch.float32)
+        assert ones.dtype == torch.float32
+        assert ones.float().dtype == ones.to(torch.float32).dtype == ones.softmax(0, dtype=torch.float32).dtype
+        assert ones.float().dtype == torch.float64
+        assert torch.zeros(8, dtype=torch.uint8).view(torch.float32).shape == (2,)
+    assert ones.float().dtype == torch.float32

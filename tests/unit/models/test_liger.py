@@ -1,0 +1,83 @@
+"""Liger's kernels: where they are chosen, and what they are put into. What they compute: tests/gpu/test_fused.py."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Model
+from alphaapollo.config.schema.base import Device
+from alphaapollo.launch.input_checks import choose_kernels
+from alphaapollo.models import load
+from alphaapollo.models.liger import ARCHITECTURES
+from tests.unit.tiny import build_model, save_model
+
+KEY = "model.use_liger"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "liger_kernel" or find(name))
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "chosen"),
+    [
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"use_liger": False}, "cuda", False),
+        ({"use_torch_compile": True}, "cuda", False),
+        ({"dtype": "float32"}, "cuda", False),
+        ({"dtype": "float32", "use_liger": True}, "cuda", True),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_auto_is_a_gpu_with_half_precision_and_nothing_else_that_fuses(
+    model: dict[str, Any], device: Device, chosen: bool
+) -> None:
+    assert resolve_model(Model(**model), device).use_liger is chosen
+
+
+def test_what_is_not_installed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert resolve_model(Model(), "cuda").use_liger is False
+    with pytest.raises(ValueError, match=f"{KEY}=true, but liger-kernel is not installed. pip install liger-kernel"):
+        resolve_model(Model(use_liger=True), "cuda")
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=rf"^{KEY}=true: Liger's kernels run on a GPU\. Set {KEY}=auto\.$"):
+        resolve_model(Model(use_liger=True), "cpu")
+    with pytest.raises(ValueError, match=r"model.use_torch_compile=true fuse the same parts"):
+        resolve_model(Model(use_liger=True, use_torch_compile=True), "cuda")
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_architecture_that_nobody_has_compared(tmp_path: Path) -> None:
+    """Told before a worker starts where it is asked for; else the plain layers."""
+    known, other = (Model(path=str(save_model(name, tmp_path / name))) for name in ("qwen3", "gemma2"))
+    assert choose_kernels(resolve_model(known, "cuda"), "auto").use_liger is True
+    assert choose_kernels(resolve_model(other, "cuda"), "auto").use_liger is False
+    assert choose_kernels(resolve_model(other, "cpu"), "auto").use_liger is False
+    with pytest.raises(ValueError, match=r"is a 'gemma2' model, and Liger's kernels were compared on granite, llama"):
+        choose_kernels(resolve_model(other.model_copy(update={"use_liger": True}), "cuda"), True)
+
+
+@pytest.mark.parametrize("asked", [True, False, "auto"])
+def test_they_are_put_into_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+    fused: list[str] = []
+    monkeypatch.setattr(load, "fuse", lambda model: fused.append(model.config.model_type))
+    model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=asked)
+    load.load_causal_lm(model, "padded", load.torch.float32)
+    assert fused == ["qwen3"] * (asked is True)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures_are_named_as_transformers_names_them(name: str) -> None:
+    assert build_model(name).config.model_type == name

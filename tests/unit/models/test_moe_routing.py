@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from alphaapollo.config.schema import Model
+from alphaapollo.data.batch import Rows
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.moe_routing import ExpertSizes, Routers, balance_loss, check_routers
+from alphaapollo.models.policy import PolicyModel, check_logprobs
+from tests.unit.tiny import build_model, some_rows
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def moe() -> torch.nn.Module:
+    return build_model("qwen3_moe")
+
+
+def test_routers_are_those_that_transformers_records(moe):
+    routers = Routers.of(moe)
+    assert routers is not None and routers.sizes == ExpertSizes(4, 2) and routers.layers == [0, 1]
+    assert Routers.of(build_model("qwen3")) is None
+
+
+def test_the_loss_is_that_of_transformers(moe):
+    """Padding, and probabilities that differ by layer; value and gradient."""
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    routers = Routers.of(moe)
+    assert routers is not None
+    routers.balances = True
+    tokens, mask = torch.arange(21).view(3, 7), torch.ones(3, 7)
+    mask[1, 5:], mask[2, 3:] = 0, 0
+    now = routers.begin(mask.bool(), None)
+    output = moe(input_ids=tokens, output_router_logits=True)
+    routers.end()
+    expected = load_balancing_loss_func(output.router_logits, 4, 2, mask)
+    assert now.counts.sum() == 2 * 2 * 15 and now.probabilities is not None
+    ours = balance_loss(now.counts.sum(0), now.probabilities, mask.sum() * 2)
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-6) and ours.item() > 2.05
+    gate = moe.model.layers[0].mlp.gate.weight
+    (wanted,) = torch.autograd.grad(expected, gate, retain_graph=True)
+    (gradient,) = torch.autograd.grad(ours, gate)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-8)
+    assert wanted.abs().max() > 1e-2
+
+
+def some_experts(rows: Rows, seed: int = 0, dtype: type = np.uint8) -> np.ndarray:
+    """Two of four for each token and each of two layers."""
+    generator = np.random.default_rng(seed)
+    return generator.random((len(rows.token_ids), 2, 4)).argsort(-1)[..., :2].astype(dtype)
+
+
+def with_experts(rows: Rows, experts: np.ndarray) -> Rows:
+    return Rows(rows.token_ids, rows.lengths, rows.response_starts, rows.action_mask, rows.rollout_logprobs, experts)
+
+
+def hand_made(model: torch.nn.Module, token_ids: list[int], experts: np.ndarray) -> torch.Tensor:
+    """Log-probs of a plain model whose routers are told, in their own words, what to take. [T - 1]"""
+
+    def force(layer: int):
+        def hook(router, _, output):
+            wanted = torch.from_numpy(experts[:, layer].astype(np.int64))
+            weights = output[0].float().softmax(-1).gather(-1, wanted)
+            return output[0], weights / weights.sum(-1, keepdim=True) if router.norm_topk_prob else weights, wanted
+
+        return hook
+
+    hooks = [one.mlp.gate.register_forward_hook(force(layer)) for layer, one in enumerate(model.model.layers)]
+    logits = model(torch.tensor([token_ids])).logits[0, :-1]
+    for hook in hooks:
+        hook.remove()
+    return logits.log_softmax(-1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+def test_forced_experts_are_computed_with(model_folder, padded: bool, norm: bool):
+    """Weights are the router's own over the forced experts, in either of its ways; other rows and padding see none of
+    it; the gradient reaches the router."""
+    path = str(model_folder("qwen3_moe"))
+    policy = PolicyModel(load_causal_lm(Model(path=path), "padded" if padded else "sdpa", torch.float32))
+    plain = build_model("qwen3_moe")
+    for router in (one for model in (policy.model, plain) for one in model.modules() if hasattr(one, "norm_topk_prob")):
+        router.norm_topk_prob = norm
+    rows = Rows.from_rows(some_rows(3))
+    forced = with_experts(rows, some_experts(rows, dtype=np.uint8 if padded else np.uint16))
+    stats = policy(build_micro_batch(forced, [2, 0, 1], padded, CPU), 1.0)
+    expected = []
+    for row in (2, 0, 1):
+        span = slice(rows.token_offsets[row], rows.token_offsets[row + 1])
+        assert forced.routed_experts is not None
+        every = hand_made(plain, rows.token_ids[span].tolist(), forced.routed_experts[span])
+        expected.append(every[rows.response_starts[row] - 1 :])
+    torch.testing.assert_close(stats.logprobs, torch.cat(expected), rtol=1e-4, atol=1e-5)
+    stats.logprobs.sum().backward()
+    assert policy.model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-3
+    now = policy.routers.now
+    assert now.counts.sum() == 2 * 2 * rows.lengths.sum()
+    assert 0.1 < now.differs / now.counts.sum() < 0.9
+    own = policy(build_micro_batch(rows, [2, 0, 1], padded, CPU), 1.0)
+    assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.now.differs == 0
+    assert check_logprobs(policy, padded, torch.float32, CPU) < 1e-5
+
+
+def test_checkpointing_computes_again_with_the_same_experts(model_folder):
+    gradients = []
+    for checkpointing in (False, True):
+        model = Model(path=str(model_folder("qwen3_moe")), enable_gradient_checkpointing=checkpointing)
+        policy = PolicyModel(load_causal_lm(model, "padded", torch.float32))
+        assert policy.routers is not None
+        policy.routers.balances = True
+        rows = Rows.from_rows(some_rows(3))
+        stats = policy(build_micro_batch(with_experts(rows, some_experts(rows)), [0, 1, 2], True, CPU), 1.0)
+        now = policy.routers.now
+        assert now is not None and now.probabilities is not None
+        tokens = now.counts.sum() / 2
+        (stats.logprobs.sum() + balance_loss(now.counts.sum(0), now.probabilities, tokens)).backward()
+        assert now.counts.sum() == 2 * 2 * rows.lengths.sum()
+        gradients.append([parameter.grad for parameter in policy.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_the_dummy_and_padding_count_nothing(model_folder):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
+    rows = Rows.from_rows(some_rows(3))
+    policy(build_micro_batch(with_experts(rows, some_experts(rows)), [], True, CPU), 1.0)
+    assert policy.routers.now.counts.sum() == 0 == policy.routers.now.differs
+
+
+def test_experts_of_another_shape_are_refused(model_folder):
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
+    rows = Rows.from_rows(some_rows(1))
+    other = with_experts(rows, np.zeros((len(rows.token_ids), 3, 2), np.uint8))
+    with pytest.raises(ValueError, match=r"returned experts of \[3, 2\] .* but the model has \[2, 2\]"):
+        policy(build_micro_batch(other, [0], True, CPU), 1.0)
+
+
+SHAPE = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+GROUPED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+
+
+def small(name: str, **more: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SHAPE | more)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "layers"),
+    [
+        ("Mixtral", {"num_local_experts": 4}, [0, 1]),
+        ("Qwen2Moe", {"num_experts": 4, "shared_expert_intermediate_size": 24}, [0, 1]),
+        ("Olmoe", {"num_experts": 4}, [0, 1]),
+        ("GptOss", {"num_local_experts": 4}, [0, 1]),
+        ("DeepseekV3", GROUPED | LATENT, [1]),  # sigmoids, groups, a first layer without experts
+        ("Glm4Moe", GROUPED, [1]),
+    ],
+)
+def test_routers_of_other_models_take_what_they_are_given(name: str, more: dict[str, object], layers: list[int]):
+    model = small(name, **more)
+    routers = Routers.of(model)
+    assert routers is not None and routers.layers == layers
+    forced = torch.stack([torch.randperm(4)[:2] for _ in range(14)]).view(7, 2, 2)
+    now = routers.begin(torch.ones(7, dtype=torch.bool), forced)
+    model(torch.arange(2, 9)[None], use_cache=False)
+    for layer in layers:
+        assert now.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
+    assert now.counts.sum() == 14 * len(layers) and now.differs > 0
+
+
+@pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the one samples, the other answers in another form
+def test_unknown_routers_are_left_alone(name: str):
+    model = small(name, num_local_experts=4)
+    assert Routers.of(model) is None
+    model(torch.arange(2, 9)[None], use_cache=False)
+
+
+def test_keys_about_experts_need_a_model_that_has_some(model_folder):
+    dense, mixture = (Model(path=str(model_folder(name))) for name in ("qwen3", "qwen3_moe"))
+    for balance in (True, False):
+        check_routers(mixture, "the key", balance)
+        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM is no mixture .* Leave it out\.$"):
+            check_routers(dense, "the key", balance)

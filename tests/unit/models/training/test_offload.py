@@ -1,0 +1,87 @@
+"""Offload on a CPU: the same calls, with host memory on both sides."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from alphaapollo.config.schema import Optimizer
+from alphaapollo.models.training.offload import Offload, parameter_offload
+from alphaapollo.models.training.optimizer import make_optimizer
+
+
+def bytes_of(tensors: list[torch.Tensor]) -> int:
+    return sum(
+        storage.nbytes() for storage in {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values()
+    )
+
+
+def test_what_rests_has_no_memory_and_comes_back_as_the_same_object() -> None:
+    whole = torch.arange(12.0)
+    parameter, view = nn.Parameter(whole.view(3, 4)), whole[2:5]
+    offload = Offload(lambda: [parameter, view], enabled=True)
+    offload.offload()
+    assert bytes_of([parameter, view]) == 0 and parameter.shape == (3, 4)
+    offload.offload()
+    offload.fetch()
+    offload.fetch()
+    assert torch.equal(parameter, torch.arange(12.0).view(3, 4)) and view.tolist() == [2.0, 3.0, 4.0]
+    parameter.data.mul_(2)
+    offload.offload()
+    offload.fetch()
+    assert view.tolist() == [4.0, 6.0, 8.0]
+
+
+def test_host_copies_are_made_once() -> None:
+    tensor = torch.randn(5)
+    offload = Offload(lambda: [tensor], enabled=True)
+    offload.offload()
+    (home,) = offload._homes.values()
+    host = home._host.data_ptr()
+    for _ in range(3):
+        offload.fetch()
+        offload.offload()
+    assert [home._host.data_ptr() for home in offload._homes.values()] == [host]
+
+
+def test_what_appears_and_goes_is_followed() -> None:
+    """As the optimiser's state: none before its first step, and other tensors after a checkpoint was read."""
+    state: list[torch.Tensor] = []
+    offload = Offload(lambda: state, enabled=True)
+    offload.offload()
+    offload.fetch()
+    state.append(torch.ones(4))
+    offload.offload()
+    assert bytes_of(state) == 0
+    offload.fetch()
+    state[0] = torch.full((4,), 2.0)
+    offload.offload()
+    offload.fetch()
+    assert state[0].tolist() == [2.0] * 4 and len(offload._homes) == 1
+
+
+def test_not_wanted_or_not_on_a_gpu_nothing_moves() -> None:
+    model = nn.Linear(2, 2)
+    for offload in (Offload(model.parameters, enabled=False), parameter_offload(model, wanted=True)):
+        offload.offload()
+        assert bytes_of(list(model.parameters())) == 6 * 4
+    assert not parameter_offload(None, wanted=True).enabled
+
+
+def test_an_optimiser_steps_the_same_with_its_state_away_in_between() -> None:
+    def train(offloads: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = make_optimizer(model, Optimizer(lr=0.1))
+        moments = Offload(
+            lambda: [value for state in optimizer.state.values() for value in state.values() if value.ndim], offloads
+        )
+        for _ in range(3):
+            model(torch.ones(2, 4)).square().sum().backward()
+            moments.fetch()
+            optimizer.step()
+            optimizer.zero_grad()
+            moments.offload()
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    assert torch.equal(train(True), train(False))

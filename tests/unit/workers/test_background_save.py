@@ -1,0 +1,110 @@
+"""A checkpoint is written while its worker goes on, and holds what the worker was when it was saved."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.models.checkpoint import writer
+from alphaapollo.models.checkpoint.writer import CheckpointWriter
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.workers.policy import PolicyWorker
+from tests.unit.tiny import free_address, run_ranks
+from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
+
+
+def weights(worker: PolicyWorker) -> dict[str, np.ndarray]:
+    return {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.policy.named_parameters()}
+
+
+def save_and_go_on(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> dict[str, np.ndarray]:
+    """Two checkpoints; while each waits to be written the weights, the moments and the reference change, and while it
+    is written the ranks train. The first is written in the foreground, too. Returns the weights at the second."""
+    gate, write = threading.Event(), writer.write_snapshot
+
+    def write_later(*arguments: Any) -> None:
+        gate.wait()
+        write(*arguments)
+
+    worker = make_worker(case, rank, num_ranks, address, saves_behind=True)
+    batch = make_batch(case, num_ranks)
+    columns = make_columns(case, batch, rank, ref=True)
+    worker.load_batch(batch.rank_batches[rank])
+    at_once = CheckpointWriter(behind=False)
+    for name in ("first", "second"):
+        worker.update(columns)
+        if worker.reference is not None:
+            worker.hard_reset()
+            worker.update(columns)
+        saved = weights(worker)
+        if name == "first":
+            at_once.start([worker.state.snapshot(f"{folder}/at_once")])
+        gate.clear()
+        writer.write_snapshot = write_later
+        worker.save(f"{folder}/{name}")
+        worker.offload()
+        assert not worker.written().done()
+        with pytest.raises(AssertionError, match="one checkpoint at a time"):
+            worker.save(f"{folder}/another")
+        worker.update(columns)
+        if worker.reference is not None:
+            worker.hard_reset()
+        worker.update(columns)
+        gate.set()
+        worker.update(columns)
+        assert worker.written().result() > 0
+        writer.write_snapshot = write
+    worker.close()
+    return saved
+
+
+def load(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> dict[str, np.ndarray]:
+    worker = make_worker(case, rank, num_ranks, address)
+    worker.load(folder)
+    found = weights(worker)
+    if worker.reference is not None:
+        found |= {f"reference {name}": full_tensor(p).numpy().copy() for name, p in worker.reference.named_parameters()}
+    worker.close()
+    return found
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(("num_ranks", "lora_rank"), [(1, 0), (2, 0), (2, 4)])
+def test_what_the_next_steps_do_does_not_reach_it(
+    model_folder: Any, tmp_path: Path, num_ranks: int, lora_rank: int
+) -> None:
+    case = Case(str(model_folder("qwen3")), {"optim": {"lr": 0.01}}, lora_rank=lora_rank)
+    case = replace(case, needs_reference=not lora_rank, mini_batch_size=5)
+    saved = run_ranks(save_and_go_on, num_ranks, case, str(tmp_path), timeout=300)[0]
+    first, at_once = tmp_path / "first", tmp_path / "at_once"
+    files = sorted(at_once.glob("model/*.distcp")) + sorted(at_once.glob("*.*"))
+    assert len(files) == 2 * num_ranks + 1
+    for file in files:
+        assert (first / file.relative_to(at_once)).read_bytes() == file.read_bytes(), file
+    found = run_ranks(load, num_ranks, case, str(tmp_path / "second"), timeout=300)[0]
+    for name, value in saved.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    if not lora_rank:
+        assert any(np.abs(found[f"reference {name}"] - value).max() > 0 for name, value in saved.items())
+
+
+def test_a_full_disk_is_told_where_it_is_asked_for(model_folder: Any, tmp_path: Path) -> None:
+    worker = make_worker(Case(str(model_folder("llama"))), 0, 1, free_address(), saves_behind=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        worker.save(str(tmp_path / "saved"))
+        with pytest.raises(OSError, match=f"cannot write the checkpoint {tmp_path}/saved: .* free there"):
+            worker.written().result()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    worker.save(str(tmp_path / "again"))
+    worker.written().result()
+    worker.load(str(tmp_path / "again"))
+    worker.close()

@@ -1,0 +1,136 @@
+"""A mixture of experts on several ranks: the load-balancing loss, forced experts, figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Model, SftConfig
+from alphaapollo.workers.process_group import RankPlacement
+from alphaapollo.workers.sft import SftWorker
+from tests.unit.tiny import build_model, free_address, run_ranks
+from tests.unit.workers.training import Case, gradients, make_batch, make_columns, make_worker, scale_weights
+
+EXPERTS = ["actor/expert_load_max", "actor/expert_dead"]
+
+
+def all_gradients(rank: int, num_ranks: int, address: str, cases: list[Case], addresses: list[str]) -> list[Any]:
+    return [gradients(rank, num_ranks, other, case) for case, other in zip(cases, addresses, strict=True)]
+
+
+def case_of(folder: object, **more: Any) -> Case:
+    actor = {"entropy_coeff": 0.1}
+    return Case(str(folder), actor, "sdpa", aux=0.5, replay=True, **more)
+
+
+def test_the_loss_is_that_of_the_whole_mini_batch(model_folder):
+    """In one micro-batch: transformers' loss over all tokens of the rows, prompts among them."""
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    case = replace(case_of(model_folder("qwen3_moe")), replay=False)
+    with_loss, figures = gradients(0, 1, free_address(), case)
+    without, plain = gradients(0, 1, free_address(), replace(case, aux=0.0))
+    logits = []
+    model = build_model("qwen3_moe")
+    scale_weights(model, 1.1)  # as gradients() does
+    batch = make_batch(case, 1).rank_batches[0].rows
+    for start, end in zip(batch.token_offsets[:-1], batch.token_offsets[1:], strict=True):
+        output = model(torch.from_numpy(batch.token_ids[start:end])[None], output_router_logits=True)
+        logits.append(output.router_logits)
+    layers = tuple(torch.cat([row[layer] for row in logits]) for layer in range(2))
+    expected = load_balancing_loss_func(layers, 4, 2)
+    expected.backward()
+    assert figures["actor/router_aux_loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert "actor/router_aux_loss" not in plain and figures["actor/loss"] == pytest.approx(plain["actor/loss"])
+    name = "model.model.layers.0.mlp.gate.weight"
+    assert model.model.layers[0].mlp.gate.weight.grad is not None
+    wanted = 0.5 * model.model.layers[0].mlp.gate.weight.grad.numpy()
+    np.testing.assert_allclose(with_loss[name] - without[name], wanted, rtol=1e-3, atol=1e-5)
+    assert np.abs(wanted).max() > 1e-3
+
+
+def test_ranks_change_nothing(model_folder):
+    """Rows dealt to two ranks, or shared by them, padded or not, one with nothing but a dummy; layers gathered one by
+    one, and computed again in the backward pass."""
+    packed = case_of(model_folder("qwen3_moe"))
+    cases = [
+        packed,
+        replace(packed, sequence_parallel=2),
+        replace(packed, attention="padded", sequence_parallel=2, checkpointing=True),
+        replace(packed, min_unit=10**9, checkpointing=True),
+        replace(packed, num_rows=1),
+    ]
+    ranks = run_ranks(all_gradients, 2, cases, [free_address() for _ in cases], timeout=300)
+    for index, case in enumerate(cases):
+        expected, figures = gradients(0, 1, free_address(), replace(case, sequence_parallel=1, checkpointing=False))
+        assert figures["actor/router_differs"] > 0.1 and figures["actor/router_aux_loss"] > 2.0
+        for rank in ranks:
+            ours, own = rank[index]
+            for name, gradient in expected.items():
+                np.testing.assert_allclose(ours[name], gradient, rtol=1e-4, atol=2e-6 * np.abs(gradient).max())
+            for name in (*EXPERTS, "actor/router_differs", "actor/router_aux_loss"):
+                assert own[name] == pytest.approx(figures[name], rel=1e-5), name
+
+
+def test_a_micro_batch_counts_by_its_tokens(model_folder):
+    """Each has its own f_e: the mean of their losses, weighted by tokens."""
+    case = case_of(model_folder("qwen3_moe"), max_tokens=40)
+    _, figures = gradients(0, 1, free_address(), case)
+    (mini_batch,) = make_batch(case, 1).rank_batches[0].mini_batches
+    assert len(mini_batch.micro_batches) > 2
+    rows = make_batch(case, 1).rank_batches[0].rows
+    total, tokens = 0.0, float(rows.lengths.sum())
+    for positions in mini_batch.micro_batches:
+        one = replace(case, num_rows=len(positions), order=None, max_tokens=10_000)
+        total += own_loss(one, rows.select(positions)) * float(rows.lengths[positions].sum()) / tokens
+    assert figures["actor/router_aux_loss"] == pytest.approx(total, rel=1e-5)
+
+
+def own_loss(case: Case, rows: Any) -> float:
+    """Of one micro-batch with the experts that its rows bring."""
+    from alphaapollo.models.moe_routing import Routers, balance_loss
+
+    model = build_model("qwen3_moe")
+    scale_weights(model, 1.1)  # as gradients() does
+    routers = Routers.of(model)
+    assert routers is not None
+    routers.balances = True
+    counts, shares = torch.zeros(4), torch.zeros(4)
+    for start, end in zip(rows.token_offsets[:-1], rows.token_offsets[1:], strict=True):
+        experts = torch.from_numpy(rows.routed_experts[start:end])
+        now = routers.begin(torch.ones(end - start, dtype=torch.bool), experts)
+        model(torch.from_numpy(rows.token_ids[start:end])[None])
+        assert now.probabilities is not None
+        counts, shares = counts + now.counts.sum(0), shares + now.probabilities.detach()
+    return float(balance_loss(counts, shares, counts.sum() / 2))
+
+
+def test_log_probs_of_policy_and_reference_follow_the_engine(model_folder):
+    case = replace(case_of(model_folder("qwen3_moe"), needs_reference=True), aux=0.0)
+    found = []
+    for one in (case, replace(case, replay=False)):
+        worker = make_worker(one, 0, 1, free_address())
+        batch = make_batch(one, 1)
+        worker.load_batch(batch.rank_batches[0])
+        found.append((worker.compute_log_probs(), worker.compute_ref_log_probs()))
+        figures = worker.update(make_columns(one, batch, 0, old=False))
+        assert ("actor/router_differs" in figures) is one.replay
+        np.testing.assert_allclose(worker.old_log_probs(), found[-1][0], atol=1e-6)
+        worker.close()
+    np.testing.assert_allclose(*found[0], atol=1e-6)
+    assert np.abs(found[0][0] - found[1][0]).max() > 1e-2
+
+
+def test_supervised_training_has_the_same_figures(model_folder):
+    case = case_of(model_folder("qwen3_moe"), num_rows=6)
+    model = resolve_model(Model(path=case.folder, router_aux_loss_coef=0.5), "cpu")
+    worker = SftWorker(SftConfig(), model, RankPlacement(0, 1, free_address(), "cpu", 1), 10)
+    figures = worker.step(make_batch(replace(case, attention="padded", replay=False), 1).rank_batches[0]).figures
+    assert figures["router_aux_loss"] > 2.0 and figures["expert_load_max"] > 1.0
+    assert 0.0 <= figures["expert_dead"] < 1.0 and "router_differs" not in figures
+    worker.close()

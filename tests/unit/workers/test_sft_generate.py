@@ -1,0 +1,111 @@
+"""Answers of a model in the midst of its training: those of transformers on the weights that it would write."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.models import load, sharding
+from alphaapollo.types import Asked, Completion, Sampling, StopReason
+from alphaapollo.workers.process_group import RankPlacement
+from alphaapollo.workers.sft import SftWorker
+from tests.unit.tiny import free_address, run_ranks, some_rows
+from tests.unit.workers.test_sft_worker import SftCase, deal
+
+PROMPTS = [[5, 9, 2], [7], [30, 31, 32, 33, 34, 35], [11, 4], [40, 12, 13]]
+GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_token_ids=(1,))
+DRAWN = [Sampling(max_tokens=3 + index, top_k=20, seed=index, stop_token_ids=(1,)) for index in range(len(PROMPTS))]
+
+
+def trained_answers(
+    rank: int, num_ranks: int, address: str, folder: str, export: str, model: dict, shared: int
+) -> tuple[list[Completion], list[Completion], bool]:
+    """Greedy and drawn, of this rank's share of the prompts, after a step; and whether another step works."""
+    sharding.MIN_UNIT = 0
+    config = SftConfig(model={"path": folder} | model, optim={"lr": 0.05})
+    placement = RankPlacement(rank, num_ranks, address, "cpu", 1, shared)
+    worker = SftWorker(config, resolve_model(config.model, "cpu"), placement, 3)
+    case = SftCase(folder, model.get("attention", "padded"), sequence_parallel=shared)
+    worker.step(deal(case, some_rows(6), rank, num_ranks))
+    mine = range(rank, len(PROMPTS), num_ranks)
+    greedy = worker.answer([Asked(PROMPTS[index], GREEDY) for index in mine], version=7)
+    drawn = worker.answer([Asked(PROMPTS[index], DRAWN[index]) for index in mine], version=7)
+    worker.export(export)
+    again = worker.step(deal(case, some_rows(6, seed=3), rank, num_ranks))
+    worker.close()
+    return greedy, drawn, math.isfinite(again.figures["grad_norm"])
+
+
+@torch.inference_mode()
+def plain(folder: Path, token_ids: list[int], sampling: Sampling) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    sampled: list[int] = []
+    while len(sampled) < sampling.max_tokens and (not sampled or sampled[-1] not in sampling.stop_token_ids):
+        logits = model(torch.tensor([token_ids + sampled])).logits[0, -1]
+        sampled.append(int(logits.argmax()))
+    return sampled
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "model", "shared"),
+    [
+        ("qwen3", 1, {"enable_gradient_checkpointing": True}, 1),
+        ("gemma2", 1, {"attention": "padded"}, 1),
+        ("qwen3_moe", 2, {}, 1),
+        ("llama", 2, {"lora_rank": 4, "attention": "sdpa"}, 1),
+        ("qwen3", 2, {"attention": "sdpa"}, 2),
+    ],
+)
+def test_they_are_those_of_the_model_that_it_would_write(
+    model_folder, tmp_path: Path, name: str, num_ranks: int, model: dict, shared: int
+) -> None:
+    given = (str(model_folder(name)), str(tmp_path / "model"), model, shared)
+    if num_ranks == 1:
+        parts = [trained_answers(0, 1, free_address(), *given)]
+    else:
+        parts = run_ranks(trained_answers, num_ranks, *given)
+    for rank, (greedy, drawn, goes_on) in enumerate(parts):
+        assert goes_on
+        for place, index in enumerate(range(rank, len(PROMPTS), num_ranks)):
+            assert list(greedy[place].token_ids) == plain(tmp_path / "model", PROMPTS[index], GREEDY)
+            assert greedy[place].weight_version == 7
+            one = drawn[place]
+            ended = one.token_ids[-1] == 1
+            assert one.stop_reason is (StopReason.STOP if ended else StopReason.LENGTH)
+            assert ended or len(one.token_ids) == DRAWN[index].max_tokens
+            assert len(one.logprobs) == len(one.token_ids) and max(one.logprobs) < 0.0
+
+
+def test_nothing_is_compiled_for_answers(model_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+    monkeypatch.setattr(load, "COMPILER", lambda graph, inputs: graphs.append(graph) or graph.forward)
+    folder = str(model_folder("llama"))
+    config = SftConfig(model={"path": folder, "use_torch_compile": True, "attention": "padded"})
+    worker = SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(0, 1, free_address(), "cpu", 1), 2)
+    batch = deal(SftCase(folder), some_rows(4), 0, 1)
+    worker.evaluate(batch)
+    before = len(graphs)
+    assert before and [len(one.token_ids) for one in worker.answer([Asked(PROMPTS[0], DRAWN[0])], version=0)]
+    assert len(graphs) == before
+    worker.evaluate(batch)
+    worker.close()
+
+
+def with_nothing_to_do(rank: int, num_ranks: int, address: str, folder: str) -> list[Completion]:
+    config = SftConfig(model={"path": folder})
+    worker = SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(rank, num_ranks, address, "cpu", 1), 1)
+    answers = worker.answer([] if rank else [Asked(PROMPTS[0], GREEDY)], version=0)
+    worker.close()
+    return answers
+
+
+def test_a_rank_without_prompts_takes_part(model_folder) -> None:
+    first, second = run_ranks(with_nothing_to_do, 2, str(model_folder("llama")))
+    assert len(first) == 1 and second == []

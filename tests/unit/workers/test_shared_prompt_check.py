@@ -1,0 +1,162 @@
+"""Models that cannot compute a prompt once for its samples are found at the start, or at the first batch; rows that no
+advantage moves are left out, and the weights are the same."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.schema import Config
+from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.data.packing import keep_rows
+from alphaapollo.data.shared_prompts import Prefixes
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.trainer.lifecycle import can_share_prompts
+from alphaapollo.trainer.setup.plan import make_plan, skips_still_rows
+from alphaapollo.workers.shared_prompt_check import SharingCheck
+from tests.unit.tiny import free_address
+from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
+
+KEY = "actor_rollout_ref.actor.use_prefix_grouper"
+
+
+def shared(batch: Any) -> Any:
+    """The batch of one rank, whose rows are said to share their whole prompts in pairs."""
+    rows = batch.rank_batches[0].rows
+    ids, lengths = np.arange(len(rows)) // 2, rows.response_starts.copy()
+    starts = rows.token_offsets[:-1]
+    token_ids = rows.token_ids.copy()
+    for first in range(0, len(rows) - 1, 2):
+        length = lengths[first] = lengths[first + 1] = min(lengths[first], lengths[first + 1])
+        token_ids[starts[first + 1] : starts[first + 1] + length] = token_ids[starts[first] : starts[first] + length]
+    rows = replace(rows, token_ids=token_ids, prefixes=Prefixes(ids, lengths))
+    return replace(batch, rank_batches=[replace(batch.rank_batches[0], rows=rows)])
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_batch_is_checked_once(model_folder, lora_rank: int):
+    case = Case(str(model_folder("qwen3")), max_tokens=60, lora_rank=lora_rank)
+    worker = make_worker(case, 0, 1, free_address())
+    assert worker.sharing.problem is None
+    batch = shared(make_batch(case, 1))
+    figures = []
+    for _ in range(2):
+        worker.load_batch(batch.rank_batches[0])
+        figures.append(worker.update(make_columns(case, batch, 0)))
+    worker.close()
+    assert 0 <= figures[0]["actor/sharing_gap"] < 1e-4
+    assert "actor/sharing_gap" not in figures[1]
+
+
+class Summing(torch.nn.Module):
+    """A layer that carries a state from token to token."""
+
+    def __init__(self, inner: torch.nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        return self.inner(x + 0.1 * x.cumsum(1), *arguments, **keywords)
+
+
+def test_a_layer_that_looks_back_is_found(model_folder):
+    case = Case(str(model_folder("qwen3")))
+    worker = make_worker(case, 0, 1, free_address())
+    try:
+        layer = worker.policy.model.model.layers[0]
+        layer.mlp = Summing(layer.mlp)
+        check = SharingCheck(
+            worker.policy, worker.policy.model, worker._logprobs_of, torch.float32, True, worker.device, None
+        )
+        assert check.problem is not None
+        assert check.problem.startswith("with Qwen3ForCausalLM rows that share a prompt come out otherwise")
+        worker.sharing.gap = None
+        worker.load_batch(shared(make_batch(case, 1)).rank_batches[0])
+        with pytest.raises(ValueError, match=rf"^{KEY}: with Qwen3ForCausalLM .* Set it to false\.$"):
+            worker.compute_log_probs()
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("asked", ["auto", True])
+def test_what_a_run_does_with_a_model_that_cannot(asked: Any):
+    async def problem() -> str | None:
+        return "with Mamba rows come out otherwise"
+
+    said: list[str] = []
+    config = Config.model_validate({"actor_rollout_ref": {"actor": {"use_prefix_grouper": asked}}})
+    role = SimpleNamespace(sharing_problem=problem)
+    run: Any = SimpleNamespace(
+        config=config,
+        crew=SimpleNamespace(policy=role, critic=None),
+        console=SimpleNamespace(notice=said.append),
+    )
+    if asked is True:
+        with pytest.raises(ValueError, match=rf"^{KEY}=true: with Mamba .* Set it to auto or false\.$"):
+            asyncio.run(can_share_prompts(run))
+    else:
+        assert asyncio.run(can_share_prompts(run)) is False
+        assert said == [f"each sample computes its prompt anew ({KEY}): with Mamba rows come out otherwise."]
+
+
+def test_experts_that_count_each_copy_keep_the_plain_layout(model_folder):
+    def plan_of(actor: dict[str, Any], **model: Any) -> Any:
+        model = {"path": str(model_folder("qwen3_moe")), **model}
+        values = {"actor_rollout_ref": {"actor": actor, "model": model}, "data": {"train_files": __file__}}
+        return make_plan(Config.model_validate(values), Machine(num_cores=2, num_gpus=0))
+
+    plan = plan_of({}, router_aux_loss_coef=0.01)
+    assert not plan.shares_prompts and plan_of({}).shares_prompts
+    assert not plan_of({"use_prefix_grouper": False}).shares_prompts
+    notice = f"each sample computes its prompt anew ({KEY}): model.router_aux_loss_coef looks at its own copy of it."
+    assert notice in plan.notices
+    with pytest.raises(ValueError, match=f"{KEY}=true: model.router_aux_loss_coef looks at each sample's own copy"):
+        plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
+
+
+@pytest.mark.parametrize(
+    ("actor", "skips"),
+    [
+        ({}, True),
+        ({"policy_loss": {"loss_mode": "gspo"}}, True),
+        ({"policy_loss": {"loss_mode": "clip_cov"}}, True),
+        ({"policy_loss": {"loss_mode": "kl_cov"}}, False),  # its penalty needs no advantage
+        ({"entropy_coeff": 0.01}, False),
+        ({"use_kl_loss": True}, False),
+    ],
+)
+def test_which_losses_may_leave_still_rows_out(actor: dict[str, Any], skips: bool):
+    config = Config.model_validate({"actor_rollout_ref": {"actor": actor}})
+    loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    assert skips_still_rows(config, loss) is skips
+
+
+def test_rows_without_an_advantage_are_not_computed_and_the_weights_are_the_same(model_folder):
+    """Two iterations, the second without any advantage: the optimiser's momentum moves the weights all the same."""
+    case = Case(str(model_folder("qwen3")), max_tokens=60, mini_batch_size=5, actor={"optim": {"lr": 1e-2}})
+    weights, tokens = [], []
+    for leaves_out in (False, True):
+        worker = make_worker(case, 0, 1, free_address())
+        batch = make_batch(case, 1)
+        keep = np.arange(batch.num_rows) % 3 == 0
+        for kept in (keep, np.zeros_like(keep)):
+            advantages = batch.to_matrix([make_columns(case, batch, 0).advantages]) * kept[:, None]
+            columns = replace(make_columns(case, batch, 0), advantages=batch.split_columns(advantages)[0])
+            worker.load_batch(batch.rank_batches[0])
+            steps = keep_rows(batch, kept if leaves_out else np.ones_like(kept), 60, padded=True)[0]
+            figures = worker.update(columns, steps)
+            tokens.append(figures["actor/tokens"])
+            assert figures["actor/optimizer_steps"] == 2
+        assert ("actor/entropy" in figures) is not leaves_out
+        weights.append([full_tensor(one.detach()).numpy().copy() for one in worker.policy.parameters()])
+        worker.close()
+    for plain, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(other, plain, atol=2e-5)
+    assert tokens[0] == tokens[1] > 2 * tokens[2] > 0 and tokens[3] == 0
