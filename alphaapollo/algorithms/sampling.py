@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from alphaapollo.types import Completion, Sampling, StopReason
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 @dataclass
-class Draw:
+class PendingCompletion:
     """An answer on its way."""
 
     token_ids: list[int]  # what it follows
@@ -57,7 +57,9 @@ def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cac
     return output.logits[:, -1].float(), output.past_key_values
 
 
-def decode(forward: Forward, draws: Sequence[Draw], device: torch.device, ends: Callable[[bool], bool]) -> None:
+def decode(
+    forward: Forward, draws: Sequence[PendingCompletion], device: torch.device, ends: Callable[[bool], bool]
+) -> None:
     """Sample on, token by token, until `ends(all draws are done)` says so, which is asked after each."""
     contexts = [draw.token_ids + draw.sampled for draw in draws]  # sampled: before a pause
     longest = max(map(len, contexts))
@@ -70,7 +72,7 @@ def decode(forward: Forward, draws: Sequence[Draw], device: torch.device, ends: 
         mask = (places >= padding[:, None]).long()
         positions = (places - padding[:, None]).clamp(min=0).minimum(last[:, None])  # rows that are done go on, unread
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
-        PULSE.beat()
+        HEARTBEAT.tick()
         rows = zip(logits.cpu(), draws, strict=True)
         chosen = [sample_token(row, draw.sampling, draw.generator) for row, draw in rows]
         for draw, (token, logprob) in zip(draws, chosen, strict=True):

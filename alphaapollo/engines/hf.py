@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.algorithms.sampling import Draw, decode, next_logits
+from alphaapollo.algorithms.sampling import PendingCompletion, decode, next_logits
 from alphaapollo.engines.protocol import EngineError, InThisProcess
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightReceipt
@@ -22,7 +22,7 @@ from alphaapollo.weight_sync.digest import format_digest, tensors_digest
 
 
 @dataclass
-class _Request(Draw):
+class _Request(PendingCompletion):
     answer: asyncio.Future[Completion] = field(kw_only=True)
     earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
 

@@ -80,9 +80,9 @@ class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
         return pairs.deal(examples, layout, self.share_prompts)
 
     def builder(
-        self, config: DpoConfig, model: Model, optimiser_steps: int, saves_behind: bool
+        self, config: DpoConfig, model: Model, optimizer_steps: int, saves_in_background: bool
     ) -> Callable[[RankPlacement], PreferenceWorker]:
-        return partial(build_worker, config, model, optimiser_steps, saves_behind)
+        return partial(build_worker, config, model, optimizer_steps, saves_in_background)
 
     def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
         return figures_of(sums) | pairs.accuracies(sums) | {"tokens": sums["tokens"]}
@@ -154,9 +154,9 @@ def void_keys(config: DpoConfig) -> list[tuple[str, str]]:
 
 
 def build_worker(
-    config: DpoConfig, model: Model, optimiser_steps: int, saves_behind: bool, placement: RankPlacement
+    config: DpoConfig, model: Model, optimizer_steps: int, saves_in_background: bool, placement: RankPlacement
 ) -> PreferenceWorker:
     from alphaapollo.workers.preference import PreferenceWorker
 
     load_losses(config.preference)
-    return PreferenceWorker(config, model, placement, optimiser_steps, saves_behind)
+    return PreferenceWorker(config, model, placement, optimizer_steps, saves_in_background)

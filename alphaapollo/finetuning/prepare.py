@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from alphaapollo.config.diff import ChangeRule
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import Model, TuningConfig
-from alphaapollo.controller.worker_counts import Machine, RankCounts
+from alphaapollo.controller.placement import Machine, Placement
 from alphaapollo.data.batch import TunedBatch
 from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
 from alphaapollo.data.sources import Read, source_names
@@ -44,7 +44,7 @@ class Prepared(Generic[C, E, B]):
     station: Station[C, E, B]
     config: C
     model: Model  # dtype and attention chosen
-    counts: RankCounts
+    counts: Placement
     layout: Layout
     train: Read[E]
     val: dict[str, list[E]]  # by source
@@ -68,9 +68,9 @@ class Prepared(Generic[C, E, B]):
         return replace(self, config=config, start=start)
 
     @property
-    def saves_behind(self) -> bool:
+    def saves_in_background(self) -> bool:
         """Checkpoints are written while the next steps are made."""
-        return self.memory is None or self.memory.saves_behind
+        return self.memory is None or self.memory.saves_in_background
 
     @property
     def complete(self) -> bool:
@@ -97,6 +97,8 @@ def prepare(station: Station[C, E, B], config: C) -> Prepared[C, E, B]:
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs)
     train, val, more = _read(station, config, renderer)
     more += station.read_more(config)
+    if trainer.keep_best and not (val or getattr(data, "val_prompts", "")):
+        raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
     counts = _counts(config, machine)
     model, memory, unmeasured = _fit(station, config, train, counts, machine)
     stream = make_stream(config, train.sizes)
@@ -147,9 +149,9 @@ def _read(station: Station[C, E, B], config: C, renderer: Renderer) -> tuple[Rea
     return train, val, notices
 
 
-def _counts(config: TuningConfig, machine: Machine) -> RankCounts:
+def _counts(config: TuningConfig, machine: Machine) -> Placement:
     trainer = config.trainer
-    return RankCounts(
+    return Placement(
         device=resolve_device(trainer.device, machine.num_gpus),
         num_nodes=trainer.nnodes,
         ranks_per_node=trainer.n_gpus_per_node,
@@ -159,7 +161,7 @@ def _counts(config: TuningConfig, machine: Machine) -> RankCounts:
 
 
 def _fit(
-    station: Station[C, E, B], config: C, train: Read[E], counts: RankCounts, machine: Machine
+    station: Station[C, E, B], config: C, train: Read[E], counts: Placement, machine: Machine
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
     """The model, resolved, its memory, and what to tell where that is not known. ValueError: it cannot fit."""
     device = counts.device
@@ -184,7 +186,7 @@ def print_plan(run: Prepared[C, E, B]) -> None:
         f"{epochs:.2f} epochs), {sum(map(len, run.val.values()))} for validation{run.model.lora_words}"
     )
     how = "in this process" if resolve_controller(config.trainer) == "local" else "over Ray"
-    print(f"ranks: {run.counts.words}, {how}")
+    print(f"ranks: {run.counts.describe_ranks()}, {how}")
     if len(run.train.sizes) > 1:
         _print_sources(run, epochs)
     if run.memory:
@@ -210,7 +212,7 @@ def _print_memory(memory: MemoryPlan, model: Model, trainer: Any) -> None:
         f"checkpointing {checkpointing}"
     )
     if trainer.save_freq > 0:
-        behind = "behind the steps" if memory.saves_behind else "between steps: their copies do not fit"
+        behind = "behind the steps" if memory.saves_in_background else "between steps: their copies do not fit"
         print(f"checkpoints: every {trainer.save_freq} steps, written {behind}")
     for moment, held in memory.moments.items() if trainer.dry_run else ():
         parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_role().items() if size)

@@ -21,7 +21,7 @@ from alphaapollo.data.sources import Read
 from alphaapollo.finetuning import change_rule, pairs
 from alphaapollo.finetuning.layout import Layout
 from alphaapollo.finetuning.station import MemoryRequest, Station
-from alphaapollo.models.load import check_can_score, is_causal_lm, load_config, scorer_class
+from alphaapollo.models.load import check_reward_model_family, is_causal_lm, load_config, reward_model_class
 from alphaapollo.types import Row
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class Rm(Station[RmConfig, PreferenceExample, PreferenceBatch]):
         return pairs.deal(examples, layout, self.share_prompts)
 
     def builder(
-        self, config: RmConfig, model: Model, optimiser_steps: int, saves_behind: bool
+        self, config: RmConfig, model: Model, optimizer_steps: int, saves_in_background: bool
     ) -> Callable[[RankPlacement], RewardTrainingWorker]:
-        return partial(build_worker, config, model, optimiser_steps, saves_behind)
+        return partial(build_worker, config, model, optimizer_steps, saves_in_background)
 
     def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
         count = sums["compared"]
@@ -102,9 +102,9 @@ def check_model(model: Model) -> None:
     """ValueError: neither a reward model nor a language model that can become one."""
     config = load_config(model)
     if is_causal_lm(config):
-        check_can_score(config, model.path)
+        check_reward_model_family(config, model.path)
     else:
-        scorer_class(config, model.path)
+        reward_model_class(config, model.path)
 
 
 def scored_row(row: Row, renderer: Renderer) -> Row:
@@ -115,8 +115,8 @@ def scored_row(row: Row, renderer: Renderer) -> Row:
 
 
 def build_worker(
-    config: RmConfig, model: Model, optimiser_steps: int, saves_behind: bool, placement: RankPlacement
+    config: RmConfig, model: Model, optimizer_steps: int, saves_in_background: bool, placement: RankPlacement
 ) -> RewardTrainingWorker:
     from alphaapollo.workers.reward_training import RewardTrainingWorker
 
-    return RewardTrainingWorker(config, model, placement, optimiser_steps, saves_behind)
+    return RewardTrainingWorker(config, model, placement, optimizer_steps, saves_in_background)

@@ -14,14 +14,14 @@ from alphaapollo.data.batch import TunedBatch
 from alphaapollo.finetuning.loop import TuningRun, train
 from alphaapollo.finetuning.prepare import Prepared
 from alphaapollo.finetuning.progress import Progress
-from alphaapollo.launch.background_checkpoint import BackgroundSave
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.input_checks import local_paths, missing_cluster
 from alphaapollo.launch.monitor import watched
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.trackers import make_tracker
-from alphaapollo.utils.watchdog import name_run, start_reaper
+from alphaapollo.utils.watchdog import new_run_id, start_reaper
 
 C = TypeVar("C", bound=TuningConfig)
 E = TypeVar("E")
@@ -40,22 +40,22 @@ async def run(prepared: Prepared[C, E, B], progress: Progress) -> None:
     if moved:
         console.notice(f"the earlier run of this name lies in {moved}")
     tracker = make_tracker(config.model_dump(mode="json"), folder, progress.step, console.notice)
-    crew: TuningCrew[B] | None = None
+    workers: TuningCrew[B] | None = None
     try:
         console.phase("start", 0, 1)
-        crew = await launch(prepared)
-        checkpoints = CheckpointFolder(folder / "checkpoints", trainer.max_ckpt_to_keep)
-        saving = BackgroundSave[Progress](checkpoints, {"model": crew.trainer}, console.notice)
-        ready = TuningRun(prepared, crew.trainer, progress, saving, tracker, console)
-        async with watched(crew, trainer, prepared.counts.device, console.notice) as lost:
+        workers = await launch(prepared)
+        checkpoints = CheckpointFolder(folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
+        saving = BackgroundCheckpoint[Progress](checkpoints, {"model": workers.trainer}, console.notice)
+        ready = TuningRun(prepared, workers.trainer, progress, saving, tracker, console)
+        async with watched(workers, trainer, prepared.counts.device, console.notice) as lost:
             await begin(ready)
             async with saving.settled():
                 loop = train(ready)
                 await (saving.guarded(loop, lost) if trainer.save_on_signal else loop)
             await end(ready)
     finally:
-        if crew:
-            await crew.close()
+        if workers:
+            await workers.close()
         await prepared.station.end()
         close_all(tracker.close, console.close)
 
@@ -63,14 +63,14 @@ async def run(prepared: Prepared[C, E, B], progress: Progress) -> None:
 async def launch(prepared: Prepared[C, E, B]) -> TuningCrew[B]:
     """Start the ranks where trainer.controller says."""
     config = prepared.config
-    build = prepared.station.builder(config, prepared.model, prepared.total_steps, prepared.saves_behind)
+    build = prepared.station.builder(config, prepared.model, prepared.total_steps, prepared.saves_in_background)
     plan = TuningPlan(prepared.counts, build)
     if resolve_controller(config.trainer) == "local":
         return LocalTuning(plan)
     from alphaapollo.controller.ray_crew import start_local_cluster
     from alphaapollo.controller.ray_tuning_crew import launch_ray_tuning
 
-    start_reaper(name_run(), [])
+    start_reaper(new_run_id(), [])
     paths: dict[str, str] | None = None
     if not os.environ.get("RAY_ADDRESS"):  # else prepare() has connected
         start_local_cluster()
@@ -81,7 +81,7 @@ async def launch(prepared: Prepared[C, E, B]) -> TuningCrew[B]:
 
 async def begin(run: TuningRun[Any, Any, Any]) -> None:
     """Bring the ranks to the state of the checkpoint."""
-    for doubt in await run.trainer.doubts():
+    for doubt in await run.trainer.self_check_warnings():
         run.console.notice(doubt)
     await run.prepared.station.begin(run)
     if checkpoint := run.prepared.start.checkpoint:
@@ -92,6 +92,8 @@ async def begin(run: TuningRun[Any, Any, Any]) -> None:
 async def end(run: TuningRun[Any, Any, Any]) -> None:
     """The model, where it is asked for, or how to get it."""
     trainer, folder = run.prepared.config.trainer, run.prepared.config.trainer.folder
+    if best := run.saving.checkpoints.describe_best():
+        run.console.notice(best)
     if trainer.export_hf:
         await run.trainer.export(str(folder / "model"), trainer.export_lora)
         run.console.notice(f"the model lies in {folder / 'model'}")

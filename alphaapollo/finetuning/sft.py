@@ -76,9 +76,9 @@ class Sft(Station[SftConfig, Row, RankBatch]):
         return deal_rows(examples, layout)
 
     def builder(
-        self, config: SftConfig, model: Model, optimiser_steps: int, saves_behind: bool
+        self, config: SftConfig, model: Model, optimizer_steps: int, saves_in_background: bool
     ) -> Callable[[RankPlacement], SftWorker]:
-        return partial(build_worker, config, model, optimiser_steps, saves_behind)
+        return partial(build_worker, config, model, optimizer_steps, saves_in_background)
 
     def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
         mean = sums["loss"] / sums["tokens"]
@@ -104,8 +104,8 @@ class Sft(Station[SftConfig, Row, RankBatch]):
 
 
 def build_worker(
-    config: SftConfig, model: Model, optimiser_steps: int, saves_behind: bool, placement: RankPlacement
+    config: SftConfig, model: Model, optimizer_steps: int, saves_in_background: bool, placement: RankPlacement
 ) -> SftWorker:
     from alphaapollo.workers.sft import SftWorker
 
-    return SftWorker(config, model, placement, optimiser_steps, saves_behind)
+    return SftWorker(config, model, placement, optimizer_steps, saves_in_background)

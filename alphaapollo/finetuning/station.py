@@ -19,7 +19,7 @@ from alphaapollo.finetuning.layout import Layout
 
 if TYPE_CHECKING:
     from alphaapollo.finetuning.loop import TuningRun
-    from alphaapollo.workers.finetuning_worker import TunedWorker
+    from alphaapollo.workers.finetuning_worker import FinetuningWorker
     from alphaapollo.workers.process_group import RankPlacement
 
 C = TypeVar("C", bound=TuningConfig)
@@ -67,8 +67,8 @@ class Station(ABC, Generic[C, E, B]):
 
     @abstractmethod
     def builder(
-        self, config: C, model: Model, optimiser_steps: int, saves_behind: bool
-    ) -> Callable[[RankPlacement], TunedWorker[B]]:
+        self, config: C, model: Model, optimizer_steps: int, saves_in_background: bool
+    ) -> Callable[[RankPlacement], FinetuningWorker[B]]:
         """How a rank's worker is built: called in its own process, so workers are imported inside. model: resolved."""
 
     @abstractmethod

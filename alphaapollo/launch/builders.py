@@ -39,13 +39,13 @@ def build_policy(
     algorithm: Algorithm,
     needs_reference: bool,
     transport: Transport,
-    optimiser_steps: int,
+    optimizer_steps: int,
     seed: int,
-    saves_behind: bool,
+    saves_in_background: bool,
     placement: RankPlacement,
     client: Any,
 ) -> PolicyWorker:
-    """`optimiser_steps`: of the whole run; `seed`: of fresh adapters (LoRA); `client`: the engines' side of vLLM's own
+    """`optimizer_steps`: of the whole run; `seed`: of fresh adapters (LoRA); `client`: the engines' side of vLLM's own
     weight transfer, on GPUs."""
     from alphaapollo.utils.user_module import load_user_module
     from alphaapollo.weight_sync.transport import make_sender
@@ -60,13 +60,13 @@ def build_policy(
         ref=role.ref,
         needs_reference=needs_reference,
         placement=placement,
-        optimiser_steps=optimiser_steps,
+        optimizer_steps=optimizer_steps,
         temperature=role.rollout.temperature,
         correction=algorithm.rollout_correction,
-        sender=make_sender(transport, placement.rank, placement.feeds, master_address, client),
+        sender=make_sender(transport, placement.rank, placement.engine_node, master_address, client),
         seed=seed,
         engine_form=role.rollout.lora,
-        saves_behind=saves_behind,
+        saves_in_background=saves_in_background,
         teacher=teacher,
         teacher_model=teacher_model(role.model, teacher) if teacher.divergence else None,
     )
@@ -79,12 +79,12 @@ def teacher_model(policy: Model, teacher: Teacher) -> Model:
 
 
 def build_critic(
-    model: Model, critic: Critic, seed: int, optimiser_steps: int, saves_behind: bool, placement: RankPlacement
+    model: Model, critic: Critic, seed: int, optimizer_steps: int, saves_in_background: bool, placement: RankPlacement
 ) -> CriticWorker:
     """`model`: the policy's."""
     from alphaapollo.workers.critic import CriticWorker
 
-    return CriticWorker(critic_model(model, critic), critic, placement, optimiser_steps, seed, saves_behind)
+    return CriticWorker(critic_model(model, critic), critic, placement, optimizer_steps, seed, saves_in_background)
 
 
 def critic_model(policy: Model, critic: Critic) -> Model:

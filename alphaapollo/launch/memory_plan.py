@@ -29,7 +29,7 @@ from alphaapollo.launch.model_memory import (
 )
 from alphaapollo.models.activations import Activations
 from alphaapollo.models.footprint import Engine, Held, Trained, frozen_slices, transfer_buckets
-from alphaapollo.weight_sync.buckets import BATCH_BYTES
+from alphaapollo.weight_sync.buckets import BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def plan_memory(config: Config, device: Device, roles: Roles, capacity: int) -> 
     rank, engine = _rank(config, device, roles), _engine(config, device, capacity)
     sizes, at_rest, updates = rank.policy.sizes, rank.at_rest, rank.updates
     copies = rank.copies * trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
-    publish = rank.publishing + Held(buckets=transfer_buckets(sizes, bytes_of(rollout.dtype), BATCH_BYTES))
+    publish = rank.publishing + Held(buckets=transfer_buckets(sizes, bytes_of(rollout.dtype), BUCKET_BYTES))
     kv_token = sizes.kv_elements * bytes_of(rollout.dtype) // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
     kv_tokens = engine.awake().kv_cache // kv_token
     if device == "cpu":
@@ -98,7 +98,7 @@ def _rank(config: Config, device: Device, roles: Roles) -> Rank:
     role = config.actor_rollout_ref
     on_gpu, fsdp = device == "cuda", role.actor.fsdp_config
     against = divergence_of(config.teacher) if config.teacher.whole else REVERSE if roles.full_kl else None
-    policy = _trained(config, device, role.model, fsdp, config.optimiser_steps, against)
+    policy = _trained(config, device, role.model, fsdp, config.optimizer_steps, against)
     trained = {"policy": policy}
     if roles.critic:
         own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs

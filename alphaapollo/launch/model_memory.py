@@ -54,7 +54,7 @@ class MemoryPlan:
     kv_tokens: int  # that an engine's cache has room for
     host: int = 0  # bytes in a node's own memory, of what GPUs put there between phases
     copies: int = 0  # bytes in a node's own memory, of what checkpoints are written from
-    saves_behind: bool = True  # there is room for them
+    saves_in_background: bool = True  # there is room for them
     problem: str = ""  # why it cannot work, and the keys that help
 
     @property
@@ -76,10 +76,10 @@ def with_copies(plan: MemoryPlan, device: Device, host: int) -> MemoryPlan:
     host: bytes of a GPU machine's own memory; 0: not known.
     """
     if device == "cuda":
-        return replace(plan, saves_behind=not host or plan.host + plan.copies <= COMFORT * host)
+        return replace(plan, saves_in_background=not host or plan.host + plan.copies <= COMFORT * host)
     copies = Held(checkpoint=plan.copies)
     behind = replace(plan, moments={name: held + copies for name, held in plan.moments.items()})
-    return behind if behind.comfortable else replace(plan, saves_behind=False)
+    return behind if behind.comfortable else replace(plan, saves_in_background=False)
 
 
 def trained_model(

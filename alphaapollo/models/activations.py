@@ -60,7 +60,7 @@ def load_meta(model: Model, dtype: torch.dtype) -> MetaModel:
     """The model that config.json describes, without weights; with its attention, `padded` where that is not chosen."""
     plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
     own = model.model_copy(update=plain)
-    loaded = load_causal_lm(own, "padded", dtype, materialise=False)
+    loaded = load_causal_lm(own, "padded", dtype, materialize=False)
     if loaded.config._attn_implementation == register("padded"):  # not the attention of a model's own code
         loaded.set_attn_implementation(register_meta("padded" if model.attention == "auto" else model.attention))
     return loaded

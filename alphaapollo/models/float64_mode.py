@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
-class InDouble(TorchFunctionMode):
+class Float64Mode(TorchFunctionMode):
     """Within, what is made of a tensor is float64 where float32 is asked for: transformers' norms, rotations and
     softmaxes ask so. What is made of nothing stays as asked: a step counter, say. Backward passes follow the forward;
     a recomputation in one of them (gradient checkpointing) would be outside."""

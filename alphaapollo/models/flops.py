@@ -42,7 +42,7 @@ def peak_flops(device_name: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class ModelSize:
+class FlopsEstimator:
     """What the arithmetic of a decoder depends on."""
 
     num_parameters: int  # of the matrices that a token passes, the head among them
@@ -51,7 +51,7 @@ class ModelSize:
     attention_width: int  # heads x their size
 
     @classmethod
-    def of(cls, model: Any) -> ModelSize | None:
+    def of(cls, model: Any) -> FlopsEstimator | None:
         """Of a mixture of experts those count that a token is sent to. None where their number is not known."""
         config = model.config.get_text_config()
         experts = ExpertSizes.of(model.config)

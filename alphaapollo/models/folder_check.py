@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.load import has_own_code, load_config, skeleton
+from alphaapollo.models.load import has_own_code, load_config, load_without_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -35,7 +35,7 @@ def check_weights(model: Model, key: str) -> None:
     config = load_config(model)
     if not shapes or has_own_code(model, config):
         return
-    expected = skeleton(model)
+    expected = load_without_weights(model)
     for name, parameter in expected.state_dict().items():
         if name in shapes and shapes[name] != tuple(parameter.shape):
             raise ValueError(

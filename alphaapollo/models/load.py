@@ -26,37 +26,39 @@ if TYPE_CHECKING:
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
 
 
-def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
+def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, materialize: bool = True) -> PreTrainedModel:
     """The model on the CPU, without dropout, ready for gradient checkpointing where asked for.
 
     Args:
         dtype: of the parameters: float32 for master weights.
-        materialise: false: shapes only (meta tensors), for the ranks that receive their shards from rank 0.
+        materialize: false: shapes only (meta tensors), for the ranks that receive their shards from rank 0.
 
     Raises ValueError for a path that is missing, unreadable, not a causal language model, or lacks weights.
     """
     config = load_config(model)
     _check_is_causal_lm(model, config)
-    loaded = _load("AutoModelForCausalLM", model, config, attention, dtype, materialise)
+    loaded = _load("AutoModelForCausalLM", model, config, attention, dtype, materialize)
     if model.enable_gradient_checkpointing:
         _checkpoint_activations(loaded, model.path)
     return loaded
 
 
-def skeleton(model: Model) -> PreTrainedModel:
+def load_without_weights(model: Model) -> PreTrainedModel:
     """The model without weights (meta tensors), for what its layers are called. Raises ValueError as load_causal_lm."""
     config = load_config(model)
     _check_is_causal_lm(model, config)
-    return _load("AutoModelForCausalLM", model, config, "padded", torch.float32, materialise=False)
+    return _load("AutoModelForCausalLM", model, config, "padded", torch.float32, materialize=False)
 
 
-def load_scorer(model: Model, attention: Attention, dtype: torch.dtype, materialise: bool = True) -> PreTrainedModel:
+def load_reward_model(
+    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool = True
+) -> PreTrainedModel:
     """A decoder whose `score` turns each hidden state into one number: a reward model as transformers saves it.
 
     Arguments as of load_causal_lm. Raises ValueError as there, and for a model without a trained head of one score.
     """
     config = load_config(model)
-    loaded = _load(scorer_class(config, model.path), model, config, attention, dtype, materialise)
+    loaded = _load(reward_model_class(config, model.path), model, config, attention, dtype, materialize)
     head = getattr(loaded, "score", None)
     if not isinstance(head, torch.nn.Linear):
         raise ValueError(
@@ -66,8 +68,8 @@ def load_scorer(model: Model, attention: Attention, dtype: torch.dtype, material
     return loaded
 
 
-def load_new_scorer(
-    model: Model, attention: Attention, dtype: torch.dtype, materialise: bool, seed: int
+def load_or_init_reward_model(
+    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
     """A reward model to be trained: one to go on with, or a causal language model with a fresh `score`, drawn by `seed`
     from N(0, 1 / (H + 1)^2) so that first scores are near zero.
@@ -76,14 +78,14 @@ def load_new_scorer(
     """
     config = load_config(model)
     if not (fresh := is_causal_lm(config)):
-        loaded = load_scorer(model, attention, dtype, materialise)
+        loaded = load_reward_model(model, attention, dtype, materialize)
     else:
-        check_can_score(config, model.path)
+        check_reward_model_family(config, model.path)
         config.num_labels = 1
         config.pad_token_id = _pad_token(config, model)
         auto = "AutoModelForSequenceClassification"
-        loaded = _load(auto, model, config, attention, dtype, materialise, {"score.weight"})
-    if fresh and materialise:
+        loaded = _load(auto, model, config, attention, dtype, materialize, {"score.weight"})
+    if fresh and materialize:
         size = config.get_text_config().hidden_size
         generator = torch.Generator().manual_seed(derive_seed(seed, "score_head"))
         weight = torch.randn(1, size, generator=generator) / (size + 1)
@@ -98,7 +100,7 @@ def is_causal_lm(config: PretrainedConfig) -> bool:
     return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
 
 
-def check_can_score(config: PretrainedConfig, path: str) -> None:
+def check_reward_model_family(config: PretrainedConfig, path: str) -> None:
     """Can a reward model be made of this language model? Raises ValueError."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
@@ -122,7 +124,7 @@ def _pad_token(config: PretrainedConfig, model: Model) -> int | None:
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
-def scorer_class(config: PretrainedConfig, path: str) -> str:
+def reward_model_class(config: PretrainedConfig, path: str) -> str:
     """The auto class of a reward model, by what config.json says alone. Raises ValueError for any other model."""
     classes = {"ForSequenceClassification": "AutoModelForSequenceClassification"}
     classes["ForTokenClassification"] = "AutoModelForTokenClassification"  # a score at every token: the last is read
@@ -169,7 +171,7 @@ def _load(
     config: PretrainedConfig,
     attention: Attention,
     dtype: torch.dtype,
-    materialise: bool,
+    materialize: bool,
     fresh: Collection[str] = (),
 ) -> PreTrainedModel:
     """The model that transformers' class `auto` makes of the folder. fresh: weights that it need not have."""
@@ -186,7 +188,7 @@ def _load(
     }
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # the grouped products have no float64
-    if materialise:
+    if materialize:
         loaded = _load_weights(auto_class, model, config, settings, fresh)
     else:
         loaded = _without_weights(auto_class, model, config, settings)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.cpu.linear import accelerate
-from alphaapollo.models.load import load_causal_lm, load_new_scorer, skeleton
+from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model, load_without_weights
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.utils.seeds import derive_seed
 
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 ADAPTER = "default"  # peft's name of the one adapter
 
 
-def load_trained(
-    model: Model, attention: Attention, dtype: torch.dtype, materialise: bool, seed: int
+def load_trainable_lm(
+    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
     """The model of a role that is trained, all parameters in float32 (float64 stays); with model.lora_rank frozen in
     `dtype`, under float32 adapters drawn by `seed`. Else as load_causal_lm."""
     if not model.lora_rank:
-        return load_causal_lm(model, attention, torch.promote_types(dtype, torch.float32), materialise)
-    loaded = load_causal_lm(model, attention, dtype, materialise)
+        return load_causal_lm(model, attention, torch.promote_types(dtype, torch.float32), materialize)
+    loaded = load_causal_lm(model, attention, dtype, materialize)
     add_adapters(loaded, model, seed)
     return loaded
 
 
-def load_trained_scorer(
-    model: Model, attention: Attention, dtype: torch.dtype, materialise: bool, seed: int
+def load_trainable_reward_model(
+    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """As load_trained, a reward model. Its head is trained whole, and a fresh one is drawn by `seed`, too."""
+    """As load_trainable_lm, a reward model. Its head is trained whole, and a fresh one is drawn by `seed`, too."""
     if not model.lora_rank:
-        return load_new_scorer(model, attention, torch.promote_types(dtype, torch.float32), materialise, seed)
-    loaded = load_new_scorer(model, attention, dtype, materialise, seed)
+        return load_or_init_reward_model(model, attention, torch.promote_types(dtype, torch.float32), materialize, seed)
+    loaded = load_or_init_reward_model(model, attention, dtype, materialize, seed)
     add_adapters(loaded, model, seed)
     for parameter in loaded.score.parameters():
         parameter.requires_grad_(True)
@@ -61,7 +61,7 @@ def check_targets(model: Model, key: str) -> None:
     """Raises ValueError for target_modules that the model does not have or that cannot carry an adapter; it is built
     without weights. `key`: of the section, e.g. actor_rollout_ref.model."""
     try:
-        target_names(skeleton(model), model)
+        target_names(load_without_weights(model), model)
     except ValueError as error:
         raise ValueError(f"{key}.{error}") from error
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.load import skeleton
+from alphaapollo.models.load import load_without_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -174,7 +174,7 @@ def balance_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, weight: 
 def check_routers(model: Model, key: str, balance: bool) -> None:
     """ValueError: a model, built without weights, that has no routers, or with `balance` none of a kind for which
     transformers has a load-balancing loss. `key`: for which they are needed."""
-    loaded = skeleton(model)
+    loaded = load_without_weights(model)
     if Routers.of(loaded) is None:
         raise ValueError(
             f"{key}: {type(loaded).__name__} is no mixture of experts, or none whose routers are known (docs/moe.md). "

@@ -34,7 +34,7 @@ DOUBTFUL = 0.1
 class PolicyModel(nn.Module):
     """A causal language model whose forward pass gives log-probs. Parameter names: the model's own, after `model.`."""
 
-    forward_methods = ("hidden", "own_logprobs", "next_logits")  # besides forward: FSDP gathers parameters for these
+    forward_methods = ("hidden", "native_logprobs", "next_logits")  # besides forward: FSDP gathers parameters for these
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -68,7 +68,7 @@ class PolicyModel(nn.Module):
         self.routers.end()
         return Hidden(states, head)
 
-    def own_logprobs(self, token_ids: Tensor) -> Tensor:
+    def native_logprobs(self, token_ids: Tensor) -> Tensor:
         """Log-probs of tokens 1 .. T-1 by the model's own forward pass and eager attention. [1, T] -> [T - 1]."""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
@@ -79,13 +79,13 @@ class PolicyModel(nn.Module):
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
 
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """As models.decode has it; only inside `answering`."""
+        """As models.decode has it; only inside `generation_mode`."""
         if self.routers is not None:
             self.routers.forget()
         return sampling.next_logits(self.model, tokens, mask, positions, cache)
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def generation_mode(self) -> Iterator[None]:
         """Attention of transformers, which knows padding and caches; no layer that recomputes its activations, for such
         a layer keeps no cache; and none that is compiled, for these shapes never come again."""
         attention = self.model.config._attn_implementation
@@ -142,7 +142,7 @@ def check_logprobs(
         rollout_logprobs=np.zeros(13, dtype=np.float32),
     )
     ours = policy(build_micro_batch(rows, [0, 1], padded, device, sequence=sequence), 1.0).logprobs
-    own = torch.cat([policy.own_logprobs(torch.from_numpy(text)[None].to(device)) for text in texts])
+    own = torch.cat([policy.native_logprobs(torch.from_numpy(text)[None].to(device)) for text in texts])
     if not own.isfinite().all():
         raise ValueError(
             f"{type(policy.model).__name__}: the model's own log-probs are not finite: its weights are damaged, or too "

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RewardModel(nn.Module):
-    """The trunk and the score head of a classifier with one label (models.load.load_scorer); the head computes in
+    """The trunk and the score head of a classifier with one label (models.load.load_reward_model); the head computes in
     float32."""
 
     def __init__(self, model: PreTrainedModel):

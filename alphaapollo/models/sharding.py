@@ -1,4 +1,4 @@
-"""FSDP2: each rank keeps a slice of every parameter, float32 for the optimiser, and gathers one decoder layer at a
+"""FSDP2: each rank keeps a slice of every parameter, float32 for the optimizer, and gathers one decoder layer at a
 time in the dtype of the arithmetic. One rank is the same code with whole slices.
 
     mesh [shard]             all ranks hold one copy of the model
@@ -88,7 +88,7 @@ def shard(
 
     Args:
         dtype: of forward and backward; gradients are reduced in float32 (float64 stays).
-        offload_policy: FSDP2's own: slices, gradients and the optimiser's step stay in host memory (GPU only).
+        offload_policy: FSDP2's own: slices, gradients and the optimizer's step stay in host memory (GPU only).
         forward_methods: of `model`, besides forward, that use parameters.
         exact: modules of `model` that compute so, too, called as modules.
     """

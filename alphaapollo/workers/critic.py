@@ -2,7 +2,7 @@
 
     load_batch -> compute_values -> update(columns) -> rest
 
-Methods that compute are collectives: every rank calls them, in the same order. They fetch what rests; `rest` ends the
+Methods that compute are collectives: every rank calls them, in the same order. They reload what rests; `rest` ends the
 critic's phase on the GPU.
 """
 
@@ -18,12 +18,19 @@ from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.lora import load_trained
+from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import shard
-from alphaapollo.models.training.train_state import StepFigures, Trained, TrainState
-from alphaapollo.workers.process_group import RankPlacement, Sums, compute_column, inexact, step_figures, torch_dtype
-from alphaapollo.workers.shared_prompt_check import SharingCheck
+from alphaapollo.models.training.train_state import OptimizerStep, Trained, TrainState
+from alphaapollo.workers.process_group import (
+    MetricSums,
+    RankPlacement,
+    compute_column,
+    inexact,
+    optimizer_step_metrics,
+    torch_dtype,
+)
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.training_worker import TrainingWorker
 
 
@@ -32,9 +39,9 @@ class CriticWorker(TrainingWorker):
 
     Args:
         model: with the path of the critic's trunk.
-        optimiser_steps: optimiser steps of the whole run, for the learning rate's schedule.
+        optimizer_steps: optimizer steps of the whole run, for the learning rate's schedule.
         seed: of the fresh value head, and of fresh adapters (LoRA).
-        saves_behind: checkpoints are copied, and written while the worker goes on.
+        saves_in_background: checkpoints are copied, and written while the worker goes on.
     """
 
     def __init__(
@@ -42,26 +49,26 @@ class CriticWorker(TrainingWorker):
         model: Model,
         critic: Critic,
         placement: RankPlacement,
-        optimiser_steps: int,
+        optimizer_steps: int,
         seed: int,
-        saves_behind: bool = False,
+        saves_in_background: bool = False,
     ):
         fsdp = critic.fsdp_config
-        super().__init__(placement, fsdp.fsdp_size, saves_behind)
+        super().__init__(placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
         self.padded = model.attention == "padded"
         dtype = torch_dtype(model)
-        loaded = load_trained(model, chosen_attention(model), dtype, materialise=placement.rank == 0, seed=seed)
+        loaded = load_trainable_lm(model, chosen_attention(model), dtype, materialize=placement.rank == 0, seed=seed)
         layers = decoder_layers(loaded)
         self.model = CriticModel(loaded, seed)
         head = self.model.value_head
         shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[head])
-        self.sharing = SharingCheck(
+        self.sharing = SharedPromptCheck(
             self.model, loaded, self.model, dtype, self.padded, self.device, self.groups.sequence
         )
         who = Trained("critic", "critic.optim", inexact(dtype, "actor_rollout_ref.model"))
         self.state = TrainState(
-            self.model, critic.optim, critic.grad_clip, optimiser_steps, fsdp, who, fsdp.param_offload
+            self.model, critic.optim, critic.grad_clip, optimizer_steps, fsdp, who, fsdp.param_offload
         )
         self.batch: RankBatch | None = None
         self.offload()
@@ -74,7 +81,7 @@ class CriticWorker(TrainingWorker):
         """The value before each response token. float32 [sum responses]
 
         ValueError: the first batch shares prompts, which this model cannot compute."""
-        self.state.fetch()
+        self.state.reload()
         self.sharing.check_batch(self._batch)
         rows, sequence = self._batch.rows, self.groups.sequence
         return compute_column(
@@ -82,17 +89,17 @@ class CriticWorker(TrainingWorker):
         )
 
     def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
-        """The optimiser steps of one iteration, on the mean over a mini-batch's action tokens (where samples are
+        """The optimizer steps of one iteration, on the mean over a mini-batch's action tokens (where samples are
         filtered, weighted by `columns.value_weights`); figures are over all ranks."""
-        sums = Sums(self.groups.data)
-        self.state.fetch()
-        steps: list[StepFigures] = []
+        sums = MetricSums(self.groups.data)
+        self.state.reload()
+        steps: list[OptimizerStep] = []
         for _ in range(self.critic.ppo_epochs):
             for mini_batch in self._batch.mini_batches:
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step(skip_bad))
-        figures = self._figures(sums.over_ranks(self.device), steps, self.critic.grad_clip)
+        figures = self._figures(sums.reduce(self.device), steps, self.critic.grad_clip)
         return figures | {f"critic/{name}": value for name, value in self.sharing.figures().items()}
 
     @property
@@ -100,7 +107,7 @@ class CriticWorker(TrainingWorker):
         assert self.batch is not None, "load_batch comes first"
         return self.batch
 
-    def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: Sums) -> None:
+    def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
         """Forward and backward of one micro-batch."""
         wanted = Columns(returns=columns.returns, values=columns.values, value_weights=columns.value_weights)
         micro = build_micro_batch(self._batch.rows, positions, self.padded, self.device, wanted, self.groups.sequence)
@@ -125,7 +132,7 @@ class CriticWorker(TrainingWorker):
         )
 
     @staticmethod
-    def _figures(sums: dict[str, float], steps: list[StepFigures], grad_clip: float) -> dict[str, float]:
+    def _figures(sums: dict[str, float], steps: list[OptimizerStep], grad_clip: float) -> dict[str, float]:
         tokens = max(1.0, sums["tokens"])
         variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
         return {
@@ -136,5 +143,5 @@ class CriticWorker(TrainingWorker):
             "critic/return_mean": sums["returns"] / tokens,
             "critic/return_std": max(0.0, variance) ** 0.5,
             "critic/explained_variance": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
-            **{f"critic/{name}": value for name, value in step_figures(steps, grad_clip).items()},
+            **{f"critic/{name}": value for name, value in optimizer_step_metrics(steps, grad_clip).items()},
         }

@@ -16,7 +16,7 @@ from alphaapollo.models.critic import CriticModel
 from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.export.hf_folder import export, export_critic
 from alphaapollo.models.export.verification import Kind, check_gap, plain_outputs, probe_tokens
-from alphaapollo.models.lora import load_trained, load_trained_scorer
+from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.reward_model import RewardModel
@@ -49,8 +49,8 @@ def _write(
     """The probe, and what the checkpoint makes of it; the model is gone again when this returns."""
     groups = join(RankPlacement(0, 1, ALONE, "cpu", torch.get_num_threads()))
     try:
-        load = load_trained_scorer if kind == "reward model" else load_trained
-        loaded = load(model, "padded", torch.float32, materialise=True, seed=0)
+        load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
+        loaded = load(model, "padded", torch.float32, materialize=True, seed=0)
         layers = decoder_layers(loaded)
         trained = _built(kind, loaded)
         shard(trained, layers, groups.shards, torch.float32, False)

@@ -2,7 +2,7 @@
 
 The loss is transformers' (models/moe_routing.py), whose f_e, the share of the tokens that an expert gets, is
 of the micro-batches that all ranks compute at the same time: one exchange of 2 E numbers each. A micro-batch counts by
-its tokens among those of the optimiser step, prompts among them, padding not. So ranks, also those that share
+its tokens among those of the optimizer step, prompts among them, padding not. So ranks, also those that share
 sequences, change nothing; the number of micro-batches does, for f_e is not known before the last of them.
 """
 
@@ -16,7 +16,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.models.moe_routing import Routers, balance_loss
 
 
-class ExpertLoad:
+class ExpertLoadBalancer:
     """Of one rank. All ranks call the same methods in the same order.
 
     Args:
@@ -32,10 +32,10 @@ class ExpertLoad:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.steps = 0
         self.forced = torch.zeros((), dtype=torch.float64, device=device)
-        self.tokens = torch.ones((), device=device)  # of the optimiser step, over all ranks, times layers
+        self.tokens = torch.ones((), device=device)  # of the optimizer step, over all ranks, times layers
 
     def begin_step(self, rows: Rows, positions: list[int]) -> None:
-        """`positions`: of this rank's rows of the optimiser step. A collective where there is a loss."""
+        """`positions`: of this rank's rows of the optimizer step. A collective where there is a loss."""
         self.steps += 1
         if self.coefficient:
             tokens = float(rows.lengths[positions].sum()) * len(self.routers.layers)

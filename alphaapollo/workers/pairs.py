@@ -11,7 +11,7 @@ SHARING = "data.use_prefix_grouper"
 
 
 def right_by_source(batch: PreferenceBatch, positions: list[int], right: Tensor) -> dict[str, Tensor]:
-    """Sums of what was compared and of what was right, in all and, where there are several, of each data source.
+    """MetricSums of what was compared and of what was right, in all and, where there are several, of each data source.
 
     right: bool, one a pair (or single answer) of the rows at `positions`.
     """

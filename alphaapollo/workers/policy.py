@@ -3,7 +3,7 @@ a teacher.
 
     load_batch -> [compute_log_probs, and the reference's, the teacher's] -> update(columns) -> send_weights -> rest
 
-Methods that compute are collectives: every rank calls them, in the same order. They fetch what rests; `rest` ends the
+Methods that compute are collectives: every rank calls them, in the same order. They reload what rests; `rest` ends the
 policy's phase on the GPU.
 """
 
@@ -26,29 +26,29 @@ from alphaapollo.data.batch import Columns, MiniBatch, RankBatch, Rows
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot
 from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.export.hf_folder import export, full_parameters
-from alphaapollo.models.flops import ModelSize, peak_flops
+from alphaapollo.models.flops import FlopsEstimator, peak_flops
 from alphaapollo.models.lm_head import Other
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.lora import adapters_off, load_trained, scaled_adapter
+from alphaapollo.models.lora import adapters_off, load_trainable_lm, scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs, self_check_warnings
 from alphaapollo.models.sharding import local_tensor, reshard, shard
 from alphaapollo.models.training.offload import parameter_offload
-from alphaapollo.models.training.train_state import StepFigures, Trained, TrainState
+from alphaapollo.models.training.train_state import OptimizerStep, Trained, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.moe_load_balancing import ExpertLoad
+from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
 from alphaapollo.workers.process_group import (
-    ColumnInParts,
+    ColumnBuilder,
+    MetricSums,
     RankPlacement,
-    Sums,
     compute_column,
     inexact,
-    step_figures,
+    optimizer_step_metrics,
     torch_dtype,
 )
-from alphaapollo.workers.shared_prompt_check import SharingCheck
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import TeacherModel, teaching_figures
 from alphaapollo.workers.training_worker import TrainingWorker
 
@@ -58,13 +58,13 @@ class PolicyWorker(TrainingWorker):
 
     Args:
         needs_reference: load the reference model.
-        optimiser_steps: optimiser steps of the whole run, for the learning rate's schedule.
+        optimizer_steps: optimizer steps of the whole run, for the learning rate's schedule.
         temperature: of the rollouts: log-probs are those of the distribution that was sampled.
         correction: of the gap between engine and trainer; None: no correction.
         sender: how weights reach the engines; None: they never do.
         seed: of fresh adapters (LoRA).
         engine_form: what the sender takes: whole weights, or the adapters alone.
-        saves_behind: checkpoints are copied, and written while the worker goes on.
+        saves_in_background: checkpoints are copied, and written while the worker goes on.
         teacher: what to learn from a teacher.
         teacher_model: how it is loaded; None: there is none.
     """
@@ -76,17 +76,17 @@ class PolicyWorker(TrainingWorker):
         ref: Reference,
         needs_reference: bool,
         placement: RankPlacement,
-        optimiser_steps: int,
+        optimizer_steps: int,
         temperature: float,
         correction: RolloutCorrection | None = None,
         sender: WeightSender | None = None,
         seed: int = 0,
         engine_form: LoraForm = "merged",
-        saves_behind: bool = False,
+        saves_in_background: bool = False,
         teacher: Teacher = NO_TEACHER,
         teacher_model: Model | None = None,
     ):
-        super().__init__(placement, actor.fsdp_config.fsdp_size, saves_behind)
+        super().__init__(placement, actor.fsdp_config.fsdp_size, saves_in_background)
         self.config, self.actor, self.engine_form = model, actor, engine_form
         self.temperature, self.sender = temperature, sender
         self.correction, self.teaching = correction or RolloutCorrection(), teacher
@@ -96,7 +96,7 @@ class PolicyWorker(TrainingWorker):
         self.policy = self._load_policy(seed)
         gap = check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
         self.self_check_warnings = self_check_warnings(gap)
-        self.sharing = SharingCheck(
+        self.sharing = SharedPromptCheck(
             self.policy,
             self.policy.model,
             self._logprobs_of,
@@ -107,7 +107,7 @@ class PolicyWorker(TrainingWorker):
         )
         who = Trained("policy", "actor_rollout_ref.actor.optim", inexact(self.dtype, "actor_rollout_ref.model"))
         self.state = TrainState(
-            self.policy, actor.optim, actor.grad_clip, optimiser_steps, fsdp, who, fsdp.param_offload
+            self.policy, actor.optim, actor.grad_clip, optimizer_steps, fsdp, who, fsdp.param_offload
         )
         self.reference: PolicyModel | None = None
         if needs_reference and not model.lora_rank:  # with LoRA it is the policy with its adapters off
@@ -115,7 +115,7 @@ class PolicyWorker(TrainingWorker):
             self.reference = self._load_reference(ref.fsdp_config.offload_policy)
         self.frozen = parameter_offload(self.reference, ref.fsdp_config.param_offload)
         self.teacher = None if teacher_model is None else self._load_teacher(teacher_model)
-        self.size = ModelSize.of(self.policy.model)
+        self.size = FlopsEstimator.of(self.policy.model)
         self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
         self.batch: RankBatch | None = None
@@ -132,7 +132,7 @@ class PolicyWorker(TrainingWorker):
 
     def compute_log_probs(self) -> np.ndarray:
         """Of the response tokens, at the rollouts' temperature. float32 [sum responses]"""
-        self.state.fetch()
+        self.state.reload()
         self.sharing.check_batch(self._batch)
         return self._log_probs(self.policy, self._batch.rows, self._batch.mini_batches)
 
@@ -152,7 +152,7 @@ class PolicyWorker(TrainingWorker):
     def update(
         self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
     ) -> dict[str, float]:
-        """The optimiser steps of one iteration; figures are over all ranks.
+        """The optimizer steps of one iteration; figures are over all ranks.
 
         Where `columns` hold no old log-probs they are those of the policy before its first step; the first mini-batch
         takes them from its own forward pass.
@@ -163,9 +163,9 @@ class PolicyWorker(TrainingWorker):
 
         ValueError: the first batch shares prompts, which this model cannot compute.
         """
-        batch, sums = self._batch, Sums(self.groups.data)
+        batch, sums = self._batch, MetricSums(self.groups.data)
         mini_batches = batch.mini_batches if steps is None else steps
-        self.state.fetch()
+        self.state.reload()
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teaching.whole:
             self.teacher.begin(batch)
@@ -173,20 +173,20 @@ class PolicyWorker(TrainingWorker):
         takes_own = columns.old_logprobs is None
         old = self._old_log_probs(columns, mini_batches[1:])
         started = time.perf_counter()
-        done: list[StepFigures] = []
+        done: list[OptimizerStep] = []
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(mini_batches):
-                noted = ColumnInParts(batch.rows) if takes_own and epoch == index == 0 else None
+                noted = ColumnBuilder(batch.rows) if takes_own and epoch == index == 0 else None
                 if load:
                     load.begin_step(batch.rows, mini_batch.positions)
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums, load)
                 done.append(self.state.step(skip_bad))
                 if noted:
-                    old = noted.fetch(old)
+                    old = noted.reload(old)
         self.last_old_logprobs = old
-        totals = sums.over_ranks(self.device)
-        figures = normalise(totals, len(done)) | step_figures(done, self.actor.grad_clip)
+        totals = sums.reduce(self.device)
+        figures = normalise(totals, len(done)) | optimizer_step_metrics(done, self.actor.grad_clip)
         figures |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
         figures |= self.sharing.figures() | (load.figures() if load else {})
         if self.peak is not None and self.size is not None:
@@ -204,7 +204,7 @@ class PolicyWorker(TrainingWorker):
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Publish the weights; the update on each rank that writes it, None on the others."""
         assert self.sender is not None, "this worker was built without a sender"
-        self.state.fetch()
+        self.state.reload()
         model = self.policy.model
         adapter = self.engine_form == "adapter"
         return self.sender.send(scaled_adapter(model) if adapter else full_parameters(model, self.dtype), version)
@@ -225,7 +225,7 @@ class PolicyWorker(TrainingWorker):
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token after the first, at temperature 1."""
-        self.state.fetch()
+        self.state.reload()
         num_scored = len(token_ids) - 1
         rows = Rows(
             token_ids=np.array(token_ids),
@@ -240,11 +240,11 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def hard_reset(self) -> None:
-        """Make the present policy the reference and let the optimiser start anew (arXiv 2505.24864, section 2.3.1);
+        """Make the present policy the reference and let the optimizer start anew (arXiv 2505.24864, section 2.3.1);
         the learning rate's schedule goes on."""
         assert self.reference is not None, "this worker was built without a reference"
-        self.state.fetch()
-        self.frozen.fetch()
+        self.state.reload()
+        self.frozen.reload()
         pairs = zip(self.reference.parameters(), self.policy.parameters(), strict=True)
         for frozen, trained in pairs:
             local_tensor(frozen).copy_(local_tensor(trained))
@@ -254,7 +254,7 @@ class PolicyWorker(TrainingWorker):
     def save(self, folder: str) -> None:
         parts = [self.state.snapshot(folder)]
         if self.reference is not None and self.reference_was_reset:
-            self.frozen.fetch()
+            self.frozen.reload()
             parts.append(take_snapshot(f"{folder}/reference", self.reference, None, {}))
         self.writer.start(parts)
 
@@ -262,19 +262,19 @@ class PolicyWorker(TrainingWorker):
         super().load(folder)
         self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
         if self.reference is not None and self.reference_was_reset:
-            self.frozen.fetch()
+            self.frozen.reload()
             load_snapshot(f"{folder}/reference", self.reference, None)
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
         """Write a Hugging Face folder in the dtype of the arithmetic; see models.export. FloatingPointError: ruined
         weights."""
-        self.state.fetch()
+        self.state.reload()
         self.state.check_finite()
         export(folder, self.policy.model, self.config, self.dtype, form)
 
     def _load_policy(self, seed: int) -> PolicyModel:
         is_first = self.placement.rank == 0
-        loaded = load_trained(self.config, chosen_attention(self.config), self.dtype, is_first, seed)
+        loaded = load_trainable_lm(self.config, chosen_attention(self.config), self.dtype, is_first, seed)
         return self._sharded(PolicyModel(loaded), self.actor.fsdp_config.offload_policy)
 
     def _load_reference(self, offload_policy: bool) -> PolicyModel:
@@ -306,11 +306,11 @@ class PolicyWorker(TrainingWorker):
     def _as_reference(self) -> Iterator[PolicyModel]:
         """The model that computes as the reference, fetched, within."""
         if self.reference is not None:
-            self.frozen.fetch()
+            self.frozen.reload()
             yield self.reference
             return
         assert self.config.lora_rank, "this worker was built without a reference"
-        self.state.fetch()
+        self.state.reload()
         with adapters_off(self.policy):
             yield self.policy
 
@@ -323,11 +323,11 @@ class PolicyWorker(TrainingWorker):
         of = (rows, mini_batches, self.padded, self.device, self.groups.sequence)
         return compute_column(model, lambda micro: model(micro, self.temperature).logprobs, *of)
 
-    def _expert_load(self) -> ExpertLoad | None:
+    def _expert_load(self) -> ExpertLoadBalancer | None:
         routers = self.policy.routers
         if routers is None:
             return None
-        return ExpertLoad(routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
+        return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
 
     def _micro_batch(
         self, rows: Rows, positions: Sequence[int], columns: Columns[np.ndarray] | None = None
@@ -343,9 +343,9 @@ class PolicyWorker(TrainingWorker):
         self,
         positions: list[int],
         columns: Columns[np.ndarray],
-        noted: ColumnInParts | None,
-        sums: Sums,
-        load: ExpertLoad | None,
+        noted: ColumnBuilder | None,
+        sums: MetricSums,
+        load: ExpertLoadBalancer | None,
     ) -> None:
         """Forward and backward of one micro-batch. noted: take the old log-probs from this forward, and note them."""
         micro = self._micro_batch(self._batch.rows, positions, replace(columns, returns=None, values=None))

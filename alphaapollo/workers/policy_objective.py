@@ -169,7 +169,7 @@ def _kl(matrices: PolicyMatrices, actor: Actor) -> Tensor:
 
 
 def normalise(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Figures summed over everything -> means: losses by optimiser step, the others by token or row. The losses alone
+    """Figures summed over everything -> means: losses by optimizer step, the others by token or row. The losses alone
     where no token was computed."""
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)
     if not tokens:

@@ -27,14 +27,14 @@ from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard
 from alphaapollo.weight_sync.digest import tensors_digest
-from alphaapollo.workers.finetuning_worker import TunedWorker
+from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.pairs import SHARING, right_by_source
-from alphaapollo.workers.process_group import RankPlacement, Sums
-from alphaapollo.workers.shared_prompt_check import SharingCheck
+from alphaapollo.workers.process_group import MetricSums, RankPlacement
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
-class PreferenceWorker(TunedWorker[PreferenceBatch]):
-    """One rank; see TunedWorker."""
+class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
+    """One rank; see FinetuningWorker."""
 
     model: PolicyModel
 
@@ -43,12 +43,12 @@ class PreferenceWorker(TunedWorker[PreferenceBatch]):
         config: DpoConfig,
         model: Model,
         placement: RankPlacement,
-        optimiser_steps: int,
-        saves_behind: bool = False,
+        optimizer_steps: int,
+        saves_in_background: bool = False,
     ):
-        super().__init__(config, model, placement, optimiser_steps, saves_behind)
+        super().__init__(config, model, placement, optimizer_steps, saves_in_background)
         self.preference, self.preference_loss = config.preference, get_preference_loss(config.preference.loss)
-        self.sharing = SharingCheck(
+        self.sharing = SharedPromptCheck(
             self.model,
             self.model.model,
             lambda micro: self.model(micro, 1.0).logprobs,
@@ -113,7 +113,7 @@ class PreferenceWorker(TunedWorker[PreferenceBatch]):
     def _unrelated_log_ratio(self, batch: PreferenceBatch) -> Tensor:
         """KTO's sum of log pi/ref over answers to other prompts, this rank's."""
         assert batch.unrelated is not None, "single answers bring unrelated ones along"
-        sums = Sums()
+        sums = MetricSums()
         for mini_batch in batch.unrelated.mini_batches:
             for positions in mini_batch.micro_batches:
                 micro = self._micro_batch(batch.unrelated.rows, positions)

@@ -17,7 +17,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import MiniBatch, Rows
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
 from alphaapollo.models.sharding import join_process_group, make_mesh, reshard
-from alphaapollo.models.training.train_state import StepFigures
+from alphaapollo.models.training.train_state import OptimizerStep
 from alphaapollo.models.ulysses import SequenceGroup, sequence_groups
 
 LARGEST = "_max"
@@ -34,7 +34,7 @@ class RankPlacement:
     device: str  # "cpu" or "cuda"
     threads: int  # torch threads
     sequence_parallel: int = 1  # ranks that share every sequence: consecutive ones, a divisor of all
-    feeds: str | None = None  # the node whose engines it writes weights for, where those go through shared memory
+    engine_node: str | None = None  # the node whose engines it writes weights for, where those go through shared memory
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def inexact(dtype: torch.dtype, section: str) -> str:
     return "" if dtype == torch.float32 else f"{section}.dtype"
 
 
-class Sums:
+class MetricSums:
     """Named sums, added up over micro-batches without waiting for the device, then over ranks; of names that end in
     _max the largest.
 
@@ -105,7 +105,7 @@ class Sums:
                 value = combine(self.totals[name], value)
             self.totals[name] = value
 
-    def over_ranks(self, device: torch.device) -> dict[str, float]:
+    def reduce(self, device: torch.device) -> dict[str, float]:
         """A collective of all ranks."""
         return self._reduced(device, False) | self._reduced(device, True)
 
@@ -118,8 +118,8 @@ class Sums:
         return dict(zip(names, totals.tolist(), strict=True))
 
 
-def step_figures(steps: Sequence[StepFigures], grad_clip: float) -> dict[str, float]:
-    """Of the optimiser steps of one iteration; the norms are of those that were made."""
+def optimizer_step_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:
+    """Of the optimizer steps of one iteration; the norms are of those that were made."""
     norms = [step.grad_norm for step in steps if not step.skipped] or [math.nan]
     return {
         "grad_norm": mean(norms),
@@ -152,16 +152,16 @@ def compute_column(
         root: the model, which is not left gathered.
         compute: a micro-batch -> a number for each of its response tokens, [n].
     """
-    column = ColumnInParts(rows)
+    column = ColumnBuilder(rows)
     for mini_batch in mini_batches:
         for positions in mini_batch.micro_batches:
             micro = build_micro_batch(rows, positions, padded, device, sequence=sequence)
             column.add(positions, micro.values(compute(micro)))
     reshard(root)
-    return column.fetch()
+    return column.reload()
 
 
-class ColumnInParts:
+class ColumnBuilder:
     """A column [sum responses] of `rows` as micro-batches compute it. It stays on the device until all is there."""
 
     def __init__(self, rows: Rows):
@@ -174,7 +174,7 @@ class ColumnInParts:
         self.positions += positions
         self.parts.append(values)
 
-    def fetch(self, column: np.ndarray | None = None) -> np.ndarray:
+    def reload(self, column: np.ndarray | None = None) -> np.ndarray:
         """What was added, written into `column` (zeros). float32 (float64 stays) [sum responses]"""
         offsets, done = self.rows.response_offsets, 0
         values = np.zeros(0, dtype=np.float32)

@@ -12,7 +12,7 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.load import load_scorer
+from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.training.offload import parameter_offload
@@ -40,7 +40,7 @@ class RewardModelWorker:
         self.device = torch.device(placement.device)
         self.padded = model.attention == "padded"
         dtype = torch_dtype(model)
-        loaded = load_scorer(model, chosen_attention(model), dtype, materialise=placement.rank == 0)
+        loaded = load_reward_model(model, chosen_attention(model), dtype, materialize=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = RewardModel(loaded).requires_grad_(False)
         shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[self.model.score])
@@ -52,7 +52,7 @@ class RewardModelWorker:
 
         `batch`: its rows have a response of one token, the last (see trainer/step/trained_reward.py).
         """
-        self.parameters.fetch()
+        self.parameters.reload()
         rows, sequence = batch.rows, self.groups.sequence
         return compute_column(self.model, self.model, rows, batch.mini_batches, self.padded, self.device, sequence)
 

@@ -13,18 +13,18 @@ from alphaapollo.config.schema import LoraForm, Model, RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.export.hf_folder import export
-from alphaapollo.models.lora import load_trained_scorer
+from alphaapollo.models.lora import load_trainable_reward_model
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import shard
-from alphaapollo.workers.finetuning_worker import TunedWorker
+from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.pairs import SHARING, right_by_source
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.shared_prompt_check import SharingCheck
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
-class RewardTrainingWorker(TunedWorker[PreferenceBatch]):
-    """One rank; see TunedWorker. The rows of its batches have a response of one token, the last: there the score is."""
+class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
+    """One rank; see FinetuningWorker. The rows of its batches have a response of one token, the last: there the score is."""
 
     model: RewardModel
 
@@ -33,12 +33,12 @@ class RewardTrainingWorker(TunedWorker[PreferenceBatch]):
         config: RmConfig,
         model: Model,
         placement: RankPlacement,
-        optimiser_steps: int,
-        saves_behind: bool = False,
+        optimizer_steps: int,
+        saves_in_background: bool = False,
     ):
-        super().__init__(config, model, placement, optimiser_steps, saves_behind)
+        super().__init__(config, model, placement, optimizer_steps, saves_in_background)
         self.centring = config.bradley_terry.centring_coef
-        self.sharing = SharingCheck(
+        self.sharing = SharedPromptCheck(
             self.model,
             self.classifier,
             self.model,
@@ -52,7 +52,7 @@ class RewardTrainingWorker(TunedWorker[PreferenceBatch]):
     def load_model(self) -> None:
         """The classifier as transformers has it is kept for its names; our forward pass takes its parts."""
         attention, first = chosen_attention(self.config), self.placement.rank == 0
-        loaded = load_trained_scorer(self.config, attention, self.dtype, materialise=first, seed=self.seed)
+        loaded = load_trainable_reward_model(self.config, attention, self.dtype, materialize=first, seed=self.seed)
         layers = decoder_layers(loaded)
         self.classifier, self.model = loaded, RewardModel(loaded)
         mesh, head = self.groups.shards, self.model.score

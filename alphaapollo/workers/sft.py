@@ -8,17 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from alphaapollo.algorithms.sampling import Draw, decode
+from alphaapollo.algorithms.sampling import PendingCompletion, decode
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import reshard
 from alphaapollo.types import Asked, Completion, Sampling
-from alphaapollo.workers.finetuning_worker import TunedWorker
+from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.process_group import free_cache
 
 
-class SftWorker(TunedWorker[RankBatch]):
+class SftWorker(FinetuningWorker[RankBatch]):
     """Of a batch's rows the action mask says which tokens are trained on."""
 
     def counts(self, batch: RankBatch) -> dict[str, Tensor]:
@@ -36,8 +36,10 @@ class SftWorker(TunedWorker[RankBatch]):
         """This rank's answers by the present weights, all sampled at once. A collective: who has none, or is done,
         takes part in the forward passes of the others."""
         assert isinstance(self.model, PolicyModel)
-        draws = [Draw(one.token_ids, one.sampling) for one in asked] or [Draw([0], Sampling(max_tokens=1))]
-        with self.model.answering():
+        draws = [PendingCompletion(one.token_ids, one.sampling) for one in asked] or [
+            PendingCompletion([0], Sampling(max_tokens=1))
+        ]
+        with self.model.generation_mode():
             decode(self.model.next_logits, draws, self.device, on_all_ranks)
         reshard(self.model)
         free_cache(self.device)

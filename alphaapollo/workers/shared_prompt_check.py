@@ -24,7 +24,7 @@ LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25}
 ROWS = 2  # of a batch: both layouts of more might not fit into memory
 
 
-class SharingCheck:
+class SharedPromptCheck:
     """Of one model on one rank; every method is a collective.
 
     Args:

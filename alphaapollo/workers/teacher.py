@@ -1,6 +1,6 @@
 """The teacher on one training rank: a frozen model that looks at the policy's own samples, beside the policy.
 
-Its methods are collectives of all ranks, within the policy's phase; they fetch what rests.
+Its methods are collectives of all ranks, within the policy's phase; they reload what rests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from alphaapollo.models.policy import PolicyModel, check_logprobs
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.training.offload import parameter_offload
 from alphaapollo.workers.process_group import RankGroups, RankPlacement, compute_column, torch_dtype
-from alphaapollo.workers.shared_prompt_check import SharingCheck
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
 class TeacherModel:
@@ -48,12 +48,12 @@ class TeacherModel:
         self.groups, self.device = groups, torch.device(placement.device)
         self.temperature, self.vocabulary = temperature, vocabulary
         self.padded, dtype = model.attention == "padded", torch_dtype(model)
-        loaded = load_causal_lm(model, chosen_attention(model), dtype, materialise=placement.rank == 0)
+        loaded = load_causal_lm(model, chosen_attention(model), dtype, materialize=placement.rank == 0)
         layers = decoder_layers(loaded)
         self.model = PolicyModel(loaded).requires_grad_(False)
         shard(self.model, layers, groups.shards, dtype, fsdp.offload_policy, PolicyModel.forward_methods)
         check_logprobs(self.model, self.padded, dtype, self.device, groups.sequence)
-        self.sharing = SharingCheck(
+        self.sharing = SharedPromptCheck(
             self.model, loaded, self._logprobs_of, dtype, self.padded, self.device, groups.sequence
         )
         self.parameters = parameter_offload(self.model, fsdp.param_offload)
@@ -71,7 +71,7 @@ class TeacherModel:
 
     def begin(self, batch: RankBatch) -> None:
         """Its phase, or an update that compares whole distributions, begins; `rest` ends it."""
-        self.parameters.fetch()
+        self.parameters.reload()
         self.sharing.check_batch(batch)
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ def _own(micro: MicroBatch) -> MicroBatch:
 
 
 def teaching_figures(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
-    """Sums over action tokens; mask [n]. Nothing where no whole distributions were compared with a teacher's."""
+    """MetricSums over action tokens; mask [n]. Nothing where no whole distributions were compared with a teacher's."""
     named = {
         "divergence": stats.divergence,
         "reverse_kl": stats.reverse_kl,

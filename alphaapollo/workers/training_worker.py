@@ -22,16 +22,16 @@ class TrainingWorker:
 
     Args:
         fsdp_size: ranks that hold one copy of the model; -1 = all.
-        saves_behind: checkpoints are copied, and written while the worker goes on.
+        saves_in_background: checkpoints are copied, and written while the worker goes on.
     """
 
     state: TrainState
 
-    def __init__(self, placement: RankPlacement, fsdp_size: int, saves_behind: bool):
+    def __init__(self, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
         self.placement = placement
         self.groups: RankGroups = join(placement, fsdp_size)
         self.device = torch.device(placement.device)
-        self.writer = CheckpointWriter(saves_behind)
+        self.writer = CheckpointWriter(saves_in_background)
 
     def offload(self) -> None:
         """The end of a phase: nothing stays gathered, what is offloaded goes to host memory, and what can be spared of

@@ -84,7 +84,7 @@ def measure(case: Case, folder: str, rank: int) -> float:
         ref=Reference(),
         needs_reference=case.reference,
         placement=RankPlacement(rank, case.ranks, f"file://{folder}/meeting", "cpu", 1),
-        optimiser_steps=10,
+        optimizer_steps=10,
         temperature=1.0,
     )
     lengths, vocabulary = [case.length] * case.rows * case.ranks, int(str(case.config["vocab_size"]))

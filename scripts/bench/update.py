@@ -124,7 +124,7 @@ def make_worker(model: Path, threads: int) -> PolicyWorker:
         Reference(),
         needs_reference=False,
         placement=RankPlacement(0, 1, ALONE, "cpu", threads),
-        optimiser_steps=1000,
+        optimizer_steps=1000,
         temperature=1.0,
     )
 

@@ -70,7 +70,7 @@ class Kit:
             ref=Reference(**settings.get("ref", {})),
             needs_reference=settings.get("needs_reference", False),
             placement=RankPlacement(0, 1, ALONE, self.device, 2),
-            optimiser_steps=10,
+            optimizer_steps=10,
             temperature=1.0,
         )
 

@@ -91,7 +91,7 @@ def worker(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         ref=Reference(fsdp_config={key: on for key, on in request.param.items() if key != "optimizer_offload"}),
         needs_reference=True,
         placement=RankPlacement(0, 1, free_address(), "cuda", 1),
-        optimiser_steps=10,
+        optimizer_steps=10,
         temperature=1.0,
     )
     yield made

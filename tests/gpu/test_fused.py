@@ -76,7 +76,7 @@ def test_a_worker_trains_with_them(tmp_path: Path, kind: str, monkeypatch: pytes
             ref=Reference(),
             needs_reference=False,
             placement=RankPlacement(0, 1, free_address(), "cuda", 1),
-            optimiser_steps=10,
+            optimizer_steps=10,
             temperature=1.0,
         )
         batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.padded, 0, False)

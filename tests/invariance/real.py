@@ -47,7 +47,7 @@ def make_worker(
         ref=Reference(),
         needs_reference=True,
         placement=RankPlacement(rank, num_ranks, address, "cpu", 1, sequence_parallel),
-        optimiser_steps=10,
+        optimizer_steps=10,
         temperature=0.9,
         teacher_model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
     )

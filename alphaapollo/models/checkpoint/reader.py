@@ -83,7 +83,7 @@ def _memory_format(kind: Any, name: str) -> Any:
 
 class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Figures of the optimiser: numbers, and the names of parameters."""
+        """Figures of the optimizer: numbers, and the names of parameters."""
         torch.load(value, weights_only=True)  # raises where torch's own, which unpickles all, would run something
         value.seek(0)
         super().load_bytes(read_item, value)

@@ -1,6 +1,6 @@
 """Sharded checkpoints to resume from (for Hugging Face folders see export.py).
 
-    <folder>/model/       torch.distributed.checkpoint: parameters (with LoRA the adapters alone) and optimiser state,
+    <folder>/model/       torch.distributed.checkpoint: parameters (with LoRA the adapters alone) and optimizer state,
                           loadable by any number of ranks
     <folder>/rank_R.pt    random number generators of rank R
     <folder>/state.json   the number of ranks, and the caller's own figures
@@ -45,7 +45,7 @@ class Snapshot:
     """What one rank writes into one folder."""
 
     folder: str
-    tensors: dict[str, Any]  # nested: its slices of parameters and optimiser state, sharing their memory until copied
+    tensors: dict[str, Any]  # nested: its slices of parameters and optimizer state, sharing their memory until copied
     generators: dict[str, Any]
     figures: dict[str, Any]  # JSON values that come back from `load`, the same on all ranks
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.export.safetensors_files import ShardFiles
+from alphaapollo.models.export.safetensors_files import SafetensorsWriter
 from alphaapollo.models.lora import adapter_tensors, is_adapter, lora_layers, merged_weight, plain_name, write_adapter
 from alphaapollo.models.sharding import full_tensor
 
@@ -91,7 +91,7 @@ def export_critic(folder: str, critic: CriticModel, source: Model, dtype: torch.
         raise ValueError(f"transformers has no token classifier of a {config.model_type}, which its critic would be.")
     config.num_labels = 1
     try:
-        files = ShardFiles(Path(folder))
+        files = SafetensorsWriter(Path(folder))
         for name, tensor in full_parameters(critic.model, dtype):
             files.add(f"{kind.base_model_prefix}.{name}", tensor.cpu())
         for name, parameter in critic.value_head.named_parameters():
@@ -108,7 +108,7 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> 
     files = None
     if dist.get_rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
-        files = ShardFiles(folder)
+        files = SafetensorsWriter(folder)
     for name, tensor in full_parameters(model, dtype):
         if files:
             files.add(name, tensor.cpu())

@@ -14,7 +14,7 @@ from torch import Tensor
 FILE_BYTES = 5 * 10**9
 
 
-class ShardFiles:
+class SafetensorsWriter:
     """Files in `folder`, which is made; a tensor larger than FILE_BYTES has a file of its own. `close` names them."""
 
     def __init__(self, folder: Path):

@@ -1,9 +1,9 @@
 """Tensors that share a GPU by phases: on the device while their owner works, in host memory while another does.
 
-    fetch()   memory on the device, filled from the host copy
+    reload()   memory on the device, filled from the host copy
     rest()    copied to the host, and the memory on the device given back
 
-A tensor that rests has no memory, but stays the same object: FSDP's views of a parameter and the optimiser's
+A tensor that rests has no memory, but stays the same object: FSDP's views of a parameter and the optimizer's
 references hold across phases. To compute with one that rests ends the process, so its owner fetches before it works.
 """
 
@@ -27,10 +27,10 @@ class Offload:
         self._tensors = tensors
         self._homes: dict[int, _Home] = {}  # by the storage that they are a copy of
 
-    def fetch(self) -> None:
+    def reload(self) -> None:
         """What rests comes back; a second call does nothing. The copies are queued, not waited for."""
         for home in self._homes.values():
-            home.fetch()
+            home.reload()
 
     def offload(self) -> None:
         """Everything to the host; a second call does nothing."""
@@ -68,7 +68,7 @@ class _Home:
     def free(self) -> None:
         self._storage.resize_(0)
 
-    def fetch(self) -> None:
+    def reload(self) -> None:
         if self._storage.nbytes() < self._host.numel():
             self._storage.resize_(self._host.numel())
             self._on_device().copy_(self._host, non_blocking=True)

@@ -32,23 +32,23 @@ def apply_settings(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
         group |= {"weight_decay": config.weight_decay if decays else 0.0, "betas": config.betas, "eps": config.eps}
 
 
-def learning_rate(step: int, config: Optimizer, optimiser_steps: int) -> float:
-    """Of optimiser step 0, 1, ..: linear warm-up that reaches lr at its last step, then constant, or a cosine towards
-    min_lr_ratio * lr, which step `optimiser_steps` would have."""
-    warmup = num_warmup_steps(config, optimiser_steps)
+def learning_rate(step: int, config: Optimizer, optimizer_steps: int) -> float:
+    """Of optimizer step 0, 1, ..: linear warm-up that reaches lr at its last step, then constant, or a cosine towards
+    min_lr_ratio * lr, which step `optimizer_steps` would have."""
+    warmup = num_warmup_steps(config, optimizer_steps)
     if step < warmup:
         return config.lr * (step + 1) / warmup
     if config.warmup_style == "constant":
         return config.lr
-    progress = min(1.0, (step - warmup) / max(1, optimiser_steps - warmup))
+    progress = min(1.0, (step - warmup) / max(1, optimizer_steps - warmup))
     share = config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
     return config.lr * share
 
 
-def num_warmup_steps(config: Optimizer, optimiser_steps: int) -> int:
+def num_warmup_steps(config: Optimizer, optimizer_steps: int) -> int:
     if config.lr_warmup_steps >= 0:
         return config.lr_warmup_steps
-    return round(config.lr_warmup_steps_ratio * optimiser_steps)
+    return round(config.lr_warmup_steps_ratio * optimizer_steps)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

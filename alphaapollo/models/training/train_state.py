@@ -1,4 +1,4 @@
-"""A sharded model in training: the optimiser's step, where the schedule stands, and what of both is saved."""
+"""A sharded model in training: the optimizer's step, where the schedule stands, and what of both is saved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from alphaapollo.models.training.optimizer import (
 )
 
 T = TypeVar("T")
-MOST_SKIPPED = 20  # steps in a row; then the weights themselves are ruined, and no batch will do
+MAX_SKIPPED_STEPS = 20  # steps in a row; then the weights themselves are ruined, and no batch will do
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Trained:
     """What messages say of a model."""
 
     name: str  # e.g. "policy"
-    optim: str  # the section of its optimiser's keys
+    optim: str  # the section of its optimizer's keys
     dtype: str = ""  # the key of its arithmetic, where that could be more exact
     look: str = (
         "huge rewards, advantages or log-ratios in the metrics and rollouts/ of this iteration; "
@@ -42,8 +42,8 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class StepFigures:
-    """Of one optimiser step; the same on all ranks."""
+class OptimizerStep:
+    """Of one optimizer step; the same on all ranks."""
 
     grad_norm: float  # before clipping
     lr: float
@@ -51,15 +51,15 @@ class StepFigures:
 
 
 class TrainState:
-    """Gradients in, one optimiser step out.
+    """Gradients in, one optimizer step out.
 
-    Between `rest` and `fetch` the parameters, and until the next step the optimiser's state, may be in host memory.
+    Between `rest` and `reload` the parameters, and until the next step the optimizer's state, may be in host memory.
 
     Args:
         module: sharded; see sharding.shard.
         grad_clip: largest gradient norm.
-        optimiser_steps: optimiser steps of the whole run, for the schedule.
-        fsdp: where the optimiser's state rests between phases, and in one until its first step; when gradients are
+        optimizer_steps: optimizer steps of the whole run, for the schedule.
+        fsdp: where the optimizer's state rests between phases, and in one until its first step; when gradients are
             reduced.
         who: in messages.
         param_offload: keep the parameters in host memory between phases (GPU only).
@@ -70,7 +70,7 @@ class TrainState:
         module: nn.Module,
         config: Optimizer,
         grad_clip: float,
-        optimiser_steps: int,
+        optimizer_steps: int,
         fsdp: Fsdp,
         who: Trained,
         param_offload: bool = False,
@@ -79,7 +79,7 @@ class TrainState:
         self.optimizer = make_optimizer(module, config)
         self.config = config
         self.grad_clip = grad_clip
-        self.optimiser_steps = optimiser_steps
+        self.optimizer_steps = optimizer_steps
         self.parameters = parameter_offload(module, param_offload)
         self.moments = Offload(self._moments, fsdp.optimizer_offload and next(module.parameters()).is_cuda)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
@@ -88,7 +88,7 @@ class TrainState:
         self._skipped = 0  # in a row
 
     def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
-        """The micro-batches of one optimiser step, each to be followed by its backward pass. Copies of the model add
+        """The micro-batches of one optimizer step, each to be followed by its backward pass. Copies of the model add
         up their gradients in the last one only, and so do slices unless they do in each."""
         module = cast(FSDPModule, self.module)
         for number, micro_batch in enumerate(micro_batches, start=1):
@@ -97,7 +97,7 @@ class TrainState:
             module.set_requires_all_reduce(is_last)
             yield micro_batch
 
-    def step(self, skip_bad: bool = False) -> StepFigures:
+    def step(self, skip_bad: bool = False) -> OptimizerStep:
         """Clip the accumulated gradients, step, and clear them (a collective of all ranks). A step that is skipped
         does not count for the schedule.
 
@@ -105,20 +105,20 @@ class TrainState:
         were in a row. The weights stay as they were.
         """
         norm = clip_gradients(self.module.parameters(), self.grad_clip)
-        lr = learning_rate(self.num_steps, self.config, self.optimiser_steps)
+        lr = learning_rate(self.num_steps, self.config, self.optimizer_steps)
         if not math.isfinite(norm):
             self._skipped += 1
-            if not skip_bad or self._skipped == MOST_SKIPPED:
+            if not skip_bad or self._skipped == MAX_SKIPPED_STEPS:
                 raise FloatingPointError(self._bad_step(norm, skip_bad))
             self.optimizer.zero_grad(set_to_none=True)
-            return StepFigures(norm, lr, skipped=True)
+            return OptimizerStep(norm, lr, skipped=True)
         self._skipped = 0
         set_learning_rate(self.optimizer, lr)
-        self.moments.fetch()
+        self.moments.reload()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
-        return StepFigures(norm, lr)
+        return OptimizerStep(norm, lr)
 
     def _bad_step(self, norm: float, skip_bad: bool) -> str:
         times = f", as at the {self._skipped - 1} before it" if self._skipped > 1 else ""
@@ -129,7 +129,7 @@ class TrainState:
             f"{self.who.optim}.lr={self.config.lr / 10:g} with an earlier checkpoint, where it grew over iterations"
         ]
         return (
-            f"the {self.who.name}'s gradient norm is {norm} at optimiser step {self.num_steps + 1}{times}; the weights "
+            f"the {self.who.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{times}; the weights "
             f"stay as they were. Look for {self.who.look}. The same command would resume from the last checkpoint and "
             f"meet the same batch again. Add to it one of: {'; '.join(ways)}."
         )
@@ -141,21 +141,21 @@ class TrainState:
         dist.all_reduce(bad, dist.ReduceOp.MAX)
         if names := [name for name, is_bad in zip(trained, bad.tolist(), strict=True) if is_bad]:
             raise FloatingPointError(
-                f"{len(names)} of the {self.who.name}'s {len(trained)} parameters are not finite after optimiser step "
+                f"{len(names)} of the {self.who.name}'s {len(trained)} parameters are not finite after optimizer step "
                 f"{self.num_steps} ({names[0]}): nothing of them is saved. The same command goes on from the last "
                 f"checkpoint; add {self.who.optim}.lr={self.config.lr / 10:g} to it."
             )
 
     def reset_optimizer(self) -> None:
-        """Forget the moments: the state of an optimiser that has made no step."""
-        self.moments.fetch()
+        """Forget the moments: the state of an optimizer that has made no step."""
+        self.moments.reload()
         for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()
 
-    def fetch(self) -> None:
+    def reload(self) -> None:
         """The parameters are wanted. A second call does nothing."""
-        self.parameters.fetch()
+        self.parameters.reload()
 
     def offload(self) -> None:
         """The end of a phase: nothing stays gathered, and what is offloaded goes to host memory."""
@@ -185,8 +185,8 @@ class TrainState:
         return slices
 
     def _fetch_all(self) -> None:
-        self.parameters.fetch()
-        self.moments.fetch()
+        self.parameters.reload()
+        self.moments.reload()
 
     def _moments(self) -> Iterator[Tensor]:
         for state in self.optimizer.state.values():

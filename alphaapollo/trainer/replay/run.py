@@ -16,10 +16,10 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.handles import CriticGroup, PolicyGroup
 from alphaapollo.controller.local import launch_trainers
-from alphaapollo.controller.worker_counts import detect_machine
+from alphaapollo.controller.placement import detect_machine
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.launch.input_checks import choose_kernels
-from alphaapollo.models.float64_mode import InDouble
+from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
@@ -97,7 +97,7 @@ async def replay(prepared: Prepared) -> Outcome:
     """Compute it; what learning itself ends with is an outcome, too."""
     recording, config, plan = prepared.recording, prepared.config, prepared.plan
     about = recording.about
-    with InDouble() if prepared.float64 else nullcontext():
+    with Float64Mode() if prepared.float64 else nullcontext():
         roles = make_roles(config, plan, f"replay-{os.getpid()}", about.iterations, has_function=True)
         policy, critic = launch_trainers(plan.placement, roles)
         try:

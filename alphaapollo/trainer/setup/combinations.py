@@ -176,10 +176,10 @@ def _stale_samples(config: Config, estimator: Estimator, policy_loss: PolicyLoss
             f"algorithm.adv_estimator={estimator.name} is derived for samples of the present policy, and "
             f"trainer.max_staleness={trainer.max_staleness} trains on older ones. For none set it 0."
         )
-    if config.optimiser_steps == 1:
+    if config.optimizer_steps == 1:
         return
     what = (
-        f"an iteration has {config.optimiser_steps} optimiser steps ({config.mini_batches} mini-batches x "
+        f"an iteration has {config.optimizer_steps} optimiser steps ({config.mini_batches} mini-batches x "
         f"{actor.ppo_epochs} epochs), all but the first on samples of an older policy"
     )
     fix = f"For one step set {ACTOR}.ppo_mini_batch_size={config.trajectories} and {ACTOR}.ppo_epochs=1"

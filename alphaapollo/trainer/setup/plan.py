@@ -13,7 +13,7 @@ from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.notices import ACTOR
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
 from alphaapollo.config.schema import Config, Model, Rollout
-from alphaapollo.controller.worker_counts import Machine, Placement, make_placement
+from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.launch.input_checks import choose_kernels, environment_notices, find_environment
 from alphaapollo.launch.memory_plan import Roles, fit_memory
 from alphaapollo.launch.model_memory import UNMEASURED, MemoryPlan, unmeasured_notice
@@ -51,9 +51,9 @@ class Plan:
         return self.model.attention == "padded"
 
     @property
-    def saves_behind(self) -> bool:
+    def saves_in_background(self) -> bool:
         """Checkpoints are written while the next iteration runs."""
-        return self.memory is None or self.memory.saves_behind
+        return self.memory is None or self.memory.saves_in_background
 
 
 def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:

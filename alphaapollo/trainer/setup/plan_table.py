@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
-from alphaapollo.environments.base import get_registered
+from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.model_memory import GIB, NAMES, MemoryPlan
 from alphaapollo.launch.resume import Start
 from alphaapollo.observability.terminal import Terminal
@@ -17,7 +17,7 @@ from alphaapollo.trainer.setup.plan import Plan
 def print_plan(plan: Plan, inputs: Inputs, start: Start, config: Config, terminal: Terminal) -> None:
     """The numbers that people get wrong, before they cost anything."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=str(plan.folder), title_justify="left")
-    rows = _what(plan, inputs, config) | _how_much(plan, inputs, start, config) | plan.placement.role_lines()
+    rows = _what(plan, inputs, config) | _how_much(plan, inputs, start, config) | plan.placement.describe_roles()
     for name, value in rows.items():
         table.add_row(name, escape(value))
     terminal.print(table)
@@ -79,7 +79,7 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
         "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank" + ", padding counted" * plan.padded,
         "prompts": "computed once for all their samples" if plan.shares_prompts else "computed anew for each sample",
         "optimiser steps an iteration": (
-            f"{config.optimiser_steps} ({config.mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
+            f"{config.optimizer_steps} ({config.mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
         ),
         "learning rate": "; ".join(rates),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
@@ -104,14 +104,14 @@ def _ahead(config: Config) -> str:
 
 
 def _environment(env: Env) -> str:
-    tools_of = get_registered(env.env_name).tools
+    tools_of = get_environment_spec(env.env_name).tools
     tools = [*(tools_of(env) if tools_of else []), *(f"those of the MCP server {name}" for name in env.mcp_servers)]
     turns = "one turn" if env.max_steps == 1 or env.env_name == "single_turn" else f"at most {env.max_steps} turns"
     return f"{env.env_name}, {turns}" + (f", tools {', '.join(tools)}" if tools else "")
 
 
 def _reward(config: Config) -> str:
-    environment, custom = get_registered(config.env.env_name), config.custom_reward_function
+    environment, custom = get_environment_spec(config.env.env_name), config.custom_reward_function
     if custom.path:
         task = f"{custom.name} of {custom.path}"
     elif environment.graded:
@@ -141,7 +141,7 @@ def when_written(memory: MemoryPlan | None) -> str:
     if memory is None:
         return "; written while the next one runs"
     size = f"{memory.copies / GIB:.1f} GiB"
-    if memory.saves_behind:
+    if memory.saves_in_background:
         return f"; written while the next one runs, from copies in host memory ({size})"
     return f"; written before the next one begins: copies ({size}) do not fit into memory"
 

@@ -1,11 +1,11 @@
-"""What the crew (all workers of a run) is to start: from the configuration and the plan to a builder for each role."""
+"""What the workers (all workers of a run) is to start: from the configuration and the plan to a builder for each role."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from alphaapollo.config.schema import Config, CustomRewardFunction
-from alphaapollo.controller.crew import Roles
+from alphaapollo.controller.workers import Roles
 from alphaapollo.launch.builders import build_critic, build_engine, build_policy, build_reward_model
 from alphaapollo.rewards import zero_reward
 from alphaapollo.trainer.setup.plan import Plan
@@ -14,7 +14,7 @@ from alphaapollo.weight_sync.transport import Transport, transport_kind
 
 
 def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_function: bool) -> Roles:
-    """What the crew starts.
+    """What the workers starts.
 
     Args:
         iterations: of the whole run, for the schedules of the learning rates.
@@ -39,7 +39,7 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
     custom_reward = config.custom_reward_function
     if not has_function:  # the reward model alone gives a reward
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
-    behind = plan.saves_behind
+    behind = plan.saves_in_background
     critic = partial(build_critic, role.model, config.critic, seed, critic_steps, behind)
     return Roles(
         policy=partial(

@@ -14,7 +14,7 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.data.batch import segment_offsets
 from alphaapollo.data.packing import keep_rows
-from alphaapollo.models.training.train_state import MOST_SKIPPED
+from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics.batch_metrics import layout_metrics
 from alphaapollo.trainer.run_state import Learner
@@ -86,7 +86,7 @@ async def left_out(run: Learner, step: int, bad: str) -> Learned:
     if many were in a row."""
     skip_bad = run.config.trainer.on_bad_step == "skip"
     run.left_out += 1
-    if not skip_bad or run.left_out == MOST_SKIPPED:
+    if not skip_bad or run.left_out == MAX_SKIPPED_STEPS:
         times = f", as in the {run.left_out - 1} iterations before it" if run.left_out > 1 else ""
         ways = [f"data.seed={1000 + step} (other batches from there on)"]
         ways += [] if skip_bad else ["trainer.on_bad_step=skip"]

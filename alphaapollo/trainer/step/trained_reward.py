@@ -16,7 +16,7 @@ from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.models.load import load_config, scorer_class
+from alphaapollo.models.load import load_config, reward_model_class
 from alphaapollo.rewards.base import failure
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable
@@ -118,7 +118,7 @@ class TrainedReward:
         layout = deal(texts, self.num_ranks, self.max_tokens, self.padded)
         async with self.engines.cache_released():
             columns = await self.group.compute_scores(layout.rank_batches)
-            await self.group.rest()
+            await self.group.offload()
         return [float(value) for value in layout.to_matrix(columns)[:, 0]]
 
 
@@ -182,7 +182,7 @@ def make_reader(config: Config, policy: Renderer, prompts: Sequence[Prompt]) -> 
     chats that it cannot be shown."""
     model = scorer_model(config.reward_model, config.actor_rollout_ref.model)
     found = load_config(model)
-    scorer_class(found, model.path)
+    reward_model_class(found, model.path)
     renderer = Renderer(load_tokenizer(model.path, model.trust_remote_code))
     text = found.get_text_config()
     highest = max(renderer.tokenizer.get_vocab().values())

@@ -10,19 +10,19 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.finetuning.memory import fit, micro_batch
-from alphaapollo.finetuning.station import Demand
+from alphaapollo.finetuning.station import MemoryRequest
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30
-LONG = Demand(16_384)
-WITH_REFERENCE = Demand(16_384, reference=True)
+LONG = MemoryRequest(16_384)
+WITH_REFERENCE = MemoryRequest(16_384, reference=True)
 
 
 def on_ranks(ranks: int, **sections: Any) -> SftConfig:
     return SftConfig.model_validate({"model": {"path": "m"}, "trainer": {"n_gpus_per_node": ranks}} | sections)
 
 
-def fitted(name: str, ranks: int, gib: int, demand: Demand = LONG, **model: object):
+def fitted(name: str, ranks: int, gib: int, demand: MemoryRequest = LONG, **model: object):
     config = on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model)
     return fit(config, resolve_model(config.model, "cuda"), "cuda", demand, gib * GIB)
 
@@ -42,11 +42,11 @@ def test_what_cannot_fit_is_refused_with_the_keys():
 
 
 def test_the_largest_micro_batch():
-    assert micro_batch(on_ranks(1), Demand(2048)) == (8, 2048)  # the budget of 16384
-    assert micro_batch(on_ranks(1), Demand(100)) == (32, 100)  # a step's 32 examples
-    assert micro_batch(on_ranks(32), Demand(20_000)) == (1, 20_000)  # one longer than the budget
-    assert micro_batch(on_ranks(1), Demand(2048, rows=2)) == (8, 2048)  # four pairs
-    assert micro_batch(on_ranks(1), Demand(10_000, rows=2)) == (2, 10_000)  # a pair stays together
+    assert micro_batch(on_ranks(1), MemoryRequest(2048)) == (8, 2048)  # the budget of 16384
+    assert micro_batch(on_ranks(1), MemoryRequest(100)) == (32, 100)  # a step's 32 examples
+    assert micro_batch(on_ranks(32), MemoryRequest(20_000)) == (1, 20_000)  # one longer than the budget
+    assert micro_batch(on_ranks(1), MemoryRequest(2048, rows=2)) == (8, 2048)  # four pairs
+    assert micro_batch(on_ranks(1), MemoryRequest(10_000, rows=2)) == (2, 10_000)  # a pair stays together
 
 
 def test_a_reference_and_the_copies_of_checkpoints_are_counted():
@@ -58,14 +58,14 @@ def test_a_reference_and_the_copies_of_checkpoints_are_counted():
     assert fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE, lora_rank=4)[1].peak[1].frozen == 0
     trainer = {"n_gpus_per_node": 8, "save_freq": 5}
     config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
-    plans = [fit(config, model, "cuda", Demand(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)]
+    plans = [fit(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)]
     assert plans[0].copies == pytest.approx(6 * frozen * 8, rel=1e-3)
-    assert [plan.saves_behind for plan in plans] == [True, False]
+    assert [plan.saves_in_background for plan in plans] == [True, False]
 
 
 def test_keys_and_values_of_answers_are_counted():
     """Qwen2.5 0.5B: 2 x 24 layers x 2 heads x 64 bfloat16 numbers a token."""
-    few, many = (Demand(1024, answers=(count, 512, 512)) for count in (4, 4096))
+    few, many = (MemoryRequest(1024, answers=(count, 512, 512)) for count in (4, 4096))
     plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]
     assert plan.moments["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
     problem = fitted("qwen2.5-0.5b", 1, 80, many)[1].problem

@@ -124,7 +124,7 @@ def test_copies_for_checkpoints_take_what_room_is_left():
     def behind(host: int, **keys: object) -> tuple[bool, int]:
         plan = fit_memory(with_keys(config, keys), "cuda", ALONE, 80 * GIB, False, host=host * GIB)[1]
         assert plan.problem == ""
-        return plan.saves_behind, plan.copies
+        return plan.saves_in_background, plan.copies
 
     assert behind(0) == behind(128) == (True, size)
     assert behind(90) == (False, size)  # 85 GiB, and room for others
@@ -141,7 +141,7 @@ def test_on_a_cpu_copies_for_checkpoints_count_at_every_moment():
     peak = without.peak[1].total
     for capacity, behind in ((2 * peak, True), (peak, False)):
         plan = fit_memory(config, "cpu", ALONE, capacity, False)[1]
-        assert (plan.saves_behind, plan.problem) == (behind, "")
+        assert (plan.saves_in_background, plan.problem) == (behind, "")
         assert {held.checkpoint for held in plan.moments.values()} == {plan.copies if behind else 0}
     assert plan.copies == 2 * 12 * -(-494_032_768 // 2)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.float64_mode import InDouble
+from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
@@ -31,7 +31,7 @@ def computed(folder, layouts: list[list[int]], padded: bool) -> tuple[torch.Tens
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_another_layout_differs_in_the_sixteenth_digit(model_folder, name: str):
     folder = model_folder(name)
-    with InDouble():
+    with Float64Mode():
         together, alone = computed(folder, [[0, 1, 2]], True), computed(folder, [[0], [1, 2]], False)
     without = computed(folder, [[0, 1, 2]], True)
     for one, other, third in zip(together, alone, without, strict=True):
@@ -41,7 +41,7 @@ def test_another_layout_differs_in_the_sixteenth_digit(model_folder, name: str):
 
 
 def test_what_is_made_of_nothing_stays_as_asked():
-    with InDouble():
+    with Float64Mode():
         ones = torch.ones(2, dtype=torch.float32)
         assert ones.dtype == torch.float32
         assert ones.float().dtype == ones.to(torch.float32).dtype == ones.softmax(0, dtype=torch.float32).dtype

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.models.flops import ModelSize, peak_flops
+from alphaapollo.models.flops import FlopsEstimator, peak_flops
 from tests.unit.tiny import VOCABULARY, build_model
 
 
@@ -47,29 +47,33 @@ class Tiny(torch.nn.Module):
 
 
 def test_the_head_counts_and_the_lookup_does_not() -> None:
-    assert ModelSize.of(Tiny(tied=False)) == ModelSize.of(Tiny(tied=True)) == ModelSize(24 + 40, 24 + 40, 3, 4)
-    assert ModelSize.of(Tiny(tied=True, head_dim=8)) == ModelSize(64, 64, 3, 16)
+    assert (
+        FlopsEstimator.of(Tiny(tied=False))
+        == FlopsEstimator.of(Tiny(tied=True))
+        == FlopsEstimator(24 + 40, 24 + 40, 3, 4)
+    )
+    assert FlopsEstimator.of(Tiny(tied=True, head_dim=8)) == FlopsEstimator(64, 64, 3, 16)
 
 
 def test_of_experts_those_count_that_a_token_is_sent_to() -> None:
     """Two layers of attention 32 x 32 x (1 + .5 + .5 + 1), router 4 x 32, two of four experts 3 x 24 x 32; a head."""
     layer = 32 * 32 * 3 + 4 * 32 + 2 * 3 * 24 * 32
-    size = ModelSize.of(build_model("qwen3_moe"))
+    size = FlopsEstimator.of(build_model("qwen3_moe"))
     assert size is not None and size.num_parameters == size.num_trained == 2 * layer + VOCABULARY * 32
     model = build_model("qwen3_moe")
     model.config = build_model("qwen3").config  # which says nothing of experts
-    assert ModelSize.of(model) is None
+    assert FlopsEstimator.of(model) is None
 
 
 def test_arithmetic_of_two_sequences() -> None:
     """3 and 5 tokens: 6 x 64 x 8 for the matrices, 6 x 3 x 4 x (9 + 25) for the attention."""
-    assert ModelSize(64, 64, 3, 4).training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34
+    assert FlopsEstimator(64, 64, 3, 4).training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34
 
 
 def test_what_is_frozen_needs_no_gradient_of_its_own() -> None:
     """Of 64 parameters 24 are trained: 4 x 64 + 2 x 24 a token."""
     tiny = Tiny(tied=True)
     tiny.embedding.requires_grad_(False)
-    size = ModelSize.of(tiny)
-    assert size == ModelSize(64, 24, 3, 4)
+    size = FlopsEstimator.of(tiny)
+    assert size == FlopsEstimator(64, 24, 3, 4)
     assert size.training_flops(np.array([3, 5])) == (4 * 64 + 2 * 24) * 8 + 6 * 3 * 4 * 34

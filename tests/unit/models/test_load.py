@@ -87,6 +87,6 @@ def test_weights_of_another_shape(broken: Path):
 
 
 def test_shapes_only(model_folder):
-    model = load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32, materialise=False)
+    model = load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32, materialize=False)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert model.lm_head.weight is model.model.embed_tokens.weight

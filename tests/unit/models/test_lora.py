@@ -5,15 +5,15 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.launch.input_checks import check_adapters
-from alphaapollo.models.lora import adapters_off, is_adapter, load_trained, lora_layers, plain_name
+from alphaapollo.models.lora import adapters_off, is_adapter, load_trainable_lm, lora_layers, plain_name
 
 pytest.importorskip("peft")
 
 
 def load(
-    folder: object, dtype: torch.dtype = torch.float32, materialise: bool = True, **lora: object
+    folder: object, dtype: torch.dtype = torch.float32, materialize: bool = True, **lora: object
 ) -> torch.nn.Module:
-    return load_trained(Model(path=str(folder), lora_rank=4, **lora), "padded", dtype, materialise, seed=0)
+    return load_trainable_lm(Model(path=str(folder), lora_rank=4, **lora), "padded", dtype, materialize, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
     adapted = {plain_name(name) for name in lora_layers(load(model_folder("llama")))}
     linear = {
         f"{name}.weight"
-        for name, module in load_trained(
+        for name, module in load_trainable_lm(
             Model(path=str(model_folder("llama"))), "padded", torch.float32, True, seed=0
         ).named_modules()
         if isinstance(module, torch.nn.Linear)
@@ -58,7 +58,7 @@ def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
 
 
 def test_other_ranks_have_the_same_parameters_without_memory(model_folder) -> None:
-    first, other = (load(model_folder("qwen3"), torch.bfloat16, materialise) for materialise in (True, False))
+    first, other = (load(model_folder("qwen3"), torch.bfloat16, materialize) for materialize in (True, False))
     for (name, own), (other_name, parameter) in zip(first.named_parameters(), other.named_parameters(), strict=True):
         assert (name, own.shape, own.dtype, own.requires_grad) == (
             other_name,

@@ -115,14 +115,14 @@ def test_self_check_finds_a_head_that_we_do_not_know(model_folder):
 
 def test_in_bfloat16_a_difference_is_told_and_a_huge_one_ends(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
-    own = policy.own_logprobs
-    monkeypatch.setattr(policy, "own_logprobs", lambda ids: own(ids) + 0.3)
+    own = policy.native_logprobs
+    monkeypatch.setattr(policy, "native_logprobs", lambda ids: own(ids) + 0.3)
     gap = check_logprobs(policy, True, torch.bfloat16, CPU)
     assert gap == pytest.approx(0.3, abs=1e-4) and self_check_warnings(0.05) == []
     assert "differ from the model's own by 0.3 nats" in self_check_warnings(gap)[0]
     with pytest.raises(ValueError, match="differ"):
         check_logprobs(policy, True, torch.float32, CPU)
-    monkeypatch.setattr(policy, "own_logprobs", lambda ids: own(ids) + 1.1)
+    monkeypatch.setattr(policy, "native_logprobs", lambda ids: own(ids) + 1.1)
     with pytest.raises(ValueError, match="differ"):
         check_logprobs(policy, True, torch.bfloat16, CPU)
 

@@ -32,7 +32,7 @@ def save_and_go_on(rank: int, num_ranks: int, address: str, case: Case, folder: 
         gate.wait()
         write(*arguments)
 
-    worker = make_worker(case, rank, num_ranks, address, saves_behind=True)
+    worker = make_worker(case, rank, num_ranks, address, saves_in_background=True)
     batch = make_batch(case, num_ranks)
     columns = make_columns(case, batch, rank, ref=True)
     worker.load_batch(batch.rank_batches[rank])
@@ -95,7 +95,7 @@ def test_what_the_next_steps_do_does_not_reach_it(
 
 
 def test_a_full_disk_is_told_where_it_is_asked_for(model_folder: Any, tmp_path: Path) -> None:
-    worker = make_worker(Case(str(model_folder("llama"))), 0, 1, free_address(), saves_behind=True)
+    worker = make_worker(Case(str(model_folder("llama"))), 0, 1, free_address(), saves_in_background=True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:

@@ -1,4 +1,4 @@
-"""Copies of the model over groups of ranks (HSDP), and gradients reduced once an optimiser step: the same training."""
+"""Copies of the model over groups of ranks (HSDP), and gradients reduced once an optimizer step: the same training."""
 
 from __future__ import annotations
 

@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import torch
 
-from alphaapollo.models.training.train_state import StepFigures
-from alphaapollo.workers.process_group import Sums, step_figures
+from alphaapollo.models.training.train_state import OptimizerStep
+from alphaapollo.workers.process_group import MetricSums, optimizer_step_metrics
 
 
 def test_names_that_end_in_max_keep_the_largest() -> None:
-    sums = Sums()
+    sums = MetricSums()
     for loss, ratio in ((1.0, 2.0), (3.0, 1.5)):
         sums.add({"loss": torch.tensor(loss), "ratio_max": torch.tensor(ratio)})
     assert {name: value.item() for name, value in sums.totals.items()} == {"loss": 4.0, "ratio_max": 2.0}
 
 
 def test_figures_of_the_optimiser_steps() -> None:
-    steps = [StepFigures(grad_norm=norm, lr=lr) for norm, lr in ((0.5, 3.0), (1.0, 2.0), (3.0, 1.0))]
-    steps.insert(1, StepFigures(grad_norm=float("inf"), lr=2.0, skipped=True))
-    assert step_figures(steps, grad_clip=1.0) == {
+    steps = [OptimizerStep(grad_norm=norm, lr=lr) for norm, lr in ((0.5, 3.0), (1.0, 2.0), (3.0, 1.0))]
+    steps.insert(1, OptimizerStep(grad_norm=float("inf"), lr=2.0, skipped=True))
+    assert optimizer_step_metrics(steps, grad_clip=1.0) == {
         "grad_norm": 1.5,
         "grad_norm_max": 3.0,
         "steps_skipped": 1.0,

@@ -17,7 +17,7 @@ from alphaapollo.models.lm_head import Other
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
-from alphaapollo.workers.process_group import Sums
+from alphaapollo.workers.process_group import MetricSums
 from tests.unit.tiny import build_model
 from tests.unit.workers.training import Case, make_batch, make_columns
 
@@ -60,6 +60,6 @@ def test_a_micro_batch_is_one_copy_and_no_wait(policy: PolicyModel, loss: str, f
         matrices = policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
         objective, figures = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
         objective.backward()
-        Sums().add(figures)
+        MetricSums().add(figures)
     assert copies.count == 1
     assert all(parameter.grad is not None for parameter in policy.parameters())

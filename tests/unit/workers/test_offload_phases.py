@@ -38,7 +38,7 @@ def held(worker: PolicyWorker) -> int:
 def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, folder: str) -> dict[str, Any]:
     """Two iterations with every call of the protocol, a phase each; what came out."""
     sender = Sender()
-    worker = make_worker(case, rank, num_ranks, address, sender=sender, saves_behind=offload)
+    worker = make_worker(case, rank, num_ranks, address, sender=sender, saves_in_background=offload)
     for one in (worker.state.parameters, worker.state.moments, worker.frozen):
         one.enabled = offload
     batch = make_batch(case, num_ranks)

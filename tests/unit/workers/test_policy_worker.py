@@ -141,7 +141,7 @@ def test_gradients_that_are_not_finite_stop_the_run_with_keys_that_exist(make, d
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     columns, before = make_columns(case, batch, 0), parameters(worker)
-    with pytest.raises(FloatingPointError, match=r"policy.s gradient norm is nan at optimiser step 1;") as error:
+    with pytest.raises(FloatingPointError, match=r"policy.s gradient norm is nan at optimizer step 1;") as error:
         worker.update(replace(columns, advantages=np.full_like(columns.advantages, np.nan)))
     for name, value in parameters(worker).items():
         np.testing.assert_array_equal(value, before[name])
@@ -180,10 +180,10 @@ def test_steps_that_are_not_finite_are_left_out_where_that_is_asked_for(make, mo
     figures = worker.update(columns, skip_bad=True)
     assert figures["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
     assert np.isfinite(figures["actor/grad_norm"]), "nothing is left of the bad gradients"
-    monkeypatch.setattr("alphaapollo.models.training.train_state.MOST_SKIPPED", 3)
+    monkeypatch.setattr("alphaapollo.models.training.train_state.MAX_SKIPPED_STEPS", 3)
     for _ in range(2):
         worker.update(replace(columns, advantages=bad), skip_bad=True)
-    with pytest.raises(FloatingPointError, match="at optimiser step 2, as at the 2 before it"):
+    with pytest.raises(FloatingPointError, match="at optimizer step 2, as at the 2 before it"):
         worker.update(replace(columns, advantages=bad), skip_bad=True)
 
 

@@ -13,7 +13,7 @@ from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
-from alphaapollo.models.load import load_scorer
+from alphaapollo.models.load import load_reward_model
 from alphaapollo.types import Row
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.reward_model import RewardModelWorker
@@ -114,7 +114,7 @@ def test_two_ranks_that_share_the_texts_give_the_same_scores(scorer_folder, atte
 
 
 def load(path: Path) -> None:
-    load_scorer(Model(path=str(path)), "padded", torch.float32)
+    load_reward_model(Model(path=str(path)), "padded", torch.float32)
 
 
 def test_a_language_model_is_no_reward_model(model_folder) -> None:

@@ -16,7 +16,7 @@ from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.preference_batch import deal_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
-from alphaapollo.models.load import load_new_scorer
+from alphaapollo.models.load import load_or_init_reward_model
 from alphaapollo.types import Row
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.reward_model import RewardModelWorker
@@ -73,7 +73,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
 
 
 def by_transformers(folder: str) -> tuple[dict[str, np.ndarray], float]:
-    model = load_new_scorer(
+    model = load_or_init_reward_model(
         Model(path=folder, enable_gradient_checkpointing=False), "padded", torch.float32, True, seed=0
     )
     model.set_attn_implementation("eager")

@@ -42,7 +42,7 @@ def make_worker(case: SftCase, rank: int, num_ranks: int, address: str) -> SftWo
         model={"path": case.folder, "attention": case.attention}, optim=OPTIM | case.optim, grad_clip=0.5
     )
     placement = RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel)
-    return SftWorker(config, resolve_model(config.model, "cpu"), placement, NUM_STEPS, saves_behind=True)
+    return SftWorker(config, resolve_model(config.model, "cpu"), placement, NUM_STEPS, saves_in_background=True)
 
 
 def deal(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:

@@ -14,13 +14,13 @@ import torch
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.controller.placement import Machine
 from alphaapollo.data.packing import keep_rows
 from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.trainer.lifecycle import can_share_prompts
 from alphaapollo.trainer.setup.plan import make_plan, skips_still_rows
-from alphaapollo.workers.shared_prompt_check import SharingCheck
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from tests.unit.tiny import free_address
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
 
@@ -72,7 +72,7 @@ def test_a_layer_that_looks_back_is_found(model_folder):
     try:
         layer = worker.policy.model.model.layers[0]
         layer.mlp = Summing(layer.mlp)
-        check = SharingCheck(
+        check = SharedPromptCheck(
             worker.policy, worker.policy.model, worker._logprobs_of, torch.float32, True, worker.device, None
         )
         assert check.problem is not None
@@ -139,7 +139,7 @@ def test_which_losses_may_leave_still_rows_out(actor: dict[str, Any], skips: boo
 
 
 def test_rows_without_an_advantage_are_not_computed_and_the_weights_are_the_same(model_folder):
-    """Two iterations, the second without any advantage: the optimiser's momentum moves the weights all the same."""
+    """Two iterations, the second without any advantage: the optimizer's momentum moves the weights all the same."""
     case = Case(str(model_folder("qwen3")), max_tokens=60, mini_batch_size=5, actor={"optim": {"lr": 1e-2}})
     weights, tokens = [], []
     for leaves_out in (False, True):

@@ -18,7 +18,7 @@ from alphaapollo.data.packing import build_train_batch
 from alphaapollo.launch.builders import teacher_model
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.models.training.train_state import StepFigures
+from alphaapollo.models.training.train_state import OptimizerStep
 from alphaapollo.types import Row
 from alphaapollo.workers.policy import PolicyWorker
 from alphaapollo.workers.process_group import RankPlacement
@@ -83,7 +83,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         ref=Reference(),
         needs_reference=case.needs_reference,
         placement=RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel),
-        optimiser_steps=10,
+        optimizer_steps=10,
         temperature=0.9,
         teacher=teacher,
         teacher_model=teacher_model(model, teacher) if teacher.divergence else None,
@@ -161,22 +161,22 @@ def scale_weights(model: torch.nn.Module, factor: float) -> None:
 
 
 def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
-    """From now on an optimiser step only notes the gradients, gathered from all ranks."""
+    """From now on an optimizer step only notes the gradients, gathered from all ranks."""
     noted: list[dict[str, np.ndarray]] = []
 
-    def step(skip_bad: bool = False) -> StepFigures:
+    def step(skip_bad: bool = False) -> OptimizerStep:
         module = worker.state.module
         trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
         noted.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})
         worker.state.optimizer.zero_grad()
-        return StepFigures(0.0, 0.0)
+        return OptimizerStep(0.0, 0.0)
 
     worker.state.step = step
     return noted
 
 
 Gradients = tuple[dict[str, np.ndarray], dict[str, float]]
-"""Of one optimiser step by the name of the parameter, with the update's figures."""
+"""Of one optimizer step by the name of the parameter, with the update's figures."""
 
 
 def gradients(rank: int, num_ranks: int, address: str, case: Case) -> Gradients:

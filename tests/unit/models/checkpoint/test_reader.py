@@ -41,7 +41,7 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def trained():
-    """A sharded model and its optimiser after a step, on one rank."""
+    """A sharded model and its optimizer after a step, on one rank."""
     torch.manual_seed(0)
     groups = join(RankPlacement(0, 1, ALONE, "cpu", 1))
     model = Model()

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from alphaapollo.models.export.hf_folder import safetensors_files
-from alphaapollo.models.export.safetensors_files import ShardFiles
+from alphaapollo.models.export.safetensors_files import SafetensorsWriter
 from tests.unit.tiny import build_model
 
 
 def test_one_file_has_no_index(tmp_path: Path) -> None:
-    files = ShardFiles(tmp_path / "new")
+    files = SafetensorsWriter(tmp_path / "new")
     files.add("a", torch.ones(3))
     files.close()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model.safetensors"]
@@ -23,7 +23,7 @@ def test_one_file_has_no_index(tmp_path: Path) -> None:
 def test_files_are_written_as_they_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 bytes a file: a has 40, b 40, c 100, d 8."""
     monkeypatch.setattr(safetensors_files, "FILE_BYTES", 64)
-    files = ShardFiles(tmp_path)
+    files = SafetensorsWriter(tmp_path)
     tensors = {name: torch.randn(size) for name, size in {"a": 10, "b": 10, "c": 25, "d": 2}.items()}
     written = []
     for name, tensor in tensors.items():
@@ -44,7 +44,7 @@ def test_transformers_loads_what_lies_in_several_files(tmp_path: Path, monkeypat
     monkeypatch.setattr(safetensors_files, "FILE_BYTES", 10_000)
     model: Any = build_model("llama")
     model.config.save_pretrained(tmp_path)
-    files = ShardFiles(tmp_path)
+    files = SafetensorsWriter(tmp_path)
     for name, parameter in model.named_parameters():
         files.add(name, parameter.detach())
     files.close()

@@ -23,12 +23,12 @@ def test_what_rests_has_no_memory_and_comes_back_as_the_same_object() -> None:
     offload.offload()
     assert bytes_of([parameter, view]) == 0 and parameter.shape == (3, 4)
     offload.offload()
-    offload.fetch()
-    offload.fetch()
+    offload.reload()
+    offload.reload()
     assert torch.equal(parameter, torch.arange(12.0).view(3, 4)) and view.tolist() == [2.0, 3.0, 4.0]
     parameter.data.mul_(2)
     offload.offload()
-    offload.fetch()
+    offload.reload()
     assert view.tolist() == [4.0, 6.0, 8.0]
 
 
@@ -39,24 +39,24 @@ def test_host_copies_are_made_once() -> None:
     (home,) = offload._homes.values()
     host = home._host.data_ptr()
     for _ in range(3):
-        offload.fetch()
+        offload.reload()
         offload.offload()
     assert [home._host.data_ptr() for home in offload._homes.values()] == [host]
 
 
 def test_what_appears_and_goes_is_followed() -> None:
-    """As the optimiser's state: none before its first step, and other tensors after a checkpoint was read."""
+    """As the optimizer's state: none before its first step, and other tensors after a checkpoint was read."""
     state: list[torch.Tensor] = []
     offload = Offload(lambda: state, enabled=True)
     offload.offload()
-    offload.fetch()
+    offload.reload()
     state.append(torch.ones(4))
     offload.offload()
     assert bytes_of(state) == 0
-    offload.fetch()
+    offload.reload()
     state[0] = torch.full((4,), 2.0)
     offload.offload()
-    offload.fetch()
+    offload.reload()
     assert state[0].tolist() == [2.0] * 4 and len(offload._homes) == 1
 
 
@@ -78,7 +78,7 @@ def test_an_optimiser_steps_the_same_with_its_state_away_in_between() -> None:
         )
         for _ in range(3):
             model(torch.ones(2, 4)).square().sum().backward()
-            moments.fetch()
+            moments.reload()
             optimizer.step()
             optimizer.zero_grad()
             moments.offload()

@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.controller.placement import Machine
 from alphaapollo.launch.model_memory import MemoryPlan
 from alphaapollo.models.footprint import Held
 from alphaapollo.observability.terminal import Terminal
@@ -118,5 +118,5 @@ def test_when_checkpoints_are_written():
     gib = 2**30
     plan = MemoryPlan({"generate": Held()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
     assert when_written(plan) == "; written while the next one runs, from copies in host memory (3.0 GiB)"
-    in_turn = replace(plan, saves_behind=False)
+    in_turn = replace(plan, saves_in_background=False)
     assert when_written(in_turn) == "; written before the next one begins: copies (3.0 GiB) do not fit into memory"

@@ -27,7 +27,7 @@ class Crew:
     async def load_batch(self, batches: Any) -> None:
         self.batches = batches
 
-    async def rest(self) -> None:
+    async def offload(self) -> None:
         pass
 
     async def compute_log_probs(self) -> list[np.ndarray]:
@@ -50,7 +50,7 @@ class Ruined(Crew):
 GROUP = group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
 
 
-def learner(crew: Crew, **trainer: Any) -> Any:
+def learner(workers: Crew, **trainer: Any) -> Any:
     config = Config.model_validate(
         {
             "algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"type": "doubling", "kl_coef": 1e-3}},
@@ -60,7 +60,7 @@ def learner(crew: Crew, **trainer: Any) -> Any:
     placement = SimpleNamespace(data_parallel=1, sequence_parallel=1)
     return SimpleNamespace(
         config=config,
-        crew=crew,
+        workers=workers,
         plan=SimpleNamespace(
             placement=placement,
             padded=False,
@@ -81,9 +81,9 @@ def learner(crew: Crew, **trainer: Any) -> Any:
 
 @pytest.mark.parametrize(("step", "updates", "moves"), [(2, 1, False), (3, 2, True)])
 def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: int, updates: int, moves: bool) -> None:
-    crew = Crew()
-    learned = asyncio.run(learn(learner(crew), step, [GROUP], Timer()))
-    assert crew.updates == updates
+    workers = Crew()
+    learned = asyncio.run(learn(learner(workers), step, [GROUP], Timer()))
+    assert workers.updates == updates
     assert (learned.kl_coef != 1e-3) == moves
 
 
@@ -93,13 +93,13 @@ def test_numbers_that_are_none_end_the_run_or_are_left_out_with_their_name(
     says = r"the reference's log-probs are NaN or infinite in 2 of 2 rows in iteration 3; .*on_bad_step=skip"
     with pytest.raises(FloatingPointError, match=says):
         asyncio.run(learn(learner(Ruined()), 3, [GROUP], Timer()))
-    monkeypatch.setattr("alphaapollo.trainer.step.learn.MOST_SKIPPED", 3)
-    crew = Ruined()
-    run = learner(crew, on_bad_step="skip")
+    monkeypatch.setattr("alphaapollo.trainer.step.learn.MAX_SKIPPED_STEPS", 3)
+    workers = Ruined()
+    run = learner(workers, on_bad_step="skip")
     for step in (3, 4):
         learned = asyncio.run(learn(run, step, [GROUP], Timer()))
         assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
     assert "step 4: the reference's log-probs are NaN" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(FloatingPointError, match="in iteration 5, as in the 2 iterations before it; nothing"):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
-    assert crew.updates == 0
+    assert workers.updates == 0
