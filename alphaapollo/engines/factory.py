@@ -1,4 +1,4 @@
-"""Which engine: the one that `rollout.name` picks."""
+"""Build the engine that `rollout.name` selects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alphaapollo.engines.spec import EngineSpec
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """The engine that `rollout.name` picks, still to be started. Imports only what that one needs."""
+    """Build the engine that `rollout.name` selects, not started. Imports only what this engine needs."""
     match spec.rollout.name:
         case "vllm":
             from alphaapollo.engines.vllm.engine import VllmEngine
@@ -27,8 +27,8 @@ def make_engine(spec: EngineSpec) -> Engine:
 
 
 def read_vocab_size(model_path: str) -> int:
-    """From the config.json of a local model folder."""
+    """Read vocab_size from the config.json of a local model folder."""
     config = Path(model_path) / "config.json"
     if not config.is_file():
-        raise ValueError(f"{model_path}: has no config.json; rollout.name=fake needs a local model folder.")
+        raise ValueError(f"{model_path} has no config.json. rollout.name=fake needs a local model folder.")
     return int(json.loads(config.read_text())["vocab_size"])

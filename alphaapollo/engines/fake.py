@@ -1,5 +1,4 @@
-"""An engine without a model: deterministic, and instant or with a latency by arithmetic, for tests of what is around
-it."""
+"""Engine without a model for tests: deterministic, and either instant or with a computed latency."""
 
 from __future__ import annotations
 
@@ -8,21 +7,21 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from alphaapollo.engines.protocol import InThisProcess
+from alphaapollo.engines.protocol import InProcessEngine
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
 
-Script = Callable[[list[int], Sampling], list[int]]
-"""(context, sampling) -> the tokens to answer with, before the cut at max_tokens."""
+AnswerScript = Callable[[list[int], Sampling], list[int]]
+"""(context, sampling) -> tokens of the answer, before truncation to max_tokens."""
 
 
-class FakeEngine(InThisProcess):
-    """Answers with tokens that are a function of (context, seed) alone; each is given log-prob `logprob`.
+class FakeEngine(InProcessEngine):
+    """Answers with tokens that depend only on (context, seed); every token has log-prob `logprob`.
 
-    `script` says what to answer; the default draws `min_tokens` to `max_tokens` random tokens below `vocab_size` and
-    ends them with the first stop token.
+    `script` computes the answer; by default it is `min_tokens` to `max_tokens` random tokens below `vocab_size`, ended
+    by the first stop token.
 
-    Time: an answer holds one of `slots` (None: there is one for each) and takes `seconds_per_token` for each of its
-    tokens, whatever else runs. Prefill costs nothing. Paused, answers keep their slots, and no time passes for them.
+    Latency: an answer occupies one of `slots` (None: unlimited) and takes `seconds_per_token` per token, independent of
+    other requests. Prefill takes no time. While paused, answers keep their slots and their clock stops.
     """
 
     holds_weights = False
@@ -32,7 +31,7 @@ class FakeEngine(InThisProcess):
         vocab_size: int,
         min_tokens: int = 1,
         max_tokens: int = 16,
-        script: Script | None = None,
+        script: AnswerScript | None = None,
         logprob: float = -1.0,
         seconds_per_token: float = 0.0,
         slots: int | None = None,
@@ -44,14 +43,14 @@ class FakeEngine(InThisProcess):
         self._seconds_per_token = seconds_per_token
         self._slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(slots) if slots else nullcontext()
         self._version = 0
-        self._gate: asyncio.Future[None] | None = None  # of those who wait for the pause's end
-        self._running: set[asyncio.Task[None]] = set()  # what a pause cuts short
+        self._gate: asyncio.Future[None] | None = None  # resolved by resume
+        self._running: set[asyncio.Task[None]] = set()  # sleeps that a pause cancels
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         async with self._slots:
             answer = self._script(token_ids, sampling)
             kept = answer[: sampling.max_tokens]
-            earlier = await self._pass_time(len(kept))
+            earlier = await self._simulate_latency(len(kept))
         stopped = len(kept) < sampling.max_tokens or kept[-1] in sampling.stop_token_ids
         return Completion(
             token_ids=kept,
@@ -61,12 +60,12 @@ class FakeEngine(InThisProcess):
             earlier_versions=tuple(earlier),
         )
 
-    async def _pass_time(self, num_tokens: int) -> list[tuple[int, int]]:
-        """Until so many tokens are sampled; (version, tokens) of those before the last pause that brought weights."""
-        loop, sampled = asyncio.get_running_loop(), 0.0  # a token that a pause cuts is not lost
+    async def _simulate_latency(self, num_tokens: int) -> list[tuple[int, int]]:
+        """Sleep until `num_tokens` are sampled. Returns (version, tokens) of the parts sampled with earlier weights."""
+        loop, sampled = asyncio.get_running_loop(), 0.0  # fractional: a pause does not lose a partly sampled token
         earlier: list[tuple[int, int]] = []
         while True:
-            await self._pass_gate()
+            await self._wait_while_paused()
             if not self._seconds_per_token:
                 return []
             version, since = self._version, loop.time()
@@ -80,12 +79,12 @@ class FakeEngine(InThisProcess):
             if not nap.cancelled():
                 return earlier
             sampled = min(num_tokens, sampled + (loop.time() - since) / self._seconds_per_token)
-            await self._pass_gate()
+            await self._wait_while_paused()
             before = sum(count for _, count in earlier)
             if self._version != version and int(sampled) > before:
                 earlier.append((version, int(sampled) - before))
 
-    async def _pass_gate(self) -> None:
+    async def _wait_while_paused(self) -> None:
         while self._gate:
             await asyncio.shield(self._gate)
 

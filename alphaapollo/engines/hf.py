@@ -1,6 +1,6 @@
-"""Hugging Face transformers as an engine: slow, plain, for comparison with vLLM.
+"""Engine on Hugging Face transformers: slow reference implementation for comparison with vLLM.
 
-Requests that wait together are sampled together, left-padded, one token a step for all of them.
+Waiting requests are sampled as one left-padded batch, one token per step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from alphaapollo.algorithms.sampling import PendingCompletion, decode, next_logits
-from alphaapollo.engines.protocol import EngineError, InThisProcess
+from alphaapollo.engines.protocol import EngineError, InProcessEngine
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import format_digest, tensors_digest
@@ -26,15 +26,15 @@ class _Request(PendingCompletion):
     answer: asyncio.Future[Completion] = field(kw_only=True)
     earlier_versions: list[tuple[int, int]] = field(default_factory=list)  # as in Completion
 
-    def note(self, version: int) -> None:
-        """What was sampled since the last note is this version's, and another may come."""
+    def record_version(self, version: int) -> None:
+        """Attribute the tokens sampled since the last call to this weight version."""
         if count := len(self.sampled) - sum(count for _, count in self.earlier_versions):
             self.earlier_versions.append((version, count))
 
 
-class HFEngine(InThisProcess):
-    """One model in this process, sampled in a thread. New weights come as a model of their own, and a cache lives for
-    the length of a batch: there is nothing to wake."""
+class HFEngine(InProcessEngine):
+    """One model in this process, sampled in a thread. New weights replace the model, and the KV cache lives as long as
+    a batch, so nothing needs to be woken."""
 
     holds_weights = True
 
@@ -69,16 +69,16 @@ class HFEngine(InThisProcess):
         self.spec.check_fits(len(token_ids), sampling.max_tokens)
         request = _Request(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
         self._waiting.append(request)
-        self._go_on()
+        self._start_serving()
         return await request.answer
 
-    def _go_on(self) -> None:
+    def _start_serving(self) -> None:
         if not self._paused and (self._serving is None or self._serving.done()):
             self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:
         while self._waiting and not self._paused:
-            await asyncio.sleep(0)  # let the others of a burst arrive
+            await asyncio.sleep(0)  # let other requests of a burst arrive
             size = self.spec.rollout.max_num_seqs
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             try:
@@ -91,19 +91,19 @@ class HFEngine(InThisProcess):
             for request in batch:
                 if request.done and not request.answer.cancelled():
                     request.answer.set_result(request.completion(self.version, tuple(request.earlier_versions)))
-                request.note(self.version)
-            left = [request for request in batch if not (request.done or request.answer.cancelled())]
-            self._waiting = left + self._waiting
+                request.record_version(self.version)
+            unfinished = [request for request in batch if not (request.done or request.answer.cancelled())]
+            self._waiting = unfinished + self._waiting
 
     async def pause(self, keep_cache: bool = False) -> None:
-        self._paused = True  # seen after the token at hand
+        self._paused = True  # takes effect after the current token
         if self._serving is not None:
             await asyncio.wait((self._serving,))
 
     async def resume(self) -> None:
         self._paused = False
         if self._waiting:
-            self._go_on()
+            self._start_serving()
 
     @torch.inference_mode()
     def _sample(self, batch: list[_Request]) -> None:
@@ -136,8 +136,8 @@ class HFEngine(InThisProcess):
         self._model = model.to(self.spec.device).eval()
 
     async def sleep(self) -> None:
-        if self.spec.shares_gpu:
-            self._model = self._model.to("meta")  # its shape is all that receiving needs
+        if self.spec.is_colocated:
+            self._model = self._model.to("meta")  # receiving weights needs only its shape
             torch.cuda.empty_cache()
 
     async def close(self) -> None:

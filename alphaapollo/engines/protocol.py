@@ -1,7 +1,7 @@
-"""What the rollout needs of an inference engine: tokens in, tokens out.
+"""Protocol of an inference engine: tokens in, tokens out.
 
-vllm/engine.py is the real one, hf_engine.py its slow twin for comparison, fake_engine.py the twin that makes the
-loop testable in seconds.
+vllm/engine.py is the production engine, hf.py a slow reference implementation, fake.py an engine without a model for
+tests.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from alphaapollo.types import Completion, Sampling, WeightReceipt
 
 
 class EngineError(RuntimeError):
-    """An engine died or does not answer; the run cannot go on with it."""
+    """The engine died or does not answer and cannot be used any more."""
 
 
 class EngineDied(EngineError):
-    """Its core process is gone. Another one in its place would do."""
+    """The engine's core process died. A replacement engine can be started."""
 
 
-class InThisProcess:
-    """What an engine has nothing to do for that has no processes of its own and keeps no cache between requests; of
-    `Engine`, by default."""
+class InProcessEngine:
+    """Default methods of `Engine` for engines without separate processes and without a cache between requests."""
 
     async def prepare(self) -> None:
         pass
@@ -52,13 +51,13 @@ class InThisProcess:
 
 
 class Engine(Protocol):
-    """One engine replica. All calls are awaited on one event loop; generate and log_probs may overlap each other."""
+    """One engine replica. All calls are awaited on one event loop; generate and log_probs calls may overlap."""
 
     holds_weights: bool
-    """False for the fake engine: it has no model, so there is nothing to prove after a publish."""
+    """False for the fake engine, which has no weights to verify after a publish."""
 
     async def prepare(self) -> None:
-        """What of a start touches no GPU (imports); `start` does it where it has not been done."""
+        """Run the part of the start that needs no GPU (imports). `start` calls it if necessary."""
         ...
 
     async def start(self) -> None:
@@ -66,58 +65,64 @@ class Engine(Protocol):
         ...
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        """Sample one completion of 1 to `sampling.max_tokens` tokens. Log-probs are those of the sampled tokens under
-        softmax(logits / temperature), before top-p and top-k (temperature 0: under softmax(logits))."""
+        """Sample one completion of 1 to `sampling.max_tokens` tokens.
+
+        Log-probs are those of the sampled tokens under softmax(logits / temperature), before top-p and top-k
+        (temperature 0: under softmax(logits)).
+        """
         ...
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
-        """Log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
+        """Return the log-prob of each token after the first at temperature 1 (one fewer than `token_ids`)."""
         ...
 
     async def pause(self, keep_cache: bool = False) -> None:
-        """Stop between two tokens. What runs keeps its tokens and, after `resume`, goes on under the weights that have
-        come by then; what is asked meanwhile waits. keep_cache: what was computed of their contexts stays, else it is
-        computed anew. Twice does no harm."""
+        """Pause between two tokens. Idempotent.
+
+        Running requests keep their tokens and continue after `resume` with the weights received by then; new requests
+        wait. keep_cache: keep the KV cache of running requests instead of recomputing it.
+        """
         ...
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         ...
 
     async def sleep(self) -> None:
-        """Give up the GPU's memory, weights and cache. Then, in this order: wake_weights, receive_weights,
-        confirm_weights, wake_cache. On a CPU, and on GPUs of its own, the engine stays as it is."""
+        """Free the GPU memory of weights and cache. Afterwards, in this order: wake_weights, receive_weights,
+        confirm_weights, wake_cache. Does nothing on a CPU or on GPUs that are not shared."""
         ...
 
     async def wake_weights(self) -> None:
-        """Take the memory of the weights again; they have to come anew. Nothing where it did not sleep."""
+        """Allocate the weights again; their values must be received. Does nothing if the engine did not sleep."""
         ...
 
     async def receive_weights(self, folder: str) -> None:
-        """Take what the trainer wrote into shared memory. (vLLM's own transfers bring the weights themselves.)"""
+        """Load what the trainer wrote into shared memory. (vLLM's own transfers deliver the weights directly.)"""
         ...
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
-        """Everything has come: forget what is cached under older weights, and say what is held: the digest is computed
-        from what the engine computes with. No request may be running that is not paused."""
+        """Finish a weight update: drop caches of older weights and return the digest of what the engine computes with.
+        Running requests must be paused."""
         ...
 
     async def release_cache(self) -> None:
-        """Give up the memory of the cache alone, until wake_cache; what runs is paused so long."""
+        """Free the memory of the KV cache until wake_cache; running requests are paused meanwhile."""
         ...
 
     async def wake_cache(self) -> None:
-        """Take the memory of the cache again: ready to generate. Nothing where it was not given up."""
+        """Allocate the KV cache again. Does nothing if it was not freed."""
         ...
 
     def pids(self) -> list[int]:
-        """Its processes besides this one, the core first."""
+        """Process ids of the engine besides this process, the core first."""
         ...
 
     def progress(self) -> int:
-        """Changes while something of what runs gets on; an engine in this process counts that itself (pulse.py)."""
+        """Counter that changes while running requests make progress; 0 for engines in this process
+        (utils/heartbeat.py)."""
         ...
 
     async def close(self) -> None:
-        """End the engine and its processes."""
+        """Stop the engine and its processes."""
         ...

@@ -1,5 +1,5 @@
-"""Whole tensors in parts, so that never more than two parts of a model lie around twice: one that is sent, and the
-next, which is gathered meanwhile."""
+"""Group full tensors into buckets, so that at most two buckets of a model exist twice in memory: the one being sent and
+the next one, which is gathered meanwhile."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
-BATCH_BYTES = 1 << 29
+BUCKET_BYTES = 1 << 29
 
-Batch = dict[str, torch.Tensor]
+Bucket = dict[str, torch.Tensor]
 
 
-def batches(
+def make_buckets(
     tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device | None = None
-) -> Iterator[Batch]:
-    """The tensors cast to `dtype`, contiguous, on `device` (None: where they are), in parts of about BATCH_BYTES.
+) -> Iterator[Bucket]:
+    """Yield the tensors cast to `dtype`, contiguous, on `device` (None: unchanged), in buckets of about BUCKET_BYTES.
 
-    Every rank that iterates the same tensors gets the same parts.
+    Every rank that iterates the same tensors gets the same buckets.
     """
-    batch: Batch = {}
+    bucket: Bucket = {}
     for name, tensor in tensors:
-        batch[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
-        if num_bytes(batch) >= BATCH_BYTES:
-            PULSE.beat()
-            yield batch
-            batch = {}
-    if batch:
-        yield batch
+        bucket[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
+        if num_bytes(bucket) >= BUCKET_BYTES:
+            HEARTBEAT.tick()
+            yield bucket
+            bucket = {}
+    if bucket:
+        yield bucket
 
 
-def ahead(parts: Iterator[Batch]) -> Iterator[Batch]:
-    """Parts on the GPU, each when it is whole, while the next one is being gathered on a stream of its own.
+def prefetch(source: Iterator[Bucket]) -> Iterator[Bucket]:
+    """Yield each bucket when it is complete on the GPU, while the next one is gathered on a separate stream.
 
-    Every rank queues the gathering of a part before it sends the one before, so their collectives keep one order.
+    Every rank enqueues the next gather before it sends the current bucket, so collectives keep one order on all ranks.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())  # which computes the weights
 
-    def begin() -> tuple[Batch | None, torch.cuda.Event]:
+    def begin() -> tuple[Bucket | None, torch.cuda.Event]:
         with torch.cuda.stream(stream):
-            part = next(parts, None)
-            return part, stream.record_event()
+            bucket = next(source, None)
+            return bucket, stream.record_event()
 
-    part, gathered = begin()
-    while part is not None:
+    bucket, gathered = begin()
+    while bucket is not None:
         following = begin()
         gathered.synchronize()
-        yield part
-        part, gathered = following
+        yield bucket
+        bucket, gathered = following
 
 
-def num_bytes(batch: Batch) -> int:
-    return sum(tensor.nbytes for tensor in batch.values())
+def num_bytes(bucket: Bucket) -> int:
+    return sum(tensor.nbytes for tensor in bucket.values())

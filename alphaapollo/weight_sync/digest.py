@@ -1,11 +1,11 @@
-"""A digest of weights that does not depend on how they are laid out.
+"""Layout-independent digest of model weights.
 
 The trainer and an engine hold the same numbers differently: fused (q, k and v in one matrix), sharded over
-tensor-parallel ranks, permuted by a kernel's packing, padded with zeros. So the digest is of the multiset of elements:
-the sum over all elements of a hash of their value, modulo 2**64. The digests of parts add up to that of the whole, and
-zeros count nothing.
+tensor-parallel ranks, permuted by a kernel's packing, padded with zeros. The digest is therefore computed over the
+multiset of elements: the sum of a hash of each value, modulo 2**64. Digests of parts add up to the digest of the whole,
+and zeros contribute nothing.
 
-It cannot see two elements that swapped places; the probe of log-probs beside it can (weight_sync/verification.py).
+It does not detect two elements that swapped places; the log-prob probe does (weight_sync/verification.py).
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ _SHIFTS = (32, 29)
 
 
 def tensor_digest(tensor: torch.Tensor) -> int:
-    """The digest of one floating-point tensor of any shape, in [0, 2**64).
+    """Compute the digest of one floating-point tensor of any shape, in [0, 2**64).
 
-    Elements are hashed by their bits as float32, so a bfloat16 tensor and its float32 copy have one digest. 0.0 counts
-    nothing (-0.0 does).
+    Elements are hashed by their bits as float32, so a bfloat16 tensor and its float32 copy have the same digest. 0.0
+    contributes nothing (-0.0 does).
     """
     values = tensor.detach().reshape(-1)
     chunk = _CHUNK_CPU if values.device.type == "cpu" else _CHUNK_ACCELERATOR
     sums: list[torch.Tensor] = []
     for part in values.split(chunk):
         words = part.to(torch.float32).view(torch.int32)
-        if not sums:  # the first is the longest
-            room = torch.empty(2, words.numel(), dtype=torch.int64, device=words.device)
-        sums.append(_hash_sum(words, *room[:, : words.numel()]))
+        if not sums:  # the first part is the longest
+            buffers = torch.empty(2, words.numel(), dtype=torch.int64, device=words.device)
+        sums.append(_hash_sum(words, *buffers[:, : words.numel()]))
     return int(torch.stack(sums).sum()) % MODULUS
 
 
 def tensors_digest(tensors: Iterable[torch.Tensor]) -> int:
-    """The digest of several tensors together: the sum of theirs."""
+    """Compute the digest of several tensors together: the sum of their digests."""
     return sum(tensor_digest(tensor) for tensor in tensors) % MODULUS
 
 
 def format_digest(digest: int) -> str:
-    """As it stands in WeightUpdate and WeightReceipt: 16 hexadecimal digits."""
+    """Format a digest as in WeightUpdate and WeightReceipt: 16 hexadecimal digits."""
     return f"{digest % MODULUS:016x}"
 
 
 def _hash_sum(words: torch.Tensor, bits: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Sum of the hashes of int32 words, an int64 scalar (wrapping): multiply and fold the high bits down, twice. 0
-    stays 0. `bits` and `high`: room to work in."""
+    """Sum the hashes of int32 words into an int64 scalar (wrapping): multiply and fold the high bits down, twice.
+
+    0 hashes to 0. `bits` and `high` are work buffers of the same length.
+    """
     bits.copy_(words)
     for multiplier, shift in zip(_MULTIPLIERS, _SHIFTS, strict=True):
         bits.mul_(multiplier)

@@ -1,14 +1,14 @@
-"""Publishing weights, with proof that the engines hold what the trainer sent (proof.py).
+"""Publish weights to the engines and verify that the engines compute with them (verification.py).
 
-policy.probe          log-probs of a few tokens; it rests: an engine's weights wake into what torch would keep
-engines.pause         in flight only: what runs stops between two tokens
-engines.wake_weights  memory for the weights alone: the policy still holds the GPU
+policy.probe          log-probs of a few tokens; the policy then offloads, so that the engines find free GPU memory
+engines.pause         in flight only: running requests stop between two tokens
+engines.wake_weights  allocate weights only: the policy still holds GPU memory
 policy.send_weights   into shared memory, or by vLLM's own transfer into the engines
-engines.confirm       out of shared memory, where it went there; proof: digests equal?
-policy.release        it lets go of what carried them, and of the GPU
-engines.wake_cache    which takes all that they may
+engines.confirm       load from shared memory where that is the transport; compare digests
+policy.release        free the transfer buffers and the GPU
+engines.wake_cache    allocate the KV cache
 engines.resume        in flight only
-engines.log_probs     proof: equal to the policy's? Beside what goes on, of which nothing is trained on before
+engines.log_probs     compare with the policy's probe; requests may already run, but nothing is trained on before
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from statistics import fmean
 from typing import Protocol
 
 from alphaapollo.types import WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import check_probe, check_receipts, check_sound
+from alphaapollo.weight_sync.verification import check_probe, check_probe_finite, check_receipts
 
 
 class Trainer(Protocol):
-    """The side that sends: controller.handles.PolicyGroup."""
+    """Sending side: controller.handles.PolicyGroup."""
 
     async def send_weights(self, version: int) -> WeightUpdate: ...
 
@@ -30,11 +30,11 @@ class Trainer(Protocol):
 
     async def probe(self, token_ids: list[int]) -> list[float]: ...
 
-    async def rest(self) -> None: ...
+    async def offload(self) -> None: ...
 
 
 class Engines(Protocol):
-    """The side that receives: controller.handles.EngineGroup."""
+    """Receiving side: controller.handles.EngineGroup."""
 
     async def hold_weights(self) -> bool: ...
 
@@ -53,33 +53,34 @@ class Engines(Protocol):
 
 @dataclass
 class WeightPublisher:
-    """Keeps the engines on the trainer's weights; `tolerance` is the largest mean gap of the probe in nats."""
+    """Publishes the trainer's weights to the engines. `tolerance`: largest accepted mean probe mismatch, in nats."""
 
     policy: Trainer
     engines: Engines
-    probe: list[int]  # a few token ids
+    probe: list[int]  # token ids
     tolerance: float
-    in_flight: bool = False  # requests may be running: they are paused
-    keep_cache: bool = False  # of those
-    _before: list[float] = field(default_factory=list, init=False)  # what the probe gave at the publish before
+    in_flight: bool = False  # requests may be running; they are paused
+    keep_cache: bool = False  # of the paused requests
+    _before: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Publish, prove, and return the measured gap, and how far the policy has moved since the publish before; the
-        policy's phase on the GPUs ends, that of the engines begins. A fake engine has no weights, so there is nothing
-        to do.
+        """Publish and verify. Ends the policy's phase on the GPUs and begins that of the engines.
+
+        Returns `sync/probe_gap` (mean log-prob mismatch of the probe, nats) and `sync/probe_moved` (mean change of the
+        policy's own probe since the previous publish). A fake engine has no weights and returns nothing.
 
         Raises:
-            WeightSyncError: any difference.
-            FloatingPointError: weights that are ruined; nothing is published.
+            WeightSyncError: digests or probe log-probs differ.
+            FloatingPointError: the policy's weights are not finite; nothing is published.
         """
         if not await self.engines.hold_weights():
-            await self.policy.rest()
+            await self.policy.offload()
             await self._pause()
             await self.engines.confirm_weights(version)
             await self._resume()
             return {}
         expected = await self.policy.probe(self.probe)
-        check_sound(expected, version)
+        check_probe_finite(expected, version)
         await self._pause()
         await self.engines.wake_weights()
         update = await self.policy.send_weights(version)

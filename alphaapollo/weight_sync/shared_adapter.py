@@ -1,6 +1,7 @@
-"""Adapters on their way to engines that serve them (rollout.lora=adapter): peft's folder, in shared memory.
+"""Sender of LoRA adapters to engines that serve them (rollout.lora=adapter): a peft folder in shared memory.
 
-The scale of the adapters is in B already, so the engine holds the very numbers that are sent, and one digest proves it.
+B is sent multiplied by the adapter's scale, so the engine holds exactly the numbers that are sent and one digest
+verifies them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from alphaapollo.weight_sync.shared_memory import write_file
 
 
 class SharedAdapterSender:
-    """Writes each published version into its own folder, cast to the engine's dtype; arguments as of
+    """Writes each published version into its own folder, cast to the engine's dtype. Same arguments as
     SharedMemorySender."""
 
     def __init__(self, folder: str | Path, dtype: torch.dtype, is_writer: bool = True):
@@ -27,8 +28,8 @@ class SharedAdapterSender:
         self._is_writer = is_writer
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Write A and B of every adapted layer, B times the scale, under the names of peft's files. Every rank must
-        iterate `tensors`; the writer returns the update. Raises ValueError when the shared memory is too small."""
+        """Write A and B (times the scale) of every adapted layer, named as in peft's files. Every rank must iterate
+        `tensors`; the writer returns the update. Raises ValueError when shared memory is too small."""
         adapter = {name: tensor.to("cpu", self._dtype).contiguous() for name, tensor in tensors}
         if not self._is_writer:
             return None
@@ -41,13 +42,13 @@ class SharedAdapterSender:
         return WeightUpdate(version, format_digest(tensors_digest(adapter.values())), target.name)
 
     def release(self) -> None:
-        """Remove what was sent: the engines have confirmed that they hold it."""
+        """Remove the files of the last update, which every engine has confirmed."""
         if self._is_writer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _config(adapter: dict[str, torch.Tensor]) -> dict[str, object]:
-    """What peft and vLLM need to know; alpha / rank is 1."""
+    """Adapter configuration for peft and vLLM, with alpha / rank = 1."""
     layers = sorted({name.split(".")[-3] for name in adapter})  # ...q_proj.lora_A.weight
     rank = next(tensor.shape[0] for name, tensor in adapter.items() if name.endswith("lora_A.weight"))
     return {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}

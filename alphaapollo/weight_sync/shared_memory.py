@@ -1,6 +1,6 @@
-"""The trainer's side of the CPU weight transfer: checkpoints in a shared-memory folder. No vLLM here.
+"""Trainer side of the CPU weight transfer: checkpoints in a shared-memory folder.
 
-<folder>/v7/00000.safetensors ...       written by one rank of the node, loaded by every engine there, then released
+<folder>/v7/00000.safetensors ...       written by one rank of a node, loaded by every engine of that node, then removed
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 import torch
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weight_sync.buckets import Batch, batches, num_bytes
+from alphaapollo.weight_sync.buckets import Bucket, make_buckets, num_bytes
 from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensors_digest
 
-Part = tuple[Future[None], Future[int]]  # its writing, and its digest
+PendingBucket = tuple[Future[None], Future[int]]  # write, digest
 
 
 class SharedMemorySender:
     """Writes each published version into its own folder, cast to the engine's dtype.
 
-    `folder` lies under /dev/shm and belongs to one run on one node; `is_writer` is false on the ranks that only take
-    part in gathering the tensors.
+    `folder` is a folder below /dev/shm that belongs to one run on one node. `is_writer` is false on ranks that only
+    take part in gathering the tensors.
     """
 
     def __init__(self, folder: str | Path, dtype: torch.dtype, is_writer: bool = True):
@@ -32,10 +32,10 @@ class SharedMemorySender:
         self._is_writer = is_writer
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Write (name, whole tensor) pairs, each parameter once, named as in a Hugging Face checkpoint.
+        """Write (name, full tensor) pairs, each parameter once, named as in a Hugging Face checkpoint.
 
-        Every rank must iterate `tensors` (gathering a shard is a collective); the writer returns the update, the
-        others None. Raises ValueError when the shared memory is too small.
+        Every rank must iterate `tensors` (gathering a shard is a collective). The writer returns the update, the other
+        ranks None. Raises ValueError when shared memory is too small.
         """
         if not self._is_writer:
             for _ in tensors:
@@ -46,33 +46,33 @@ class SharedMemorySender:
         partial = self._folder / f".v{version}"
         partial.mkdir(parents=True)
         digest = 0
-        with ThreadPoolExecutor(2) as beside:  # a part is written and summed up while the next is gathered
-            part: Part | None = None
-            for number, batch in enumerate(batches(tensors, self._dtype, torch.device("cpu"))):
-                digest += ended(part)
+        with ThreadPoolExecutor(2) as pool:  # a bucket is written and hashed while the next one is gathered
+            pending: PendingBucket | None = None
+            for number, bucket in enumerate(make_buckets(tensors, self._dtype, torch.device("cpu"))):
+                digest += finish_bucket(pending)
                 path = partial / f"{number:05d}.safetensors"
-                part = beside.submit(write_file, batch, path), beside.submit(tensors_digest, batch.values())
-            digest += ended(part)
+                pending = pool.submit(write_file, bucket, path), pool.submit(tensors_digest, bucket.values())
+            digest += finish_bucket(pending)
         partial.rename(target)
         return WeightUpdate(version, format_digest(digest % MODULUS), target.name)
 
     def release(self) -> None:
-        """Remove what was sent: the engines have confirmed that they hold it."""
+        """Remove the files of the last update, which every engine has confirmed."""
         if self._is_writer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def ended(part: Part | None) -> int:
-    """The digest of a part, when it is written; 0 of none."""
-    if part is None:
+def finish_bucket(pending: PendingBucket | None) -> int:
+    """Wait until a bucket is written and return its digest; 0 if there is none."""
+    if pending is None:
         return 0
-    written, digest = part
+    written, digest = pending
     written.result()
     return digest.result()
 
 
-def write_file(tensors: Batch, path: Path) -> None:
-    """Write safetensors into shared memory. ValueError: there is too little of it."""
+def write_file(tensors: Bucket, path: Path) -> None:
+    """Write tensors to a safetensors file in shared memory. Raises ValueError when there is too little of it."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -83,5 +83,5 @@ def write_file(tensors: Batch, path: Path) -> None:
         free = shutil.disk_usage(path.parent).free / 2**30
         raise ValueError(
             f"publishing weights through {path.parent} failed ({error}): the next file needs {needed:.2f} GiB, "
-            f"{free:.2f} GiB are free. Give the machine more shared memory (docker run --shm-size=...)."
+            f"{free:.2f} GiB are free. Increase shared memory (docker run --shm-size=...)."
         ) from error

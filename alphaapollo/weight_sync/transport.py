@@ -1,13 +1,13 @@
-"""How the weights of a run travel, and the sender on a training rank.
+"""Choose the weight transport of a run and build the sender of a training rank.
 
-shared_memory   engines on a CPU: safetensors under /dev/shm
-ipc             engines on the training GPUs: CUDA IPC, by vLLM's own transfer
-nccl            engines on GPUs of their own: NCCL, by vLLM's own transfer
-adapter         engines that serve adapters (LoRA) on weights that they have: peft's files under /dev/shm
+shared_memory   CPU engines: safetensors under /dev/shm
+ipc             engines on the training GPUs: CUDA IPC through vLLM's weight transfer
+nccl            engines on separate GPUs: NCCL through vLLM's weight transfer
+adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
-Between nodes they travel as the training ranks gather them: every rank has each whole tensor for a moment. So on each
-node one rank writes for the engines there, and over IPC each GPU's rank gives to the engine on it. NCCL alone sends to
-other nodes by itself.
+Every training rank gathers each full tensor, so weights cross nodes as part of that gather: on each node one rank
+writes for the engines there, and with IPC each GPU's rank sends to the engine on the same GPU. Only NCCL sends to other
+nodes.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ import torch
 
 from alphaapollo.types import WeightUpdate
 
-Kind = Literal["shared_memory", "ipc", "nccl", "adapter"]
+TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 
 
 class WeightSender(Protocol):
-    """The training ranks' end. A collective: every rank sends the same names in the same order."""
+    """Sender on a training rank. A collective: every rank sends the same names in the same order."""
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """(name, whole tensor) pairs; the update on each rank that writes it, None on the others."""
+        """Send (name, full tensor) pairs. Returns the update on ranks that write it, None on the others."""
         ...
 
     def release(self) -> None:
-        """Every engine has confirmed the last update."""
+        """Free the resources of the last update, which every engine has confirmed."""
         ...
 
 
 @dataclass(frozen=True)
 class Transport:
-    """What both ends of a run must agree on."""
+    """Settings that trainer and engines must share."""
 
-    kind: Kind
+    kind: TransportKind
     dtype: str  # the engine's: float32 | bfloat16
-    shared_memory: str  # the run's folder under /dev/shm, of the same name on every node
+    shared_memory: str  # the run's folder under /dev/shm, same name on every node
     num_engine_ranks: int  # GPUs or processes of all engines together
 
 
-def transport_kind(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool = False) -> Kind:
-    """By where the engines run. vLLM's own transfers need a process an engine, beside those of the training ranks.
-    `adapter`: the engines serve adapters."""
+def transport_kind(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool = False) -> TransportKind:
+    """Choose the transport from where the engines run. vLLM's transfers need one process per engine, besides the
+    training ranks. `adapter`: the engines serve LoRA adapters."""
     if adapter:
         return "adapter"
     if device == "cpu" or not vllm_on_ray:
@@ -56,33 +56,36 @@ def transport_kind(device: str, colocate: bool, vllm_on_ray: bool, adapter: bool
 
 
 def weights_folder(shared_memory: str, node: str) -> str:
-    """Where weights lie for the engines of a node (Ray's id of it): several nodes may be one machine."""
+    """Folder of the weights for the engines of a node (by Ray node id: several nodes may share a machine)."""
     return f"{shared_memory}/weights/{node}"
 
 
-def feeders(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
-    """Of each rank the node whose engines it writes for: its own, if engines run there and it is the first there."""
+def assign_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
+    """For each rank the node it writes weights for (its own, if engines run there and it is the node's first rank), or
+    None."""
     return [
         node if node in engine_nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)
     ]
 
 
-def make_sender(transport: Transport, rank: int, feeds: str | None, master_address: str, client: Any) -> WeightSender:
-    """The sender of training rank `rank`.
+def make_sender(
+    transport: Transport, rank: int, writes_for: str | None, master_address: str, client: Any
+) -> WeightSender:
+    """Build the sender of training rank `rank`.
 
-    `feeds`: the node whose engines it writes for, None: another does, for shared_memory and adapter; `master_address`:
-    the host of rank 0, for nccl; `client`: the engines' side of vLLM's transfer, for nccl and ipc.
+    writes_for: node it writes for, None if another rank does (shared_memory, adapter). master_address: host of rank 0
+    (nccl). client: engine side of vLLM's transfer (nccl, ipc).
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
-    folder = weights_folder(transport.shared_memory, feeds or "")
+    folder = weights_folder(transport.shared_memory, writes_for or "")
     if transport.kind == "adapter":
         from alphaapollo.weight_sync.shared_adapter import SharedAdapterSender
 
-        return SharedAdapterSender(folder, dtype, is_writer=feeds is not None)
+        return SharedAdapterSender(folder, dtype, is_writer=writes_for is not None)
     if transport.kind == "shared_memory":
         from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 
-        return SharedMemorySender(folder, dtype, is_writer=feeds is not None)
+        return SharedMemorySender(folder, dtype, is_writer=writes_for is not None)
     from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 
     return VllmTransferSender(client, dtype, rank, transport.kind, master_address, transport.num_engine_ranks)

@@ -1,7 +1,8 @@
-"""The proof that engines hold the weights that the trainer sent, and compute with them.
+"""Verify that the engines hold the weights that the trainer sent, and compute with them.
 
-Two proofs, for each misses what the other sees: a digest cannot tell that a layer computes with a stale packed copy
-(tied embeddings on vLLM's CPU engine), a probe of a few tokens cannot see every parameter.
+There are two checks because each misses what the other detects: a digest does not notice a layer that computes with a
+stale packed copy (tied embeddings on vLLM's CPU engine), and a probe of a few tokens does not depend on every
+parameter.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ import numpy as np
 
 from alphaapollo.types import WeightReceipt, WeightUpdate
 
-GAP_FLOAT32 = 5e-5  # mean |difference| in nats: up to 1e-7 when right, 7e-4 to 9e-3 with one stale layer
-GAP_BFLOAT16 = 1.0  # bfloat16 itself makes 0.02, and may make more: from 0.1 on it is told (observability/advice.py)
-ABSURD = 1e4  # nats a token; a vocabulary of a million has 14 on average, and logits far above 100 are never trained
+PROBE_TOLERANCE_FLOAT32 = (
+    5e-5  # mean |difference| in nats: at most 1e-7 when correct, 7e-4 to 9e-3 with one stale layer
+)
+PROBE_TOLERANCE_BFLOAT16 = (
+    1.0  # rounding alone gives about 0.02; above 0.1 a warning is logged (observability/advice.py)
+)
+MAX_PROBE_LOGPROB = 1e4  # nats per token; a uniform distribution over a million tokens has 14
 
 
 class WeightSyncError(RuntimeError):
     """An engine does not hold the weights that the trainer sent."""
 
 
-def agreed(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
-    """What the ranks have sent, one a rank. Raises WeightSyncError where those that write have not the same weights."""
+def common_update(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
+    """Return the update that all writing ranks agree on. Raises WeightSyncError if they differ. updates: one per
+    rank."""
     sent = [update for update in updates if update is not None]
     for update in sent[1:]:
         if update != sent[0]:
@@ -35,7 +41,7 @@ def agreed(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
 
 
 def check_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> None:
-    """Raises WeightSyncError where an engine's version or digest is not the trainer's. receipts: one an engine."""
+    """Raise WeightSyncError if an engine's version or digest differs from the update. receipts: one per engine."""
     for engine, receipt in enumerate(receipts):
         if (receipt.version, receipt.digest) != (update.version, update.digest):
             raise WeightSyncError(
@@ -44,27 +50,28 @@ def check_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> N
             )
 
 
-def check_sound(logprobs: Sequence[float], version: int) -> None:
-    """Raises FloatingPointError where a log-prob of the trainer's own probe is no number, or one that only ruined
-    weights give."""
+def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
+    """Raise FloatingPointError if a log-prob of the trainer's own probe is not finite or absurdly large."""
     worst = max(logprobs, key=lambda value: abs(value) if math.isfinite(value) else math.inf)
-    if not abs(worst) <= ABSURD:
+    if not abs(worst) <= MAX_PROBE_LOGPROB:
         raise FloatingPointError(
-            f"the policy gives a token of the probe a log-prob of {worst:g} (before publish {version}): its weights "
-            "are ruined. Nothing of them is published or saved; the same command goes on from the last checkpoint. Add "
-            "a lower actor_rollout_ref.actor.optim.lr to it."
+            f"the policy's weights are corrupt: a probe token has log-prob {worst:g} (before publish {version}). They "
+            "were not published or saved. Run the same command to resume from the last checkpoint, with a lower "
+            "actor_rollout_ref.actor.optim.lr."
         )
 
 
 def check_probe(expected: Sequence[float], held: Sequence[Sequence[float]], tolerance: float) -> float:
-    """The largest mean gap between the trainer's log-probs of the probe and an engine's, in nats. Raises
-    WeightSyncError where it is above `tolerance`. held: one list an engine."""
+    """Return the largest mean |difference| between the trainer's probe log-probs and an engine's, in nats.
+
+    held: one list per engine. Raises WeightSyncError if it is above `tolerance`.
+    """
     gaps = [float(np.abs(np.array(own) - np.array(expected)).mean()) for own in held]
     worst = max(gaps)
     if not worst <= tolerance:  # also catches nan
         raise WeightSyncError(
             f"after publishing, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
-            f"{worst:.2e} nats on average over {len(expected)} probe tokens (allowed: {tolerance:.0e}): "
-            "it holds the weights but does not compute with them."
+            f"{worst:.2e} nats on average over {len(expected)} probe tokens (tolerance {tolerance:.0e}): "
+            "it received the weights but does not compute with them."
         )
     return worst

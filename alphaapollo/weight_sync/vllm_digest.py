@@ -1,5 +1,5 @@
-"""The digest of what a vLLM worker holds: which part of each parameter this tensor-parallel rank counts, and that of an
-adapter. proof.py compares it with the trainer's."""
+"""Digest of the weights and adapters that a vLLM worker computes with; verification.py compares it with the
+trainer's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from alphaapollo.weight_sync.digest import MODULUS, tensors_digest
 
 
 def owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The parts of a layer's parameter that this rank counts: its own shard, or, of what several ranks hold alike,
-    everything on the first of them and nothing on the others."""
+    """Yield the parts of a parameter that this tensor-parallel rank counts: its shard, or, for a replicated parameter,
+    all of it on rank 0 and nothing on the others."""
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -25,20 +25,19 @@ def owned_parts(layer: Any, name: str, tensor: torch.Tensor) -> Iterator[torch.T
         or (isinstance(layer, RowParallelLinear) and name == "weight")
     )
     if isinstance(layer, QKVParallelLinear) and sharded and layer.tp_rank % layer.num_kv_head_replicas:
-        yield tensor[: layer.num_heads * layer.head_size]  # the key and value heads are another rank's
+        yield tensor[: layer.num_heads * layer.head_size]  # another rank counts the replicated key and value heads
     elif sharded or isinstance(layer, RoutedExperts) or get_tensor_model_parallel_rank() == 0:
         yield tensor
 
 
 def held_digest(model: torch.nn.Module, packed: str) -> int:
-    """The digest of the weights that `model` computes with, as far as this rank counts them.
+    """Compute the digest of the weights that `model` computes with, as far as this rank counts them.
 
-    A packed layer counts with the digest taken when it was packed (a future, its attribute `packed`). One that kept
-    its weight beside the packed form (an output head tied to the embedding) must have packed that very weight: any
-    difference between the two enters the sum.
+    A packed layer contributes the digest taken when it was packed (a future in its attribute `packed`). If it also kept
+    its weight (an output head tied to the embedding), any difference between the two changes the sum.
     """
     total = 0
-    live: dict[int, int] = {}  # by parameter: layers may share one
+    live: dict[int, int] = {}  # by parameter: layers may share it
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
@@ -50,8 +49,7 @@ def held_digest(model: torch.nn.Module, packed: str) -> int:
 
 
 def adapter_digest(model: torch.nn.Module) -> int:
-    """The digest of the adapters that an engine of one rank computes with: of the slots that vLLM fills, where what no
-    adapter has is zero and counts nothing."""
+    """Compute the digest of the LoRA adapters of a single-rank engine. Empty slots are zero and contribute nothing."""
     total = 0
     for layer in model.modules():
         for name in ("lora_a_stacked", "lora_b_stacked"):
@@ -61,7 +59,7 @@ def adapter_digest(model: torch.nn.Module) -> int:
 
 
 def tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers whose weight is another layer's, too."""
+    """Layers that share their weight with another layer."""
     layers = [layer for layer in model.modules() if isinstance(layer._parameters.get("weight"), torch.Tensor)]
     shares = Counter(id(layer.weight) for layer in layers)
     return [layer for layer in layers if shares[id(layer.weight)] > 1]

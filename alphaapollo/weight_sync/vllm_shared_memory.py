@@ -1,6 +1,6 @@
-"""The engine's side of the CPU weight transfer: safetensors in a shared-memory folder, loaded like a checkpoint.
+"""Engine side of the CPU weight transfer: load safetensors from a shared-memory folder like a checkpoint.
 
-A backend of vLLM's weight transfer, so that CPU and GPU engines are updated by the same three phases.
+Implemented as a backend of vLLM's weight transfer, so CPU and GPU engines are updated in the same three phases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 @dataclass
 class SharedMemoryInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on beforehand."""
+    """Empty: this transfer needs no handshake."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
 
 
 class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
-    """Loads whole checkpoints; each tensor-parallel rank reads the files and keeps its shard."""
+    """Loads full checkpoints; each tensor-parallel rank reads the files and keeps its shard."""
 
     init_info_cls = SharedMemoryInitInfo
     update_info_cls = SharedMemoryUpdateInfo
@@ -56,7 +56,7 @@ class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor of everything in the folder's safetensors files."""
+    """Yield (name, tensor) of all safetensors files in the folder."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict

@@ -1,11 +1,9 @@
-"""The trainer's side of the GPU weight transfer: vLLM's own engines for CUDA IPC (shared GPUs) and NCCL (separate).
+"""Trainer side of the GPU weight transfer: vLLM's transfer engines for CUDA IPC (shared GPUs) and NCCL (separate GPUs).
 
-    start_weight_update -> for each batch of tensors: send_weights -> finish_weight_update
+    start_weight_update -> for each bucket of tensors: send_weights -> finish_weight_update
 
-While a batch is sent the next is gathered (buckets.ahead).
-
-The tensors come once and are gathered on the way, so a whole model's sizes are not known beforehand and its copy would
-not fit: each batch is a round of vLLM's engine of its own, within one update of the inference side.
+While a bucket is sent the next one is gathered (buckets.prefetch). Tensors arrive as an iterator and a full copy would
+not fit into memory, so each bucket is a separate round of vLLM's engine within one update of the inference side.
 """
 
 from __future__ import annotations
@@ -18,19 +16,19 @@ import torch
 
 from alphaapollo.types import WeightUpdate
 from alphaapollo.utils.network import free_port
-from alphaapollo.weight_sync.buckets import Batch, ahead, batches, num_bytes
+from alphaapollo.weight_sync.buckets import Bucket, make_buckets, num_bytes, prefetch
 from alphaapollo.weight_sync.digest import MODULUS, format_digest, tensors_digest
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, WeightSource
 
-TRANSFER_SECONDS = 300.0  # for one batch over NCCL, and for the first meeting
+TRANSFER_SECONDS = 300.0  # limit for one bucket over NCCL, and for the handshake
 T = TypeVar("T")
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 
 
 class WeightSyncClient(Protocol):
-    """vLLM's VLLMWeightSyncClient: each method runs on every inference engine and waits for all of them."""
+    """Protocol of vLLM's VLLMWeightSyncClient: each method runs on all inference engines and waits for them."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
@@ -44,8 +42,8 @@ class WeightSyncClient(Protocol):
 class VllmTransferSender:
     """Sends through vLLM's weight transfer. Created on every training rank; rank 0 drives the inference side.
 
-    `transport` is ipc where engines share the training GPUs, nccl where they have their own. For nccl:
-    `master_address` is where rank 0 can be reached, `num_engine_ranks` the GPUs of all engines together.
+    transport: ipc if the engines share the training GPUs, nccl if they have separate ones. For nccl: `master_address`
+    is the address of rank 0, `num_engine_ranks` the number of GPUs of all engines.
     """
 
     def __init__(
@@ -63,45 +61,45 @@ class VllmTransferSender:
         self._transport = transport
         self._master_address = master_address
         self._num_engine_ranks = num_engine_ranks
-        self._within = WithinUpdate(client)
+        self._update_client = SingleUpdateClient(client)
         self._engine: TrainerWeightTransferEngine[Any] | None = None
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Send (name, whole tensor) pairs on the GPU, each parameter once, named as in a Hugging Face checkpoint.
+        """Send (name, full tensor) pairs on the GPU, each parameter once, named as in a Hugging Face checkpoint.
 
-        A collective of all training ranks, which must iterate the same names; rank 0 returns the update.
+        A collective: all training ranks must iterate the same names. Rank 0 returns the update.
         """
         if self._engine is None:
             self._engine = self._connect()
         digest = 0
         if self._rank == 0:
             self._client.start_weight_update()
-        for batch in ahead(batches(tensors, self._dtype)):
+        for bucket in prefetch(make_buckets(tensors, self._dtype)):
             if self._rank == 0:
-                digest += tensors_digest(batch.values())
-            self._send_batch(self._engine, batch)
-            del batch  # before the next but one is gathered
+                digest += tensors_digest(bucket.values())
+            self._send_batch(self._engine, bucket)
+            del bucket  # free it before the gather after next
         if self._rank > 0:
             return None
         self._client.finish_weight_update()
         return WeightUpdate(version, format_digest(digest % MODULUS))
 
     def release(self) -> None:
-        """The engines have let go of the last shared buffer: it is memory again."""
+        """Reclaim shared buffers that the engines have released."""
         if self._transport == "ipc":
             torch.cuda.ipc_collect()
 
-    def _send_batch(self, engine: Any, batch: Batch) -> None:
-        engine.source = batch_source(batch)
+    def _send_batch(self, engine: Any, bucket: Bucket) -> None:
+        engine.source = batch_source(bucket)
         if self._transport == "ipc":
-            engine.packed_buffer_size_bytes = num_bytes(batch)
+            engine.packed_buffer_size_bytes = num_bytes(bucket)
         self._watch(engine.send_weights)
-        engine.source = batch_source({})  # which vLLM keeps until the next publish
+        engine.source = batch_source({})  # vLLM keeps the source until the next publish
 
     def _watch(self, call: Callable[[], T]) -> T:
-        """Over NCCL rank 0 blocks in the broadcast until every engine has joined it, so one that has failed would keep
-        it for ever: call in a thread, and end with the engine's own error, or at a deadline. Nothing can be sent after
-        that; the run ends."""
+        """Call with failure detection. Over NCCL rank 0 blocks in the broadcast until every engine joins, so a failed
+        engine would block it forever: call in a thread and raise the engine's own error, or TimeoutError at the
+        deadline. Nothing can be sent after that; the run ends."""
         if self._transport == "ipc" or self._rank > 0:
             return call()
         device = torch.accelerator.current_device_index()
@@ -113,19 +111,19 @@ class VllmTransferSender:
         thread = ThreadPoolExecutor(1)
         sending = thread.submit(run)
         thread.shutdown(wait=False)
-        ends: list[Future[Any]] = [sending, self._within.failed]
+        ends: list[Future[Any]] = [sending, self._update_client.failed]
         wait(ends, TRANSFER_SECONDS, return_when=FIRST_COMPLETED)
-        if self._within.failed.done():
-            self._within.failed.result()
+        if self._update_client.failed.done():
+            self._update_client.failed.result()
         if not sending.done():
             raise TimeoutError(
-                f"an engine did not take part in a transfer of weights within {TRANSFER_SECONDS:.0f} s. Its log in the "
-                "run's logs/ says why, or NCCL cannot reach it (NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME)."
+                f"an engine did not join the weight transfer within {TRANSFER_SECONDS:.0f} s. See its log in the run's "
+                "logs/, and check that NCCL can reach it (NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME)."
             )
         return sending.result()
 
     def _connect(self) -> TrainerWeightTransferEngine[Any]:
-        """The handshake: for ipc an exchange of settings, for nccl a process group of rank 0 and all engines' GPUs."""
+        """Handshake with the engines: settings for ipc, a process group of rank 0 and all engine GPUs for nccl."""
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -141,31 +139,33 @@ class VllmTransferSender:
                 rank=self._rank,
             )
         join = WeightTransferTrainerFactory.trainer_init
-        return self._watch(lambda: join(info, client=self._within, source=batch_source({})))
+        return self._watch(lambda: join(info, client=self._update_client, source=batch_source({})))
 
 
-class WithinUpdate:
-    """The client for one batch: vLLM's engine opens and closes an update in each round, we do so once for all.
+class SingleUpdateClient:
+    """Weight-sync client that joins the rounds of all buckets into one update: vLLM's engine would open and close an
+    update in each round.
 
-    `failed` gets the engines' error at once: who waits for their part in a broadcast would never hear of it."""
+    `failed` receives an engine error at once, since a caller blocked in a broadcast would never see it.
+    """
 
     def __init__(self, client: WeightSyncClient):
         self._client = client
         self.failed: Future[None] = Future()
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._noting_failure(lambda: self._client.init_weight_transfer_engine(init_info))
+        self._record_failure(lambda: self._client.init_weight_transfer_engine(init_info))
 
     def start_weight_update(self) -> None:
         pass
 
     def update_weights(self, update_info: UpdateInfo) -> None:
-        self._noting_failure(lambda: self._client.update_weights(update_info))
+        self._record_failure(lambda: self._client.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         pass
 
-    def _noting_failure(self, call: Callable[[], None]) -> None:
+    def _record_failure(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:
@@ -173,15 +173,15 @@ class WithinUpdate:
             raise
 
 
-def batch_source(batch: Batch) -> WeightSource:
-    """One batch as what vLLM's trainer engines read."""
+def batch_source(bucket: Bucket) -> WeightSource:
+    """Wrap one bucket as the WeightSource that vLLM's trainer engines read."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class BatchSource(WeightSource):
         def metadata(self) -> list[ParamMeta]:
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in batch.items()]
+            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket.items()]
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            yield from batch.items()
+            yield from bucket.items()
 
     return BatchSource()

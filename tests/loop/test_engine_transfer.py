@@ -20,7 +20,7 @@ from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.settings import engine_arguments
 from alphaapollo.weight_sync import buckets, vllm_transfer
 from alphaapollo.weight_sync.digest import format_digest, tensors_digest
-from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender, WeightSyncClient, WithinUpdate
+from alphaapollo.weight_sync.vllm_transfer import SingleUpdateClient, VllmTransferSender, WeightSyncClient
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
 
@@ -56,7 +56,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-0"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    monkeypatch.setattr(vllm_transfer, "ahead", lambda parts: parts)
+    monkeypatch.setattr(vllm_transfer, "prefetch", lambda parts: parts)
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
     assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
@@ -64,7 +64,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_update_is_one_for_all_batches(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BATCH_BYTES", 256)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 256)
     client = Client()
     sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
     for version in (1, 2):
@@ -109,7 +109,7 @@ def test_what_we_call_is_there() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.worker.gpu_worker import Worker
 
-    assert isinstance(WithinUpdate(Client()), VLLMWeightSyncClient)
+    assert isinstance(SingleUpdateClient(Client()), VLLMWeightSyncClient)
     for method in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
         ours = inspect.signature(getattr(WeightSyncClient, method))
         assert list(ours.parameters) == list(inspect.signature(getattr(VLLMWeightSyncClient, method)).parameters)
@@ -151,12 +151,12 @@ def test_an_engine_that_fails_in_a_broadcast_does_not_keep_rank_0(monkeypatch: p
             if fails:
                 raise EngineError("rollout engine 3: its core process died")
 
-    monkeypatch.setattr(vllm_transfer, "ahead", lambda parts: parts)
+    monkeypatch.setattr(vllm_transfer, "prefetch", lambda parts: parts)
     monkeypatch.setattr(vllm_transfer, "TRANSFER_SECONDS", 30.0 if fails else 0.2)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     sender, joined = VllmTransferSender(Failing(), torch.float32, rank=0, transport="nccl"), threading.Event()
-    sender._engine = Broadcasting(sender._within, joined)  # type: ignore[assignment]
+    sender._engine = Broadcasting(sender._update_client, joined)  # type: ignore[assignment]
     says = "engine 3: its core process died" if fails else r"did not take part .* within 0 s\. Its log"
     with pytest.raises(EngineError if fails else TimeoutError, match=says):
         sender.send(TENSORS.items(), 1)

@@ -1,1 +1,1 @@
-"""The vLLM engine: the only room, besides weights/, that knows vLLM."""
+"""The vLLM engine. Only this package and weight_sync/vllm_* import vLLM."""

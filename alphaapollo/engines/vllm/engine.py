@@ -1,4 +1,4 @@
-"""vLLM as an engine: AsyncLLM here, its core (scheduler and model) in a process of its own.
+"""vLLM engine: AsyncLLM in this process, its core (scheduler and model) in a separate process.
 
 generate  token ids -> [core] -> token ids, log-probs        receive_weights  folder -> [core] load
 """
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class VllmEngine:
-    """One vLLM replica. Its processes die with this one; everything they print goes to `spec.log_path`."""
+    """One vLLM replica. Its processes end with this process; their output goes to `spec.log_path`."""
 
     holds_weights = True
 
@@ -40,18 +40,18 @@ class VllmEngine:
         self.version = 0
         self._engine: AsyncLLM | None = None
         self._core_death: asyncio.Future[None] | None = None
-        self._context: EngineContext | None = None  # how the core is started, on a CPU
+        self._context: EngineContext | None = None  # start method of the core, on a CPU
         self._prepared = False
-        self._asleep: set[str] = set()  # what gave up its memory: weights, kv_cache
-        self._stale = False  # the weights were given up and not received again
+        self._asleep: set[str] = set()  # parts whose memory is freed: weights, kv_cache
+        self._stale = False  # weights were freed and not received since
         self._paused = False
-        self._keeps_cache = False  # while it is paused, of what runs
-        self._adapter: LoRARequest | None = None  # that all requests run with, where adapters are served
+        self._keeps_cache = False  # of running requests while paused
+        self._adapter: LoRARequest | None = None  # LoRA adapter of all requests, with transport=adapter
 
     # start and end
 
     async def prepare(self) -> None:
-        """Settings, log and imports: what needs no GPU."""
+        """Set environment variables and logging, and import vLLM. Needs no GPU."""
         if self._prepared:
             return
         self._prepared = True
@@ -66,12 +66,17 @@ class VllmEngine:
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
     async def start(self) -> None:
-        """Raises ValueError for a model that vLLM cannot serve, EngineError when its core does not start, EngineDied
-        when a signal ended that."""
+        """Start the core and load the model.
+
+        Raises:
+            ValueError: vLLM cannot serve the model.
+            EngineError: the core did not start.
+            EngineDied: a signal ended the core during the start.
+        """
         await self.prepare()
         await asyncio.to_thread(self._build)
         self._watch_core()
-        await self._answered(self._llm.update_weight_version(str(self.version)))
+        await self._await_core(self._llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._on_workers("alphaapollo_unlink_shared_memory")
 
@@ -83,7 +88,7 @@ class VllmEngine:
 
         if self._context is not None:  # on a CPU
             utils.get_mp_context = lambda: self._context
-            registry._run_in_subprocess = lambda inspect: inspect()  # no CUDA to protect: import the model here
+            registry._run_in_subprocess = lambda inspect: inspect()  # without CUDA the model class can be imported here
         try:
             config = AsyncEngineArgs(**engine_arguments(self.spec)).create_engine_config()
         except (ValueError, OSError) as error:
@@ -92,10 +97,10 @@ class VllmEngine:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
             kind = EngineDied if core_was_killed(str(error)) else EngineError
-            raise kind(f"{self.spec.name} did not start: {error} Its log: {self.spec.log_path}") from error
+            raise kind(f"{self.spec.name} did not start: {error} Log: {self.spec.log_path}") from error
 
     async def close(self) -> None:
-        """Ends the core and its workers; a second call does nothing."""
+        """Stop the core and its workers. Idempotent."""
         for process in self._cores():
             asyncio.get_running_loop().remove_reader(process.sentinel)
         engine, self._engine = self._engine, None
@@ -103,12 +108,12 @@ class VllmEngine:
             await asyncio.to_thread(engine.shutdown)
 
     def pids(self) -> list[int]:
-        """The core, and with tensor parallelism its workers."""
+        """Process ids of the core and, with tensor parallelism, its workers."""
         cores = [process.pid for process in self._cores() if process.pid is not None]
         return cores + [child for pid in cores for child in children_of(pid)]
 
     def progress(self) -> int:
-        """Tokens of what runs: the core tells each as it is sampled, also where whole answers are asked for."""
+        """Number of tokens sampled so far by running requests."""
         if self._engine is None:
             return 0
         running = list(self._engine.output_processor.request_states.values())
@@ -122,10 +127,10 @@ class VllmEngine:
         if self._engine is None:
             raise EngineError(f"{self.spec.name} is not running")
         if self._core_death is not None and self._core_death.done():
-            raise self._dead()
+            raise self._died_error()
         return self._engine
 
-    # a dead core is an error, never a wait
+    # Calls fail as soon as the core dies, instead of waiting forever.
 
     def _watch_core(self) -> None:
         loop = asyncio.get_running_loop()
@@ -142,29 +147,29 @@ class VllmEngine:
             self._core_death.set_result(None)
             self._engine.output_processor.propagate_error(EngineDeadError())
 
-    def _dead(self) -> EngineDied:
-        return EngineDied(f"{self.spec.name}: its core process died. Its log says why: {self.spec.log_path}")
+    def _died_error(self) -> EngineDied:
+        return EngineDied(f"{self.spec.name}: its core process died. See its log: {self.spec.log_path}")
 
-    async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
-        """The answer of the core to `call`, or EngineError when it fails or dies over it."""
+    async def _await_core(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await an answer of the core. Raises EngineError if the call fails, EngineDied if the core dies."""
         assert self._core_death is not None
         task = asyncio.ensure_future(call)
         await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
         if self._core_death.done():
             task.cancel()
-            raise self._dead()
-        if error := task.exception():  # vLLM gives the core's words alone, without their kind
-            raise EngineError(f"{self.spec.name}: {error} Its log: {self.spec.log_path}") from error
+            raise self._died_error()
+        if error := task.exception():  # vLLM passes on the message without the exception type
+            raise EngineError(f"{self.spec.name}: {error} Log: {self.spec.log_path}") from error
         return task.result()
 
     async def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
-        return await self._answered(self._llm.collective_rpc(method, args=arguments))
+        return await self._await_core(self._llm.collective_rpc(method, args=arguments))
 
     # tokens
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         if self._stale and not self._paused:
-            raise EngineError(f"{self.spec.name} gave its weights up when it went to sleep; publish weights first")
+            raise EngineError(f"{self.spec.name} freed its weights when it went to sleep; publish weights first")
         self.spec.check_fits(len(token_ids), sampling.max_tokens)
         output = await self._request(token_ids, _sampling_params(sampling), request_id)
         answer = output.outputs[0]
@@ -180,12 +185,12 @@ class VllmEngine:
         )
 
     def _experts(self, returned: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
-        """Those of every token that was computed, where they are asked for."""
+        """Check and return the routed experts of every computed token, with rollout.router_replay."""
         if not self.spec.rollout.router_replay:
             return None
         if returned is None or len(returned) != num_tokens:
             found = "none" if returned is None else str(len(returned))
-            raise EngineError(f"{self.spec.name} returned the experts of {found} of {num_tokens} tokens")
+            raise EngineError(f"{self.spec.name} returned routed experts for {found} of {num_tokens} tokens")
         return returned
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
@@ -204,12 +209,12 @@ class VllmEngine:
         params.output_kind = RequestOutputKind.FINAL_ONLY
         params.skip_clone = True
         try:
-            # The salt keeps what was cached under other weights from what is asked from now on.
+            # The salt separates prefixes cached under other weights from new requests.
             prompt = tokens_input(token_ids, cache_salt=str(self.version))
             answers = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
             outputs = [output async for output in answers]
         except EngineDeadError as error:
-            raise self._dead() from error
+            raise self._died_error() from error
         return outputs[-1]
 
     # weights
@@ -223,44 +228,44 @@ class VllmEngine:
         await self.finish_weight_update()
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
-        from alphaapollo.weight_sync.digest import format_digest  # torch: not before the fork server is on its way
+        from alphaapollo.weight_sync.digest import format_digest  # imports torch, so not at the top
 
         adapter = self.spec.transport == "adapter"
         parts = await self._on_workers("alphaapollo_confirm_adapter" if adapter else "alphaapollo_confirm")
-        if not self._keeps_cache and not await self._answered(self._llm.reset_prefix_cache()):
-            raise EngineError(f"{self.spec.name} received weights while requests were running")
-        await self._answered(self._llm.update_weight_version(str(version)))
+        if not self._keeps_cache and not await self._await_core(self._llm.reset_prefix_cache()):
+            raise EngineError(f"{self.spec.name}: the prefix cache could not be reset because requests were running")
+        await self._await_core(self._llm.update_weight_version(str(version)))
         self._stale = False
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
 
     async def _receive_adapter(self, folder: str) -> None:
-        """In the place of the last one; its number is one that no cache has seen."""
+        """Replace the adapter. The new one gets a new id, so that no cached prefix matches it."""
         from vllm.lora.request import LoRARequest
 
-        if self._llm.get_num_unfinished_requests():  # each keeps the adapter that it began with
-            raise EngineError(f"{self.spec.name} was to receive adapters while requests were running")
+        if self._llm.get_num_unfinished_requests():  # a running request keeps its adapter
+            raise EngineError(f"{self.spec.name} cannot receive an adapter while requests are running")
         number = 1
         if self._adapter is not None:
             number += self._adapter.lora_int_id
-            await self._answered(self._llm.remove_lora(self._adapter.lora_int_id))
+            await self._await_core(self._llm.remove_lora(self._adapter.lora_int_id))
         adapter = LoRARequest(f"adapter_{number}", number, folder)
-        if not await self._answered(self._llm.add_lora(adapter)):
-            raise EngineError(f"{self.spec.name} did not take the adapter in {folder}. Its log: {self.spec.log_path}")
+        if not await self._await_core(self._llm.add_lora(adapter)):
+            raise EngineError(f"{self.spec.name} did not load the adapter in {folder}. Log: {self.spec.log_path}")
         self._adapter = adapter
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """This and the next three: the phases of vLLM's weight transfer. CUDA IPC and NCCL are driven by the trainer's
-        side of them; shared memory by receive_weights."""
-        if "rank_offset" in init_info:  # of the first engine; the others come after it
+        """First of four phases of vLLM's weight transfer. The trainer side drives them for CUDA IPC and NCCL,
+        receive_weights for shared memory."""
+        if "rank_offset" in init_info:  # given for the first engine
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}
         await self._on_workers("init_weight_transfer_engine", init_info)
 
     async def start_weight_update(self) -> None:
-        if self._llm.get_num_unfinished_requests() and not self._paused:  # they would compute with half of each
-            raise EngineError(f"{self.spec.name} was to receive weights while requests were running")
-        assert "weights" not in self._asleep, "wake_weights comes first: they are written to memory that is there"
+        if self._llm.get_num_unfinished_requests() and not self._paused:  # they would mix old and new weights
+            raise EngineError(f"{self.spec.name} cannot receive weights while requests are running")
+        assert "weights" not in self._asleep, "call wake_weights first: weights are written into allocated memory"
         await self._on_workers("start_weight_update")
 
     async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -269,42 +274,42 @@ class VllmEngine:
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         await self._on_workers("finish_weight_update")
 
-    # weights that change in flight: vLLM keeps what runs in its queue, with its tokens
+    # In-flight weight updates: vLLM keeps running requests and their tokens in its queue.
 
     async def pause(self, keep_cache: bool = False) -> None:
         if not self._paused:
-            await self._answered(self._llm.pause_generation(mode="keep", clear_cache=not keep_cache))
+            await self._await_core(self._llm.pause_generation(mode="keep", clear_cache=not keep_cache))
             self._paused, self._keeps_cache = True, keep_cache
 
     async def resume(self) -> None:
         if self._paused:
-            await self._answered(self._llm.resume_generation())
+            await self._await_core(self._llm.resume_generation())
             self._paused = self._keeps_cache = False
 
-    # GPU memory, handed over between engine and trainer; what runs is kept, and its cache computed anew
+    # GPU memory shared with the trainer: running requests are kept, their cache is recomputed.
 
     async def sleep(self) -> None:
-        if self.spec.shares_gpu and "weights" not in self._asleep:
-            keeps_weights = self.spec.transport == "adapter"  # in host memory: adapters alone come anew
-            await self._answered(self._llm.sleep(level=1 if keeps_weights else 2, mode="keep"))
+        if self.spec.is_colocated and "weights" not in self._asleep:
+            keeps_weights = self.spec.transport == "adapter"  # in host memory: only adapters are sent again
+            await self._await_core(self._llm.sleep(level=1 if keeps_weights else 2, mode="keep"))
             self._asleep, self._stale = {"weights", "kv_cache"}, True
 
     async def wake_weights(self) -> None:
         await self._wake("weights")
 
     async def release_cache(self) -> None:
-        if self.spec.shares_gpu and not self._asleep:
-            await self._answered(self._llm.pause_generation(mode="keep"))
-            await self._answered(self._llm.release_kv_cache_memory())
+        if self.spec.is_colocated and not self._asleep:
+            await self._await_core(self._llm.pause_generation(mode="keep"))
+            await self._await_core(self._llm.release_kv_cache_memory())
             self._asleep = {"kv_cache"}
 
     async def wake_cache(self) -> None:
-        assert "weights" not in self._asleep, "wake_weights comes first"
+        assert "weights" not in self._asleep, "call wake_weights first"
         await self._wake("kv_cache")
 
     async def _wake(self, part: str) -> None:
         if part in self._asleep:
-            await self._answered(self._llm.wake_up([part]))
+            await self._await_core(self._llm.wake_up([part]))
             self._asleep.remove(part)
 
 
@@ -324,7 +329,7 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of a process; none of one that is gone."""
+    """Child process ids; empty if the process ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
@@ -332,5 +337,5 @@ def children_of(pid: int) -> list[int]:
 
 
 def core_was_killed(message: str) -> bool:
-    """What vLLM says of a start that failed: {'EngineCore': -9}, the exit code of a process that a signal ended."""
+    """Whether vLLM's start error names a core ended by a signal, e.g. {'EngineCore': -9}."""
     return re.search(r"core proc\(s\): \{.*: -\d+", message) is not None

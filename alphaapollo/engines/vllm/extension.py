@@ -1,7 +1,7 @@
-"""Our part of a vLLM worker, mixed into its class: `collective_rpc` calls these methods on every rank of the engine.
+"""Worker extension: methods mixed into vLLM's worker class, called on every rank by `collective_rpc`.
 
-vLLM imports this module in each worker before it builds the model, and that is our only hook that early. So the import
-itself enters the engine's process (watchdog, log), applies the patches and registers the weight transfer.
+vLLM imports this module in each worker before it builds the model, which is the only hook that early. The import
+therefore sets up the process (watchdog, log), applies the patches and registers the weight transfer.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from alphaapollo.weight_sync.vllm_digest import adapter_digest, held_digest, tie
 
 
 class WorkerExtension:
-    """Methods of a worker; `self` is vLLM's own."""
+    """Worker methods; `self` is vLLM's worker."""
 
     model_runner: Any
 
     def alphaapollo_confirm(self, repack: bool = True) -> int:
-        """The weights have come: return the digest of what this rank computes with, leaving out what another rank
-        counts. `repack` is false in the test that shows what would happen."""
+        """Return the digest of the received weights, without parts that another rank counts. `repack=False` is for the
+        test that shows the stale packed copy."""
         model = self.model_runner.get_model()
         if repack:
             repack_tied(model)
         return held_digest(model, PACKED_DIGEST)
 
     def alphaapollo_confirm_adapter(self) -> int:
-        """The digest of the adapter that this rank computes with."""
+        """Return the digest of the adapter that this rank computes with."""
         return adapter_digest(self.model_runner.get_model())
 
     def alphaapollo_unlink_shared_memory(self) -> None:
-        """Remove the names of the memory that the CPU ranks of one engine share. They have opened it by now; vLLM
-        itself leaves it behind."""
+        """Unlink the shared memory of the engine's CPU ranks, which have opened it by now. vLLM never removes it."""
         for path in Path("/dev/shm").glob(f"{os.environ['VLLM_DIST_IDENT']}*"):
             path.unlink(missing_ok=True)
 
 
 def repack_tied(model: torch.nn.Module) -> None:
-    """On a CPU a tied output head computes with a packed copy of the embedding, which no reload renews: renew it."""
+    """Repack tied output heads. On a CPU they compute with a packed copy of the embedding that a reload does not
+    update."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
 

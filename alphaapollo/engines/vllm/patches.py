@@ -1,8 +1,8 @@
-"""The few places where vLLM's inside must differ for us. Applied in the processes that run the model.
+"""Patches of vLLM internals, applied in the processes that run the model.
 
-note_packing          remember the digest of what each packed CPU layer computes with
-pack_experts_anew     so that reloaded expert weights are packed, too
-compute_two_rows      one row gets the same bits as among others
+record_packed_digest  digest of the weights that each packed CPU layer computes with
+repack_experts        reloaded expert weights are packed as well
+pad_single_row        a single row gets the same bits as in a larger batch
 untruncated_logprobs  log-probs after temperature, before top-p and top-k
 """
 
@@ -23,7 +23,7 @@ PACKED_DIGEST = "alphaapollo_packed_digest"
 
 
 def apply_patches() -> None:
-    """Patch this process, once, before the model is built."""
+    """Patch this process. Call once, before the model is built."""
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -34,8 +34,8 @@ def apply_patches() -> None:
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         process = UnquantizedFusedMoEMethod.process_weights_after_loading
-        UnquantizedFusedMoEMethod.process_weights_after_loading = pack_experts_anew(process)
-        utils.dispatch_cpu_unquantized_gemm = note_packing(utils.dispatch_cpu_unquantized_gemm)
+        UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts(process)
+        utils.dispatch_cpu_unquantized_gemm = record_packed_digest(utils.dispatch_cpu_unquantized_gemm)
         TopKTopPSampler.forward_cpu = untruncated_logprobs(TopKTopPSampler.forward_cpu)
         if is_interpreted():
             from vllm.v1.worker.gpu.sample import sampler
@@ -47,9 +47,9 @@ def apply_patches() -> None:
         Sampler._sample_random = untruncated_logits(Sampler._sample_random)
 
 
-def note_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
-    """On a CPU a linear layer is packed for its kernel and its weight thrown away, so nobody can ask later what it
-    computes with: take the digest of the weight that is handed to the packing, beside that."""
+def record_packed_digest(dispatch: Callable[..., None]) -> Callable[..., None]:
+    """Record the digest of each weight before it is packed. On a CPU vLLM packs linear layers for their kernel and
+    deletes the weight, so it could not be computed later."""
     digests = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
@@ -60,14 +60,14 @@ def note_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
             setattr(layer, PACKED_DIGEST, digests.submit(tensors_digest, parts))
         dispatch(layer, remove_weight)
         if matrix:
-            layer.cpu_linear = compute_two_rows(layer.cpu_linear)
+            layer.cpu_linear = pad_single_row(layer.cpu_linear)
 
     return packing
 
 
-def pack_experts_anew(process: Callable[..., None]) -> Callable[..., None]:
-    """On a CPU vLLM packs expert weights when it builds their kernel, which it does at the first load only; reloaded
-    ones would be read as if they were packed. So have the kernel built at each load."""
+def repack_experts(process: Callable[..., None]) -> Callable[..., None]:
+    """Build the expert kernel at each load. On a CPU vLLM packs expert weights when it builds the kernel, which it does
+    at the first load only; reloaded weights would be read as if they were packed."""
 
     @functools.wraps(process)
     def processing(self: Any, layer: Any) -> None:
@@ -77,9 +77,9 @@ def pack_experts_anew(process: Callable[..., None]) -> Callable[..., None]:
     return processing
 
 
-def compute_two_rows(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """oneDNN multiplies a single float32 row with other bits than the same row among others. So that a sequence does
-    not depend on its company, a single row is computed twice."""
+def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Compute a single row as two equal rows. oneDNN rounds a single float32 row differently from the same row in a
+    larger batch, so results would depend on the batch."""
 
     @functools.wraps(linear)
     def at_least_two(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -91,7 +91,7 @@ def compute_two_rows(linear: Callable[..., torch.Tensor]) -> Callable[..., torch
 
 
 def untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's first model runner: logits after temperature come in, sampled tokens and log-probs after top-p go out."""
+    """Return log-probs before top-p and top-k. For vLLM's V1 model runner, which returns them after top-p."""
 
     @functools.wraps(forward)
     def sample(self: Any, logits: torch.Tensor, generators: Any, k: Any, p: Any) -> Any:
@@ -105,7 +105,7 @@ def untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's second model runner: it takes log-probs of the logits that come back here."""
+    """Return untruncated logits. For vLLM's V2 model runner, which computes log-probs from the returned logits."""
 
     @functools.wraps(sample_random)
     def sample(

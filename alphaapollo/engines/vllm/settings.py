@@ -1,4 +1,4 @@
-"""How vLLM is set up: environment variables and engine arguments, with what each is for. Pure functions."""
+"""Environment variables and engine arguments of vLLM. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm import interpreted
 
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
-SHARED_MEMORY = "shared_memory"  # our own weight transfer, registered with vLLM by the extension
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room; a smaller one is padded
-RANDOM_SEED = 0  # of the engine itself: every request brings its own
+SHARED_MEMORY = "shared_memory"  # weight transfer registered with vLLM by the extension
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; a smaller rank is padded
+RANDOM_SEED = 0  # seed of the engine; every request has its own
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
-    """Environment variables of the engine's processes; they must stand before vLLM is imported and a core started."""
+    """Environment variables of the engine's processes. Set them before vLLM is imported."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": "0",  # the log goes to spec.log_path, see process.py
@@ -28,12 +28,12 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     if spec.device == "cpu":
         return variables | _cpu_environment(spec)
     if spec.transport == "ipc":
-        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # CUDA IPC handles are no plain data
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # needed to send CUDA IPC handles
     return variables
 
 
 def sockets_folder(spec: EngineSpec) -> str:
-    """Where vLLM makes its sockets: it never removes them, so they lie in what goes with the run."""
+    """Folder of vLLM's sockets. vLLM never removes them, so it is below the run's temporary folder."""
     return f"{spec.cleanup[0]}/sockets"
 
 
@@ -43,19 +43,19 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
         "OMP_NUM_THREADS": str(spec.rollout.cpu_threads or 1),
         "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve the other processes: up to 30 times slower
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # The same numbers whatever else is in the batch, together with the single-row patch of patches.py.
+        # With pad_single_row (patches.py): results do not depend on the rest of the batch.
         "VLLM_CPU_ATTN_SPLIT_KV": "0",
     }
     if tensor_parallel == 1:
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model runs in the core's process, not in one more
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the core's process
     if spec.rollout.router_replay:
         variables |= interpreted.ENVIRONMENT
     if spec.rollout.enforce_eager:
-        variables["TORCH_COMPILE_DISABLE"] = "1"  # else the first log-probs pay for a compilation
+        variables["TORCH_COMPILE_DISABLE"] = "1"  # avoids a compilation at the first log-probs
     return variables
 
 
-SET_BY: dict[str, str] = {  # arguments that are not the user's, with the key that sets them
+MANAGED_ARGUMENTS: dict[str, str] = {  # arguments set by the project -> the config key that sets them
     "model": "model.path",
     "trust_remote_code": "model.trust_remote_code",
     "dtype": "rollout.dtype",
@@ -97,19 +97,19 @@ SET_BY: dict[str, str] = {  # arguments that are not the user's, with the key th
     ),
 }
 
-REPLICAS = "every replica is an engine of its own, which rollout.num_engines counts"
-EXPERTS = (
-    "experts are not dealt to ranks: an engine splits each of them by tensors (rollout.tensor_model_parallel_size), so "
-    "that the proof of its weights counts every part once"
+NO_DATA_PARALLEL = "set the number of replicas by rollout.num_engines instead"
+NO_EXPERT_PARALLEL = (
+    "expert parallelism is not supported by the weight verification; experts are split by "
+    "rollout.tensor_model_parallel_size"
 )
-REFUSED: dict[str, str] = {  # arguments for which nothing is built here, with the reason
-    "enable_expert_parallel": EXPERTS,
-    "enable_eplb": EXPERTS,
-    "eplb_config": EXPERTS,
-    "expert_placement_strategy": EXPERTS,
-    "all2all_backend": EXPERTS,
+UNSUPPORTED_ARGUMENTS: dict[str, str] = {  # unsupported arguments -> reason
+    "enable_expert_parallel": NO_EXPERT_PARALLEL,
+    "enable_eplb": NO_EXPERT_PARALLEL,
+    "eplb_config": NO_EXPERT_PARALLEL,
+    "expert_placement_strategy": NO_EXPERT_PARALLEL,
+    "all2all_backend": NO_EXPERT_PARALLEL,
     **{
-        f"data_parallel_{name}": REPLICAS
+        f"data_parallel_{name}": NO_DATA_PARALLEL
         for name in (
             "size",
             "rank",
@@ -123,12 +123,12 @@ REFUSED: dict[str, str] = {  # arguments for which nothing is built here, with t
             "backend",
         )
     },
-    "pipeline_parallel_size": "engines split a model by tensors only (rollout.tensor_model_parallel_size)",
+    "pipeline_parallel_size": "engines support tensor parallelism only (rollout.tensor_model_parallel_size)",
 }
 
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs; the user's own come on top."""
+    """Keyword arguments of vLLM's AsyncEngineArgs; rollout.engine_kwargs.vllm overrides them."""
     own = _cpu_arguments(spec) if spec.device == "cpu" else _gpu_arguments(spec)
     return _shared_arguments(spec) | _update_arguments(spec) | own | spec.rollout.engine_kwargs.vllm
 
@@ -139,7 +139,7 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
         "model": spec.model_path,
         "trust_remote_code": spec.trust_remote_code,
         "skip_tokenizer_init": True,  # tokens in, tokens out
-        "generation_config": "vllm",  # the model folder's own sampling defaults are not asked
+        "generation_config": "vllm",  # ignore sampling defaults in the model folder
         "dtype": spec.dtype,
         "seed": RANDOM_SEED,
         "max_model_len": spec.max_model_len,
@@ -157,18 +157,18 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _update_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """How weights come; or one adapter at a time, on the weights that the engine has loaded."""
+    """Weight transfer, or one LoRA adapter on top of the loaded weights."""
     if spec.transport != "adapter":
         return {"weight_transfer_config": {"backend": spec.transport}}
-    room = next(size for size in LORA_RANKS if size >= spec.lora_rank)
-    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": room}
+    max_rank = next(size for size in LORA_RANKS if size >= spec.lora_rank)
+    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": max_rank}
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     return {
-        "block_size": spec.rollout.block_size,  # vLLM's 128 would share no prefix shorter than that
+        "block_size": spec.rollout.block_size,  # vLLM's default of 128 shares no shorter prefixes
         "kv_cache_memory_bytes": int(spec.rollout.kv_cache_gib * 2**30),
-        "enable_chunked_prefill": False,  # with per-request seeds it kills the CPU engine
+        "enable_chunked_prefill": False,  # crashes the CPU engine with per-request seeds
         "distributed_executor_backend": "uni" if spec.rollout.tensor_model_parallel_size == 1 else "mp",
     }
 
@@ -177,6 +177,6 @@ def _gpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     rollout = spec.rollout
     return {
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
-        "enable_sleep_mode": spec.shares_gpu,
+        "enable_sleep_mode": spec.is_colocated,
         "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
     }

@@ -1,4 +1,4 @@
-"""Are the user's own engine arguments ones that vLLM knows and that the project leaves to him?"""
+"""Check engine_kwargs.vllm: names must exist in vLLM and must not be set by the project."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.vllm.settings import REFUSED, SET_BY
+from alphaapollo.engines.vllm.settings import MANAGED_ARGUMENTS, UNSUPPORTED_ARGUMENTS
 from alphaapollo.utils.registry import nearest
 
 
 def check_engine_kwargs(rollout: Rollout, section: str) -> None:
-    """ValueError: a name of engine_kwargs.vllm that vLLM does not know, or that another key sets.
+    """Raise ValueError for a name in engine_kwargs.vllm that vLLM does not know or that another key sets.
 
-    section: where the program has its rollout, `rollout` or `actor_rollout_ref.rollout`.
+    section: config section of the rollout, `rollout` or `actor_rollout_ref.rollout`.
     """
     own = rollout.engine_kwargs.vllm
     if not own or rollout.name != "vllm":
         return
-    check_not_ours(own, f"{section}.engine_kwargs.vllm", section)
-    # in a process of its own: importing vLLM takes memory and fixes its settings
+    check_not_managed(own, f"{section}.engine_kwargs.vllm", section)
+    # in a subprocess: importing vLLM takes memory and freezes its settings
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        check_known(own, process.submit(known_arguments).result(), f"{section}.engine_kwargs.vllm")
+        check_known_arguments(own, process.submit(vllm_argument_names).result(), f"{section}.engine_kwargs.vllm")
 
 
-def check_not_ours(own: Collection[str], key: str, section: str) -> None:
-    """ValueError: a name that the project sets itself, or for which nothing is built here."""
+def check_not_managed(own: Collection[str], key: str, section: str) -> None:
+    """Raise ValueError for a name that the project sets or does not support."""
     prefix = section.removesuffix("rollout")
     for name in own:
-        if name in REFUSED:
-            raise ValueError(f"{key}.{name}: {REFUSED[name].replace('rollout.', f'{prefix}rollout.')}. Leave it out.")
-        if name in SET_BY:
-            by = SET_BY[name]
+        if name in UNSUPPORTED_ARGUMENTS:
+            reason = UNSUPPORTED_ARGUMENTS[name].replace("rollout.", f"{prefix}rollout.")
+            raise ValueError(f"{key}.{name}: {reason}. Remove it.")
+        if name in MANAGED_ARGUMENTS:
+            by = MANAGED_ARGUMENTS[name]
             whole = prefix + by if by.startswith(("model.", "rollout.")) else by
-            raise ValueError(f"{key}.{name}: {f'{whole} sets it' if by else 'the project decides it'}. Leave it out.")
+            owner = whole or "the project"
+            raise ValueError(f"{key}.{name} is set by {owner}. Remove it.")
 
 
-def check_known(own: Collection[str], known: Collection[str], key: str) -> None:
-    """ValueError: a name that is none of vLLM's."""
+def check_known_arguments(own: Collection[str], known: Collection[str], key: str) -> None:
+    """Raise ValueError for a name that vLLM does not know."""
     for name in own:
         if name not in known:
             near = nearest(name, sorted(known))
@@ -47,8 +49,8 @@ def check_known(own: Collection[str], known: Collection[str], key: str) -> None:
             raise ValueError(f"{key}.{name}: vLLM's EngineArgs has no such argument.{hint}")
 
 
-def known_arguments() -> set[str]:
-    """The names that vLLM's engine takes."""
+def vllm_argument_names() -> set[str]:
+    """Argument names of vLLM's AsyncEngineArgs."""
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     from dataclasses import fields
 

@@ -9,7 +9,7 @@ def generate(engine: FakeEngine, token_ids: list[int], sampling: Sampling):
     return asyncio.run(engine.generate(token_ids, sampling, "r"))
 
 
-def test_answers_are_a_function_of_context_and_seed():
+def test_answers_depend_on_context_and_seed():
     engine = FakeEngine(50, min_tokens=3, max_tokens=9)
     first = generate(engine, [1, 2], Sampling(20, seed=1, stop_token_ids=(99,)))
     assert first == generate(engine, [1, 2], Sampling(20, seed=1, stop_token_ids=(99,)))
@@ -19,12 +19,12 @@ def test_answers_are_a_function_of_context_and_seed():
     assert len(first.logprobs) == len(first.token_ids)
 
 
-def test_a_cut_answer_says_so():
+def test_truncated_answer_has_stop_reason_length():
     cut = generate(FakeEngine(50, min_tokens=5, max_tokens=5), [1], Sampling(2, stop_token_ids=(99,)))
     assert len(cut.token_ids) == 2 and cut.stop_reason is StopReason.LENGTH
 
 
-def test_it_takes_weights_on_trust():
+def test_weights_are_not_verified():
     engine = FakeEngine(50)
     assert not engine.holds_weights
     assert asyncio.run(engine.confirm_weights(7)) == WeightReceipt(7, "")
@@ -45,7 +45,7 @@ def test_an_answer_takes_time_and_a_slot():
     assert virtual_time.run(play()) == [8.0, 8.0, 16.0]
 
 
-def test_paused_it_keeps_what_it_has_and_goes_on_under_the_weights_of_then():
+def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
     engine = FakeEngine(50, script=lambda *_: [1] * 6, seconds_per_token=1.0)
 
     async def play() -> tuple[Completion, float]:
@@ -53,7 +53,7 @@ def test_paused_it_keeps_what_it_has_and_goes_on_under_the_weights_of_then():
         for version in (1, 2):
             await asyncio.sleep(1.5)
             await engine.pause()
-            await engine.pause()  # twice does no harm
+            await engine.pause()  # idempotent
             await asyncio.sleep(10)
             await engine.confirm_weights(version)
             await engine.resume()
@@ -64,7 +64,7 @@ def test_paused_it_keeps_what_it_has_and_goes_on_under_the_weights_of_then():
     assert answer.weight_versions == [0, 1, 1, 2, 2, 2] and answer.weight_version == 2
 
 
-def test_what_is_asked_of_a_paused_engine_waits():
+def test_requests_wait_while_paused():
     engine = FakeEngine(50)
 
     async def play() -> Completion:

@@ -33,7 +33,7 @@ def test_frequencies_follow_the_probabilities():
     assert all(abs(counts[token] / 2000 - prob) < 0.04 for token, prob in enumerate(PROBS))
 
 
-def test_top_k_and_top_p_leave_tokens_out_but_not_their_logprob():
+def test_top_k_and_top_p_do_not_change_logprobs():
     assert set(draw(Sampling(1, top_k=2))) == {0, 1}
     assert set(draw(Sampling(1, top_p=0.7))) == {0, 1}  # .5 is below .7, .5 + .3 crosses it
     assert set(draw(Sampling(1, top_p=0.5))) == {0}
@@ -48,7 +48,7 @@ def test_logprobs_are_after_temperature():
     assert token == 0 and math.isclose(logprob, math.log(squares[0] / sum(squares)), rel_tol=1e-6)
 
 
-def test_a_seed_repeats():
+def test_equal_seeds_give_equal_samples():
     def sequence() -> list[int]:
         generator = torch.Generator().manual_seed(5)
         return [sample_token(LOGITS, Sampling(1), generator)[0] for _ in range(20)]
@@ -56,8 +56,8 @@ def test_a_seed_repeats():
     assert sequence() == sequence()
 
 
-def test_asleep_it_holds_no_weights_and_takes_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(EngineSpec, "shares_gpu", True)
+def test_sleeping_engine_frees_weights_and_receives_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(EngineSpec, "is_colocated", True)
     folder = save_model("qwen3", tmp_path / "model")
     engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
     trained = dict(build_model("qwen3").named_parameters())
@@ -80,8 +80,8 @@ def test_asleep_it_holds_no_weights_and_takes_new_ones(tmp_path: Path, monkeypat
     assert asleep and digest == update.digest and all(map(math.isfinite, logprobs))
 
 
-def test_a_paused_answer_goes_on_with_the_new_weights(tmp_path: Path):
-    """Each token has the log-prob that the weights of its version give it, whatever was before."""
+def test_paused_answer_continues_with_new_weights(tmp_path: Path):
+    """Each token has the log-prob under the weights of its version."""
     folder = save_model("qwen3", tmp_path / "model")
     engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
     trained = dict(build_model("qwen3").named_parameters())

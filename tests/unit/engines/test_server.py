@@ -14,7 +14,7 @@ def pairs(words: list[str]) -> dict[str, str]:
     return {word: after for word, after in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
 
 
-def test_the_cpu_server_runs_as_our_engine_does() -> None:
+def test_cpu_server_has_engine_settings() -> None:
     words = server_command(spec("cpu"), "first", "127.0.0.1", 8000)
     given = pairs(words)
     assert words[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", "/model"]
@@ -29,7 +29,7 @@ def test_the_cpu_server_runs_as_our_engine_does() -> None:
     assert "VLLM_CONFIGURE_LOGGING" not in variables  # its log is shown
 
 
-def test_the_gpu_server() -> None:
+def test_gpu_server() -> None:
     kwargs = {"vllm": {"max_cudagraph_capture_size": 64}}
     words = server_command(spec("cuda", gpu_memory_utilization=0.9, engine_kwargs=kwargs), "m", "0.0.0.0", 80, "hermes")
     given = pairs(words)

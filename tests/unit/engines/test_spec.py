@@ -29,7 +29,7 @@ def test_threads_of_a_cpu_engine():
     assert environment(spec(cpu_threads=3))["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_step_takes_at_least_one_whole_sequence():
+def test_token_budget_of_a_step_holds_one_sequence():
     assert engine_arguments(spec(max_num_batched_tokens=64))["max_num_batched_tokens"] == 300
 
 
@@ -54,7 +54,7 @@ def test_gpu_settings(tmp_path):
     assert engine_arguments(spec("cuda", transport="nccl"))["weight_transfer_config"] == {"backend": "nccl"}
 
 
-def test_an_engine_that_serves_adapters_has_room_for_one():
+def test_adapter_engine_holds_one_adapter():
     arguments = engine_arguments(replace(spec("cuda", transport="adapter"), lora_rank=12))
     assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (True, 1, 16)
     assert "weight_transfer_config" not in arguments
@@ -62,5 +62,5 @@ def test_an_engine_that_serves_adapters_has_room_for_one():
 
 
 def test_a_fake_engine_needs_a_local_folder():
-    with pytest.raises(ValueError, match=r"org/model: has no config\.json"):
+    with pytest.raises(ValueError, match=r"org/model has no config\.json"):
         make_engine(spec(name="fake"))

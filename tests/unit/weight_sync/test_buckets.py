@@ -1,4 +1,4 @@
-"""The order in which parts are gathered and sent, by a recorded stream."""
+"""Order in which buckets are gathered and sent, with a recording stream."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from alphaapollo.weight_sync import buckets
-from alphaapollo.weight_sync.buckets import Batch, ahead, batches
+from alphaapollo.weight_sync.buckets import Bucket, make_buckets, prefetch
 
 
-def test_parts_are_cast_and_whole() -> None:
+def test_buckets_are_cast_and_complete() -> None:
     tensors = {"a": torch.ones(4), "b": torch.ones(2, 3).t()}
-    (part,) = batches(tensors.items(), torch.bfloat16)
+    (part,) = make_buckets(tensors.items(), torch.bfloat16)
     assert list(part) == ["a", "b"] and all(
         one.dtype == torch.bfloat16 and one.is_contiguous() for one in part.values()
     )
 
 
-def test_the_next_part_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_bucket_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     class Event:
@@ -48,15 +48,15 @@ def test_the_next_part_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the step")
-    monkeypatch.setattr(buckets, "BATCH_BYTES", 1)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
 
     def gather() -> Iterator[tuple[str, torch.Tensor]]:
         for number in (1, 2, 3):
             calls.append(f"gather {number}")
             yield str(number), torch.ones(1)
 
-    sent: list[Batch] = []
-    for part in ahead(batches(gather(), torch.float32)):
+    sent: list[Bucket] = []
+    for part in prefetch(make_buckets(gather(), torch.float32)):
         calls.append(f"send {' '.join(part)}")
         sent.append(part)
     assert len(sent) == 3

@@ -1,4 +1,4 @@
-"""Expected digests are worked out with Python's own integers."""
+"""Expected digests are computed with Python integers."""
 
 import random
 
@@ -26,14 +26,14 @@ def test_against_python_integers():
     assert format_digest(expected) == f"{expected:016x}" and format_digest(-1) == "f" * 16
 
 
-def test_zeros_count_nothing():
+def test_zeros_contribute_nothing():
     assert tensor_digest(torch.zeros(100)) == 0 == tensor_digest(torch.empty(0))
     padded = torch.zeros(8, 3)
     padded[:5] = weights = torch.randn(5, 3)
     assert tensor_digest(padded) == tensor_digest(weights)
 
 
-def test_layout_does_not_count():
+def test_digest_ignores_layout():
     weights = torch.randn(300, 500)  # more than one chunk
     digest = tensor_digest(weights)
     assert tensor_digest(weights.t()) == digest  # not contiguous
@@ -42,13 +42,13 @@ def test_layout_does_not_count():
     assert tensors_digest([weights[:100], weights[100:, :200], weights[100:, 200:]]) == digest
 
 
-def test_a_bfloat16_tensor_and_its_float32_copy_are_one():
+def test_bfloat16_tensor_and_float32_copy_have_one_digest():
     half = torch.randn(1000).to(torch.bfloat16)
     assert tensor_digest(half) == tensor_digest(half.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_smallest_change_counts(dtype):
+def test_one_changed_bit_changes_the_digest(dtype):
     weights = torch.randn(4096, dtype=dtype)
     digest = tensor_digest(weights)
     bits = weights.view(torch.int32 if dtype == torch.float32 else torch.int16)
@@ -59,7 +59,7 @@ def test_the_smallest_change_counts(dtype):
     assert tensor_digest(weights) == digest
 
 
-def test_a_sum_that_stays_is_seen():
+def test_changes_with_an_equal_sum_are_detected():
     assert tensor_digest(torch.tensor([1.0, 4.0])) != tensor_digest(torch.tensor([2.0, 3.0]))
     assert tensor_digest(torch.tensor([1.0])) != tensor_digest(torch.tensor([-1.0]))
     assert tensor_digest(torch.tensor([1.0, 1.0])) != tensor_digest(torch.tensor([1.0]))

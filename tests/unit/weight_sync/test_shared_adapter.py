@@ -17,7 +17,7 @@ def adapter() -> dict[str, torch.Tensor]:
     return {name: torch.randn((4, 6) if ".lora_A." in name else (6, 4)) for name in sorted(names)}
 
 
-def test_what_is_sent_is_a_folder_of_peft_with_a_scale_of_one(tmp_path: Path) -> None:
+def test_sent_folder_is_a_peft_adapter_with_scale_one(tmp_path: Path) -> None:
     sender = SharedAdapterSender(tmp_path / "w", torch.bfloat16)
     sender.send(adapter().items(), version=1)
     update = sender.send(adapter().items(), version=2)
@@ -33,17 +33,17 @@ def test_what_is_sent_is_a_folder_of_peft_with_a_scale_of_one(tmp_path: Path) ->
     assert not (tmp_path / "w").exists()
 
 
-def test_a_rank_that_does_not_write_still_gathers(tmp_path: Path) -> None:
+def test_non_writing_rank_still_gathers(tmp_path: Path) -> None:
     gathered = []
     sender = SharedAdapterSender(tmp_path / "w", torch.float32, is_writer=False)
     assert sender.send(((gathered.append(name), (name, tensor))[1] for name, tensor in adapter().items()), 1) is None
     assert gathered == list(adapter()) and not (tmp_path / "w").exists()
 
 
-def test_a_full_shared_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_error_says_how_to_fix_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(ValueError, match=r"No space left.*needs 0\.00 GiB.*more shared memory"):
+    with pytest.raises(ValueError, match=r"No space left.*needs 0\.00 GiB.*Increase shared memory"):
         SharedAdapterSender(tmp_path / "w", torch.float32).send(adapter().items(), version=1)

@@ -22,7 +22,7 @@ def read(folder: Path, update: WeightUpdate) -> dict[str, torch.Tensor]:
     return read
 
 
-def test_what_is_sent_can_be_read_and_its_digest_is_told(tmp_path):
+def test_sent_tensors_can_be_read_and_match_the_digest(tmp_path):
     sent = tensors()
     update = SharedMemorySender(tmp_path / "w", torch.float32).send(sent.items(), version=7)
     assert update is not None and update.version == 7 and update.folder == "v7"
@@ -38,15 +38,15 @@ def test_tensors_are_cast_to_the_engines_dtype_before_the_digest(tmp_path):
     assert all(torch.equal(read(tmp_path / "w", update)[name], cast[name]) for name in cast)
 
 
-def test_large_models_go_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, "BATCH_BYTES", 100)
+def test_large_models_are_sent_in_buckets(tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 100)
     update = SharedMemorySender(tmp_path / "w", torch.float32).send(tensors().items(), version=0)
     assert len(list((tmp_path / "w" / "v0").iterdir())) == 2  # 96 + 32 bytes, then 60
     assert read(tmp_path / "w", update).keys() == tensors().keys()
     assert update.digest == format_digest(tensors_digest(tensors().values()))
 
 
-def test_one_version_at_a_time_and_nothing_after_release(tmp_path):
+def test_only_one_version_exists_and_none_after_release(tmp_path):
     sender = SharedMemorySender(tmp_path / "w", torch.float32)
     sender.send(tensors().items(), version=1)
     sender.send(tensors().items(), version=2)
@@ -56,7 +56,7 @@ def test_one_version_at_a_time_and_nothing_after_release(tmp_path):
     sender.release()
 
 
-def test_a_rank_that_does_not_write_still_gathers(tmp_path):
+def test_non_writing_rank_still_gathers(tmp_path):
     gathered = []
 
     def gather():
@@ -70,10 +70,10 @@ def test_a_rank_that_does_not_write_still_gathers(tmp_path):
     assert gathered == list(tensors()) and not (tmp_path / "w").exists()
 
 
-def test_a_full_shared_memory_says_what_to_do(tmp_path, monkeypatch):
+def test_full_shared_memory_error_says_how_to_fix_it(tmp_path, monkeypatch):
     def full(batch, path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(ValueError, match=r"No space left.*needs 0\.00 GiB.*more shared memory"):
+    with pytest.raises(ValueError, match=r"No space left.*needs 0\.00 GiB.*Increase shared memory"):
         SharedMemorySender(tmp_path / "w", torch.float32).send(tensors().items(), version=1)

@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from alphaapollo.weight_sync.transport import Transport, feeders, make_sender, transport_kind, weights_folder
+from alphaapollo.weight_sync.transport import Transport, assign_writers, make_sender, transport_kind, weights_folder
 
 
-def test_kind_by_where_the_engines_run():
+def test_transport_depends_on_where_the_engines_run():
     assert transport_kind("cpu", colocate=True, vllm_on_ray=True) == "shared_memory"
     assert transport_kind("cuda", colocate=True, vllm_on_ray=True) == "ipc"
     assert transport_kind("cuda", colocate=False, vllm_on_ray=True) == "nccl"
@@ -12,13 +12,13 @@ def test_kind_by_where_the_engines_run():
 
 
 def test_one_rank_of_each_node_with_engines_writes_for_them():
-    assert feeders(["a", "a", "b", "b", "c"], {"a", "b"}) == ["a", None, "b", None, None]
-    assert feeders(["a", "b", "a"], ["b", "b"]) == [None, "b", None]
+    assert assign_writers(["a", "a", "b", "b", "c"], {"a", "b"}) == ["a", None, "b", None, None]
+    assert assign_writers(["a", "b", "a"], ["b", "b"]) == [None, "b", None]
 
 
-def test_nodes_that_share_a_machine_do_not_share_weights(tmp_path: Path):
+def test_nodes_on_one_machine_have_separate_weight_folders(tmp_path: Path):
     transport = Transport("shared_memory", "float32", str(tmp_path), num_engine_ranks=2)
-    senders = [make_sender(transport, rank, feeds, "", None) for rank, feeds in enumerate(["a", None, "b"])]
+    senders = [make_sender(transport, rank, writes_for, "", None) for rank, writes_for in enumerate(["a", None, "b"])]
     updates = [sender.send([], version=3) for sender in senders]
     assert updates[0] == updates[2] and updates[1] is None
     assert {path.name for path in (tmp_path / "weights").iterdir() if (path / "v3").is_dir()} == {"a", "b"}

@@ -1,19 +1,19 @@
 import pytest
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weight_sync.verification import WeightSyncError, agreed, check_sound
+from alphaapollo.weight_sync.verification import WeightSyncError, check_probe_finite, common_update
 
 
-def test_ranks_that_write_have_sent_the_same():
+def test_writing_ranks_must_send_equal_updates():
     update = WeightUpdate(4, "ab", "v4")
-    assert agreed([None, update, None, WeightUpdate(4, "ab", "v4")]) == update
+    assert common_update([None, update, None, WeightUpdate(4, "ab", "v4")]) == update
     with pytest.raises(WeightSyncError, match="different weights as version 4: digests ab and cd"):
-        agreed([update, None, WeightUpdate(4, "cd", "v4")])
+        common_update([update, None, WeightUpdate(4, "cd", "v4")])
 
 
-def test_ruined_weights_are_told_apart_from_an_engine_that_is_wrong():
-    check_sound([-1.0, -500.0], 3)
-    with pytest.raises(FloatingPointError, match=r"log-prob of nan \(before publish 3\): its weights are ruined"):
-        check_sound([-1.0, float("nan")], 3)
-    with pytest.raises(FloatingPointError, match=r"log-prob of -1e\+06"):
-        check_sound([-1.0, -1e6], 0)
+def test_corrupt_weights_raise_floating_point_error():
+    check_probe_finite([-1.0, -500.0], 3)
+    with pytest.raises(FloatingPointError, match=r"weights are corrupt: .* log-prob nan \(before publish 3\)"):
+        check_probe_finite([-1.0, float("nan")], 3)
+    with pytest.raises(FloatingPointError, match=r"log-prob -1e\+06"):
+        check_probe_finite([-1.0, -1e6], 0)

@@ -1,4 +1,4 @@
-"""An engine that serves adapters, with a recorder in the place of vLLM."""
+"""Engine that serves LoRA adapters, with a recorder instead of vLLM."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from typing import Any, get_args
 
 import pytest
-
 from alphaapollo.config.check_lora import LARGEST_SERVED
+
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.settings import LORA_RANKS
-from alphaapollo.weight_sync.transport import Kind
+from alphaapollo.weight_sync.transport import TransportKind
 
 pytest.importorskip("vllm")
 
@@ -32,7 +32,7 @@ class Recorder:
         return call
 
 
-def calls_of(transport: Kind, *methods: str, **rollout: Any) -> list[tuple[Any, ...]]:
+def calls_of(transport: TransportKind, *methods: str, **rollout: Any) -> list[tuple[Any, ...]]:
     spec = EngineSpec(0, "org/model", False, Rollout(**rollout), "cuda", "bfloat16", 64, "log", transport, lora_rank=8)
     engine, recorder = VllmEngine(spec), Recorder()
 
@@ -47,12 +47,12 @@ def calls_of(transport: Kind, *methods: str, **rollout: Any) -> list[tuple[Any, 
     return recorder.calls
 
 
-def test_weights_that_do_not_come_anew_are_kept_in_host_memory() -> None:
+def test_base_weights_are_kept_in_host_memory_while_asleep() -> None:
     assert calls_of("adapter", "sleep", "wake_weights")[0] == ("sleep", 1, "keep")
     assert calls_of("ipc", "sleep", "wake_weights")[0] == ("sleep", 2, "keep")
 
 
-def test_an_adapter_takes_the_place_of_the_last_one() -> None:
+def test_new_adapter_replaces_the_last_one() -> None:
     calls = calls_of("adapter", "receive_weights", "receive_weights")
     assert [call[0] for call in calls] == ["add_lora", "remove_lora", "add_lora"]
     first, (_, removed), second = calls[0][1], calls[1], calls[2][1]
@@ -60,7 +60,7 @@ def test_an_adapter_takes_the_place_of_the_last_one() -> None:
     assert (second.lora_int_id, second.lora_path) == (2, "/shm/v2") and second.lora_name != first.lora_name
 
 
-def test_ranks_of_adapters_are_those_that_vllm_has_room_for() -> None:
+def test_adapter_rank_is_rounded_up_to_one_vllm_supports() -> None:
     from vllm.config.lora import MaxLoRARanks
 
     assert get_args(MaxLoRARanks) == LORA_RANKS

@@ -1,12 +1,12 @@
-"""The patches on stand-ins for vLLM's parts; the real ones are in tests/loop/test_engine*.py."""
+"""Patches applied to stubs of vLLM; tests/loop/test_engine*.py run the real ones."""
 
 import torch
 
-from alphaapollo.engines.vllm.patches import compute_two_rows, untruncated_logits, untruncated_logprobs
+from alphaapollo.engines.vllm.patches import pad_single_row, untruncated_logits, untruncated_logprobs
 from alphaapollo.weight_sync.vllm_digest import tied_layers
 
 
-def test_a_single_row_is_computed_among_two():
+def test_single_row_is_computed_as_two():
     rows = []
 
     def linear(x, weight, bias):
@@ -14,7 +14,7 @@ def test_a_single_row_is_computed_among_two():
         return torch.nn.functional.linear(x, weight, bias)
 
     weight, x = torch.randn(4, 3), torch.randn(5, 3)
-    patched = compute_two_rows(linear)
+    patched = pad_single_row(linear)
     torch.testing.assert_close(patched(x[:1], weight, None), x[:1] @ weight.t())
     torch.testing.assert_close(patched(x, weight, None), x @ weight.t())
     assert patched(x[0], weight, None).shape == (4,)
@@ -32,7 +32,7 @@ def test_logprobs_are_taken_before_truncation():
     sampled, logprobs = untruncated_logprobs(sampler)(None, logits.clone(), {}, torch.tensor([1]), None)
     assert sampled.item() == 0 and torch.equal(logprobs, expected)
     _, untouched = untruncated_logprobs(sampler)(None, logits.clone(), {}, None, None)
-    assert untouched[0, 0] == 0.0  # nothing to mend: what the sampler says
+    assert untouched[0, 0] == 0.0  # unchanged
 
 
 def test_logits_are_taken_before_truncation():

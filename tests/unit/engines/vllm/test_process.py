@@ -8,7 +8,7 @@ import pytest
 from alphaapollo.engines.vllm.process import log_to_file, process_environment
 
 
-def test_a_librarys_log_goes_to_its_file_and_nowhere_else(tmp_path, capsys):
+def test_library_log_goes_to_its_file_only(tmp_path, capsys):
     path = tmp_path / "engine.log"
     log_to_file("some_library", str(path))
     logging.getLogger("some_library.part").info("loading %d layers", 3)
@@ -37,7 +37,7 @@ def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
     assert log.read_text() == "hello\nfrom C" and not weights.exists()
 
 
-def test_the_front_end_itself_is_no_engine_process(monkeypatch):
+def test_owner_process_is_not_set_up_as_engine_process(monkeypatch):
     from alphaapollo.engines.vllm.process import enter_engine_process
 
     for name, value in process_environment("unused.log", []).items():
