@@ -1,4 +1,4 @@
-r"""Where the final answer stands in a text: `<answer>...</answer>`, `\boxed{...}`, `#### ...`."""
+r"""Extraction of the final answer that a text marks: `<answer>...</answer>`, `\boxed{...}`, `#### ...`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
 BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
 
 
-def answer_tag(text: str) -> str | None:
-    """The content of the last complete `<answer>` tag."""
+def find_marked_answer(text: str) -> str | None:
+    r"""Return the answer marked as final: `<answer>` (or a `\boxed` in it), else `\boxed`, else `####`."""
+    tag = find_answer_tag(text)
+    boxed = find_boxed(text if tag is None else tag)
+    if boxed is not None:
+        return boxed
+    return find_after_hashes(text) if tag is None else tag
+
+
+def find_answer_tag(text: str) -> str | None:
+    """Return the content of the last complete `<answer>` tag."""
     contents = ANSWER_TAG.findall(text)
     return contents[-1].strip() if contents else None
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{...}` (or `\fbox`), braces balanced; of nested ones, the inner.
+def find_boxed(text: str) -> str | None:
+    r"""Return the content of the last complete `\boxed{...}` (or `\fbox`), the inner one of nested boxes.
 
-    Where there is none, what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`).
+    Without one, return what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`).
     """
-    opened: list[int | None] = []  # per open brace: where its content starts, if it is a box's
+    opened: list[int | None] = []  # for each open brace: start of the content if it opens a box
     last: tuple[int, int] | None = None
     for brace in BRACE.finditer(text):
         if brace[0] != "}":
@@ -33,18 +42,8 @@ def last_boxed(text: str) -> str | None:
     return bare[-1].strip() if bare else None
 
 
-def after_hashes(text: str) -> str | None:
-    """The rest of the line after the last `####`."""
+def find_after_hashes(text: str) -> str | None:
+    """Return the rest of the line after the last `####`."""
     if "####" not in text:
         return None
     return text.rpartition("####")[2].strip().partition("\n")[0].strip()
-
-
-def marked_answer(text: str) -> str | None:
-    r"""The answer that the text marks as final: `<answer>` (and a `\boxed` in it), else `\boxed`, else `####`."""
-    tag = answer_tag(text)
-    if tag is not None:
-        boxed = last_boxed(tag)
-        return tag if boxed is None else boxed
-    boxed = last_boxed(text)
-    return after_hashes(text) if boxed is None else boxed

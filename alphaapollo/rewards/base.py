@@ -1,12 +1,12 @@
-"""What a reward function is, which one grades a data source, and what its answer means.
+"""The contract of a reward function, and the conversion of its result to a Score.
 
-A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`: by the name of its second parameter it gets
-the text that is graded, or the whole episode (see `types.Episode`). It returns
+A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`: the name of its second parameter decides
+whether it gets the graded text or the whole `types.Episode`. It returns
   * a number: the reward, or
-  * a dict of named numbers: `reward` is the total if it is there, else the total is their sum; the other names are
-    components, shown in metrics and used by filters (`accuracy`), or
-  * a `Score`, which can also say that an answer could not be read, or that grading failed, and why.
-Whatever else it returns or raises is a failure with a reason, never a reward of 0.
+  * a dict of named numbers: the total is `reward` if present, else the sum; the other entries are components, which
+    are shown in metrics and used by filters (`accuracy`), or
+  * a `Score`, which can also report a wrong format or a failure with its reason.
+Any other result, and any exception, is a failure with a reason and never a reward of 0.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ RewardResult = float | Mapping[str, float] | Score
 RewardFunction = Callable[[Prompt, str], RewardResult]
 ResultT = TypeVar("ResultT")
 
-
-LARGEST = 1e9  # of a reward: its square, summed over a batch, is still a number in float32
+MAX_REWARD = 1e9  # its square, summed over a batch, is still finite in float32
 
 
 def to_score(result: object) -> Score:
-    """What a reward function returned, as a Score.
+    """Convert the result of a reward function.
 
     Raises:
-        ValueError: NaN or infinite. TypeError: not a number, dict of numbers or Score.
+        ValueError: NaN, infinite or too large. TypeError: not a number, dict of numbers or Score.
     """
     if isinstance(result, Score) and result.outcome.failed:
-        return failure(result.reason)
+        return failed_score(result.reason)
     if isinstance(result, Score):
         components = {name: to_number(value, f"component {name!r}") for name, value in result.components.items()}
         return Score(to_number(result.reward, "the reward"), components, result.outcome, result.reason)
@@ -49,36 +48,55 @@ def to_score(result: object) -> Score:
     return Score(math.fsum(parts.values()), parts)
 
 
-def to_number(value: object, what: str) -> float:
-    """What a reward function or component gave as one number; `what` names it (errors as to_score's)."""
-    if hasattr(value, "item"):  # a NumPy number, or a tensor or array
-        with contextlib.suppress(ValueError, RuntimeError):  # of several: refused below
+def to_number(value: object, name: str) -> float:
+    """Convert a Python or NumPy number or a one-element tensor. `name` describes it in errors (see `to_score`)."""
+    if hasattr(value, "item"):
+        with contextlib.suppress(ValueError, RuntimeError):  # several elements: rejected below
             value = value.item()
     if not isinstance(value, Real):
         length = f" of length {len(value)}" if isinstance(value, Sized) and not isinstance(value, str) else ""
         raise TypeError(
-            f"{what} is a {type(value).__name__}{length}; a reward function returns one number, or a dict of named "
-            "numbers, for one completion"
+            f"{name} is a {type(value).__name__}{length}. Return one number, or a dict of named numbers, for one "
+            "completion."
         )
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not abs(number) <= LARGEST:  # nan, too
-        raise ValueError(f"{what} is {number:g}; a number from -{LARGEST:g} to {LARGEST:g} is wanted")
+    if not abs(number) <= MAX_REWARD:  # NaN, too
+        raise ValueError(f"{name} is {number:g}. Return a finite number from -{MAX_REWARD:g} to {MAX_REWARD:g}.")
     return number
 
 
-def failure(reason: str) -> Score:
-    """A grader's failure: no reward, to be masked."""
+def accuracy_score(is_correct: bool) -> Score:
+    """Score of 1 or 0, with the same number as its `accuracy`."""
+    return Score(float(is_correct), {"accuracy": float(is_correct)})
+
+
+def wrong_format(reason: str) -> Score:
+    """Score of 0 for a completion from which no answer can be read."""
+    return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, reason)
+
+
+def failed_score(reason: str) -> Score:
+    """Score of a grader that failed: no reward. Its trajectory is left out of training."""
     return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)
 
 
 def takes_trajectory(function: Callable[..., Any]) -> bool:
-    """Whether its second parameter is named `trajectory`."""
+    """Whether the second parameter is named `trajectory`."""
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
 
 
-def on_episodes(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
-    """The function of an episode, which it gets whole if it takes a trajectory, else as its text."""
+def accept_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
+    """Wrap a function to take an Episode, which it gets whole if it takes a trajectory, and as its text otherwise."""
     return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
+
+
+def signature_mismatch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Why the function cannot be called with these arguments; empty if it can."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return ""

@@ -1,28 +1,21 @@
-"""The answer must be the ground truth, word for word (white space aside)."""
+"""Exact match with the ground truth, ignoring white space."""
 
 from __future__ import annotations
 
-from alphaapollo.rewards.answer_extraction import answer_tag
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.rewards.answer_extraction import find_answer_tag
+from alphaapollo.rewards.base import accuracy_score, wrong_format
+from alphaapollo.types import Prompt, Score
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the last `<answer>` tag, or the whole text where there is none, equals the ground truth, else 0.
+    """1 if the last `<answer>` tag (without one, the whole text) has the words of the ground truth, else 0.
 
     Wrong format: an `<answer>` that is not closed, or an empty answer.
     """
     if prompt.ground_truth is None:
         raise ValueError("the prompt has no ground truth")
-    answer = answer_tag(completion)
-    if answer is None:
-        if "<answer>" in completion:
-            return _unreadable("<answer> is not closed")
-        answer = completion
-    if not answer.strip():
-        return _unreadable("the answer is empty")
-    accuracy = float(answer.split() == prompt.ground_truth.split())
-    return Score(accuracy, {"accuracy": accuracy})
-
-
-def _unreadable(reason: str) -> Score:
-    return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, reason)
+    answer = find_answer_tag(completion)
+    if answer is None and "<answer>" in completion:
+        return wrong_format("<answer> is not closed")
+    words = (completion if answer is None else answer).split()
+    return accuracy_score(words == prompt.ground_truth.split()) if words else wrong_format("the answer is empty")

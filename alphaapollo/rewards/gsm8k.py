@@ -1,8 +1,7 @@
-r"""Word problems whose answer is one number.
+r"""Word problems with one number as the answer.
 
-The number is the last one of the marked answer (`<answer>`, `\boxed`, `####`: see extract.marked_answer), or of the
-whole text where none is marked. Numbers are compared as exact fractions: `1,200`, `$1200.00`, `1.2e3`
-and `2400/2` are equal.
+The number is the last one of the marked answer (`<answer>`, `\boxed`, `####`), or of the whole text if none is marked.
+Numbers are compared as exact fractions: `1,200`, `$1200.00`, `1.2e3` and `2400/2` are equal.
 """
 
 from __future__ import annotations
@@ -10,34 +9,32 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from alphaapollo.rewards.answer_extraction import marked_answer
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.rewards.answer_extraction import find_marked_answer
+from alphaapollo.rewards.base import accuracy_score, wrong_format
+from alphaapollo.types import Prompt, Score
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
-MAX_DIGITS = 200  # a model that repeats itself; Python refuses to read numbers of thousands of digits
+MAX_DIGITS = 200  # bounds degenerate repetition; Python refuses to parse numbers of thousands of digits
 THOUSANDS = re.compile(r"(?<=\d)(?:\\[,;!]|\{,\}|,\\!|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")  # 1{,}000
-SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")  # 1 000; in a text, 5 100 may be two numbers
+SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")  # 1 000; outside a marked answer, 5 100 may be two numbers
 POWER_OF_TEN = re.compile(r"(?<=\d)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*\{?\s*([-+]?\d+)\s*\}?")
-DATE = re.compile(r"\b\d{4}-(?:0[1-9]|1[0-2])(?:-\d{2})?\b(?!\s*=)")  # no number, nor a subtraction
+DATE = re.compile(r"\b\d{4}-(?:0[1-9]|1[0-2])(?:-\d{2})?\b(?!\s*=)")  # neither a number nor a subtraction
 UNSIGNED = r"(?:(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?)"
-# A minus sign belongs to the number unless it subtracts (5-3, x-3); a currency sign may stand between.
+# A minus sign belongs to the number unless it subtracts (5-3, x-3); a currency sign may follow it.
 NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSIGNED}))?")
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the completion's number equals the ground truth's, else 0; wrong format where there is no number."""
+    """1 if the completion's number equals the ground truth's, else 0. Wrong format: no number."""
     if prompt.ground_truth is None or (truth := read_number(prompt.ground_truth)) is None:
         raise ValueError(f"the ground truth {prompt.ground_truth!r} has no number")
     answer = read_number(completion)
-    if answer is None:
-        return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number in the answer")
-    accuracy = float(answer == truth)
-    return Score(accuracy, {"accuracy": accuracy})
+    return wrong_format("no number in the answer") if answer is None else accuracy_score(answer == truth)
 
 
 def read_number(text: str) -> Fraction | None:
-    """The final number of a text."""
-    marked = marked_answer(text)
+    """Return the final number of a text."""
+    marked = find_marked_answer(text)
     if marked is not None:
         marked = SPACED.sub(lambda number: number[0].replace(" ", ""), marked)
     answer = LATEX_FRACTION.sub(r"\1/\2", text if marked is None else marked)
@@ -47,7 +44,7 @@ def read_number(text: str) -> Fraction | None:
 
 
 def _to_fraction(sign: str, numerator: str, denominator: str) -> Fraction | None:
-    if _num_digits(numerator) + _num_digits(denominator) > MAX_DIGITS:
+    if _count_digits(numerator) + _count_digits(denominator) > MAX_DIGITS:
         return None
     value = Fraction(numerator.replace(",", ""))
     divisor = Fraction(denominator.replace(",", "") or 1)
@@ -56,8 +53,8 @@ def _to_fraction(sign: str, numerator: str, denominator: str) -> Fraction | None
     return -value / divisor if sign else value / divisor
 
 
-def _num_digits(number: str) -> int:
-    """At most how many it has when it is written out."""
+def _count_digits(number: str) -> int:
+    """Upper bound of the digits of a number without its exponent, e.g. 4 for `1e3`."""
     mantissa, _, exponent = number.lower().partition("e")
     if len(exponent) > len(str(MAX_DIGITS)) + 1:
         return MAX_DIGITS + 1

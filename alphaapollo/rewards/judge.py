@@ -1,6 +1,8 @@
-"""A language model as judge, behind an OpenAI-compatible server (OpenAI's, or vLLM's).
+"""A language model as judge, behind an OpenAI-compatible server: its requests, retries and verdicts.
 
-What it answers is read strictly: a reply without a verdict is a failure of the grader, never a 0.
+The openai client retries a request `reward.judge.max_retries` times, with growing pauses, after status 408, 409, 429 or
+5xx and after a broken connection. A reply without a verdict is a failure of the grader, never a reward of 0; as any
+failed grade, it is requested once more (grader_processes.client).
 """
 
 from __future__ import annotations
@@ -10,58 +12,58 @@ from collections.abc import Mapping
 from typing import Any
 
 from alphaapollo.config.schema import Judge
-from alphaapollo.rewards.base import RewardFunction, failure
-from alphaapollo.rewards.openai_client import NOT_AS_OPENAI, client_options
+from alphaapollo.rewards.base import RewardFunction, failed_score
+from alphaapollo.rewards.openai_client import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import Prompt, Score
 
 VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
 THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
-SHOWN = 120  # characters of a reply in a reason
+MAX_SHOWN = 120  # characters of a reply in a reason
 
 
-def make(settings: Mapping[str, Any]) -> RewardFunction:
-    """The reward function of `reward.judge`.
+def make_judge(settings: Mapping[str, Any]) -> RewardFunction:
+    """Make the reward function of `reward.judge`.
 
     Raises:
-        ValueError: no model is named, the openai package is missing, or no key where the server is OpenAI's own.
+        ValueError: no model is set, the openai package is missing, or OpenAI's own server has no key.
     """
     judge = Judge(**settings)
     if not judge.model:
-        raise ValueError("reward.judge.model is empty: name the model that judges.")
-    options = client_options("reward.judge", judge.base_url, judge.api_key_env, judge.timeout, judge.max_retries)
+        raise ValueError("reward.judge.model is empty. Set it to the model that judges.")
+    connection = make_connection_options("reward.judge", judge.base_url, judge.api_key_env)
     import openai
 
-    client = openai.OpenAI(**options)
+    client = openai.OpenAI(**connection, timeout=judge.timeout, max_retries=judge.max_retries)
 
     def grade(prompt: Prompt, completion: str) -> Score:
         """The judge's score, from 0 to 1; `accuracy` is 1 from 0.5 on."""
         try:
             reply = client.chat.completions.create(
                 model=judge.model,
-                messages=[{"role": "user", "content": question(judge.prompt, prompt, completion)}],
+                messages=[{"role": "user", "content": fill_template(judge.prompt, prompt, completion)}],
                 temperature=judge.temperature,
                 max_tokens=judge.max_tokens,
             )
-            said = reply.choices[0].message.content
+            text = reply.choices[0].message.content
         except openai.APIError as error:
-            return failure(f"the judge gave no answer: {type(error).__name__}: {error}")
-        except NOT_AS_OPENAI as error:
-            return failure(f"the judge's server does not answer as OpenAI's does: {type(error).__name__}: {error}")
-        return read_verdict(said)
+            return failed_score(f"the judge gave no answer: {type(error).__name__}: {error}")
+        except MALFORMED_RESPONSE_ERRORS as error:
+            return failed_score(f"the judge's server is not OpenAI-compatible: {type(error).__name__}: {error}")
+        return read_verdict(text)
 
     return grade
 
 
-def question(template: str, prompt: Prompt, completion: str) -> str:
-    """What the judge is asked: the template with {question}, {ground_truth} and {answer} filled in, once each.
+def fill_template(template: str, prompt: Prompt, completion: str) -> str:
+    """Fill {question}, {ground_truth} and {answer} into the template, once each.
 
     Thoughts before `</think>` are left out of the answer.
     """
-    asked = prompt.content
-    if not isinstance(asked, str):
-        asked = "\n\n".join(message["content"] for message in asked if message["role"] == "user")
+    question = prompt.content
+    if not isinstance(question, str):
+        question = "\n\n".join(message["content"] for message in question if message["role"] == "user")
     fields = {
-        "question": asked,
+        "question": question,
         "ground_truth": "none is given" if prompt.ground_truth is None else prompt.ground_truth,
         "answer": THOUGHTS.sub("", completion).strip(),
     }
@@ -69,12 +71,12 @@ def question(template: str, prompt: Prompt, completion: str) -> str:
 
 
 def read_verdict(reply: str | None) -> Score:
-    """The last line `SCORE: x` of a reply, 0 <= x <= 1; a failure where there is none."""
+    """Read the last line `SCORE: x` of a reply, 0 <= x <= 1; without one, the grade failed."""
     text = THOUGHTS.sub("", reply or "")
     scores = [float(number) for number in VERDICT.findall(text)]
-    end = " ".join(text.split())[-SHOWN:]
+    end = " ".join(text.split())[-MAX_SHOWN:]
     if not scores:
-        return failure(f"the judge's answer has no line 'SCORE: ...': {end!r}")
+        return failed_score(f"the judge's answer has no line 'SCORE: ...': {end!r}")
     if not 0 <= scores[-1] <= 1:
-        return failure(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
+        return failed_score(f"the judge's score {scores[-1]:g} is not between 0 and 1: {end!r}")
     return Score(scores[-1], {"accuracy": float(scores[-1] >= 0.5)})

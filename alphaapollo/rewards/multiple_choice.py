@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from alphaapollo.rewards.answer_extraction import marked_answer
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.rewards.answer_extraction import find_marked_answer
+from alphaapollo.rewards.base import accuracy_score, wrong_format
+from alphaapollo.types import Prompt, Score
 
-# `B`, `(b)`, `B. Paris`, `Option B: Paris`, `B is correct`; a small letter in brackets, or alone, for "a" is a word
+# `B`, `(b)`, `B. Paris`, `Option B: Paris`, `B is correct`; a lower-case letter in brackets or alone ("a" is a word)
 LETTER = re.compile(
     r"\s*(?:[Oo]ption\s+|[Cc]hoice\s+)?(?:[(\[]\s*([A-Za-z])\s*[)\]]|([A-Z])(?=\s*(?:[.):,]|$|\n))"
     r"|([A-Za-z])(?=\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b|\)|\.?\s*$))",
@@ -18,37 +19,33 @@ STATED = re.compile(r"(?i:answer|choice|option)(?:\s+(?i:is|should be|would be))
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the letter is the ground truth's, else 0; wrong format where no letter is chosen.
+    """1 if the chosen letter is the ground truth's, else 0. Wrong format: no letter is chosen.
 
     Raises:
         ValueError: the ground truth is no letter.
     """
-    if (truth := letter(prompt.ground_truth or "")) is None:
+    if (truth := read_letter(prompt.ground_truth or "")) is None:
         raise ValueError(f"the ground truth {prompt.ground_truth!r} is not a letter of multiple choice")
     chosen = find_letter(completion)
-    if chosen is None:
-        return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no letter is chosen")
-    accuracy = float(chosen == truth)
-    return Score(accuracy, {"accuracy": accuracy})
+    return wrong_format("no letter is chosen") if chosen is None else accuracy_score(chosen == truth)
 
 
 def find_letter(text: str) -> str | None:
-    """The letter of the marked answer; without one, that after the last "answer is", else the last line's, if it
-    begins with one."""
-    marked = marked_answer(text)
+    """Return the letter of the marked answer, else the one after the last "answer is", else of the last line."""
+    marked = find_marked_answer(text)
     if marked is not None:
-        return letter(marked) or _stated(marked)
+        return read_letter(marked) or _find_stated(marked)
     lines = text.strip().splitlines()
-    return _stated(text) or (letter(lines[-1]) if lines else None)
+    return _find_stated(text) or (read_letter(lines[-1]) if lines else None)
 
 
-def letter(text: str) -> str | None:
-    """The letter that a text begins with."""
+def read_letter(text: str) -> str | None:
+    """Return the letter with which a text begins."""
     found = LETTER.match(LATEX.sub("", text).strip())
     return (found[1] or found[2] or found[3]).upper() if found else None
 
 
-def _stated(text: str) -> str | None:
+def _find_stated(text: str) -> str | None:
     bare = LATEX.sub("", text)
-    letters = [letter(bare[stated.end() :].split("\n")[0]) for stated in STATED.finditer(bare)]
+    letters = [read_letter(bare[stated.end() :].split("\n")[0]) for stated in STATED.finditer(bare)]
     return next((found for found in reversed(letters) if found), None)

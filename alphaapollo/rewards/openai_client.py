@@ -1,33 +1,27 @@
-"""OpenAI-compatible servers, as the judge and self-evolution speak to them: how a client is made, and what may go
-wrong with a reply."""
+"""Connection settings for OpenAI-compatible servers, shared by the judge and by self-evolution."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Any
 
-NOT_AS_OPENAI = (ValueError, TypeError, AttributeError, IndexError)
-"""What comes of reading a reply of another shape: the client takes any JSON for one."""
+MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
+"""Raised when reading a response of a server that is not OpenAI-compatible: the client accepts any JSON."""
 
 
-def client_options(section: str, base_url: str, api_key_env: str, timeout: float, max_retries: int) -> dict[str, Any]:
-    """The arguments of openai.OpenAI and openai.AsyncOpenAI. section: of the configuration, e.g. reward.judge.
+def make_connection_options(section: str, base_url: str, api_key_env: str) -> dict[str, Any]:
+    """Return `base_url` and `api_key` for openai.OpenAI and openai.AsyncOpenAI.
 
-    It retries 408, 409, 429, 5xx and broken connections by itself, with growing pauses.
+    Args:
+        section: of the configuration, e.g. reward.judge, for errors.
 
     Raises:
-        ValueError: the openai package is missing, or no key where the server is OpenAI's own.
+        ValueError: the openai package is missing, or the server is OpenAI's own and there is no key.
     """
-    try:
-        import openai  # noqa: F401
-    except ImportError as error:
-        raise ValueError(f"{section} needs the openai package: pip install -e '.[judge]' in the clone.") from error
+    if importlib.util.find_spec("openai") is None:
+        raise ValueError(f"{section} needs the openai package. Run `pip install -e '.[judge]'` in the clone.")
     key = os.environ.get(api_key_env, "")
     if not key and not base_url:
-        raise ValueError(f"the environment variable {api_key_env} ({section}.api_key_env) is not set.")
-    return {
-        "base_url": base_url or None,
-        "api_key": key or "none",
-        "timeout": timeout,
-        "max_retries": max_retries,
-    }
+        raise ValueError(f"{section}.api_key_env: the environment variable {api_key_env} is not set.")
+    return {"base_url": base_url or None, "api_key": key or "none"}

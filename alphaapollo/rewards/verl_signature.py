@@ -1,7 +1,7 @@
-"""Reward functions with verl's signature, `(data_source, solution_str, ground_truth, extra_info)`, as ours.
+"""Adapter for reward functions with verl's signature, `(data_source, solution_str, ground_truth, extra_info)`.
 
-A function gets by name what verl's naive reward manager passes by name; it may leave some out, or take all with
-`**kwargs`. Of a result that is a dict, `score` is the reward and `acc` the accuracy; what is no number is left out.
+A function gets these arguments by name, as from verl's naive reward manager; it may leave some out, or take all with
+`**kwargs`. In a returned dict, `score` is the reward and `acc` the accuracy; other entries that are numbers are kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from alphaapollo.rewards.base import RewardFunction, RewardResult
+from alphaapollo.rewards.base import RewardFunction, RewardResult, signature_mismatch
 from alphaapollo.types import Prompt
 
 NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -18,53 +18,58 @@ BATCHED = ("data_sources", "solution_strs", "ground_truths", "extra_infos")  # o
 
 
 def has_verl_signature(function: Callable[..., Any]) -> bool:
-    """Does a parameter have the name of verl's completion?"""
+    """Whether a parameter has the name of verl's completion."""
     names = inspect.signature(function).parameters
     return "solution_str" in names or "solution_strs" in names
 
 
-def from_verl(function: Callable[..., Any]) -> RewardFunction:
-    """The function of (prompt, completion) that calls it by name (ValueError: it wants what we cannot give)."""
+def adapt_verl_function(function: Callable[..., Any], where: str) -> RewardFunction:
+    """Wrap a function to take (prompt, completion).
+
+    Args:
+        where: the key and the file, which begin an error message.
+
+    Raises:
+        ValueError: it needs arguments that are not available.
+    """
     signature = inspect.signature(function)
+    named = f"{where}: {function.__name__}{signature}"
     if batched := [name for name in BATCHED if name in signature.parameters]:
         raise ValueError(
-            f"{function.__name__}{signature} takes a whole batch ({', '.join(batched)}); write it for one completion: "
-            f"({', '.join(NAMES)})."
+            f"{named} takes a whole batch ({', '.join(batched)}). Write it for one completion: ({', '.join(NAMES)})."
         )
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
     names = [name for name in NAMES if takes_all or name in signature.parameters]
-    try:
-        signature.bind(**dict.fromkeys(names))
-    except TypeError as error:
+    if problem := signature_mismatch(function, **dict.fromkeys(names)):
         raise ValueError(
-            f"{function.__name__}{signature} is called with {', '.join(names)} by name, as in verl: {error}. Give its "
-            "other parameters a default."
-        ) from error
+            f"{named} is called with {', '.join(names)} by name, as in verl: {problem}. Give "
+            "its other parameters a default."
+        )
 
     def reward(prompt: Prompt, completion: str) -> RewardResult:
-        given = {
+        arguments = {
             "data_source": prompt.data_source,
             "solution_str": completion,
             "ground_truth": prompt.ground_truth,
             "extra_info": prompt.extra_info,
         }
-        return read_result(function(**{name: given[name] for name in names}))
+        return convert_verl_result(function(**{name: arguments[name] for name in names}))
 
     return reward
 
 
-def read_result(result: Any) -> Any:
-    """What a function of verl's returns, in our words; what is no dict with `score` is left as it is.
+def convert_verl_result(result: Any) -> Any:
+    """Convert a dict with `score` to this project's names; return anything else unchanged.
 
     Example: `{"score": 0.5, "acc": True, "pred": "7"}` -> `{"reward": 0.5, "accuracy": 1.0}`.
     """
     if not isinstance(result, Mapping) or "score" not in result:
         return result
-    read = {str(key): value for key, value in result.items() if _is_number(value)}
-    read["reward"] = read.pop("score", result["score"])
-    if "acc" in read:
-        read["accuracy"] = read.pop("acc")
-    return read
+    converted = {str(key): value for key, value in result.items() if _is_number(value)}
+    converted["reward"] = converted.pop("score", result["score"])
+    if "acc" in converted:
+        converted["accuracy"] = converted.pop("acc")
+    return converted
 
 
 def _is_number(value: Any) -> bool:

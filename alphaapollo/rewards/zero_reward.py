@@ -1,5 +1,4 @@
-"""In the place of a reward function where the reward model alone says what an answer is worth, or a teacher alone what
-is learnt."""
+"""Reward function for runs in which a reward model alone, or a teacher alone, provides the training signal."""
 
 from __future__ import annotations
 
@@ -7,5 +6,5 @@ from alphaapollo.types import Prompt
 
 
 def zero_reward(prompt: Prompt, completion: str) -> float:
-    """Adds nothing."""
+    """Return 0."""
     return 0.0

@@ -1,7 +1,6 @@
-"""Code, judged by unit tests in the sandbox (code_tests.py says which); the verdict is decided in another process than
-the code runs in.
+"""Code graded by unit tests in the sandbox. The verdict is computed in another process than the code runs in.
 
-    tests, in one sandboxed process -> the calls they make -> the code, in another -> results -> tests -> verdict
+tests, in one sandboxed process -> their calls -> the code, in another one -> results -> tests -> verdict
 """
 
 from __future__ import annotations
@@ -9,48 +8,52 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.rewards.base import accuracy_score, wrong_format
 from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
-from alphaapollo.rewards.code.test_cases import Pairs, Tests, read_tests
+from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, read_tests
 from alphaapollo.tools.sandbox import SandboxResult, Status, default_sandbox, run_python
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.types import Prompt, Score
 
-TEST_TIME = 5.0  # for one run of the tests; longer is a failure of theirs
-MAX_ROUNDS = 2 * MAX_DEPTH + 1  # a chain may lose some, where another one makes equal calls
+TESTS_TIMEOUT = 5.0  # seconds for one run of the tests
+MAX_ROUNDS = 2 * MAX_DEPTH + 1  # a chain of calls may lose some rounds if another chain makes equal calls
 MAX_REASON = 500  # characters
 MAX_OUTPUT = 8 << 20  # bytes of results
 TOLERANCE = 1e-6  # of numbers in a program's output, relative and absolute
 BLOCK = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
-INSIDE = Path(__file__).with_name("sandbox_program.py")
+SANDBOX_PROGRAM = Path(__file__).with_name("sandbox_program.py")
 
-default_sandbox().start()  # here, for imports are not counted as grading time
+default_sandbox().start()  # at import, which does not count as grading time
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """1 if the code passes all tests, else 0, with the reason; wrong format where there is no code.
+    """1 if the code passes all tests, else 0 with the reason. Wrong format: no code.
 
-    Whatever the code does is a reward, so that no code can choose to have none (but by using up reward.timeout).
+    Any behaviour of the code gives a reward, so that code cannot avoid one (except by using up reward.timeout).
 
     Raises:
-        ValueError: the ground truth cannot be read, or the tests are broken: without the code already.
-        SandboxError: nothing is known.
+        ValueError: the ground truth is malformed, or the tests fail without the code.
+        SandboxError: the sandbox failed.
     """
     tests, time_limit = read_tests(prompt.ground_truth)
     code = extract_code(completion)
     if not code.strip():
-        return Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no code in the answer")
-    why = run_pairs(tests, code, time_limit) if isinstance(tests, Pairs) else run_tests(tests, code, time_limit)
-    accuracy = float(not why)
-    return Score(accuracy, {"accuracy": accuracy}, reason=readable(why))
+        return wrong_format("no code in the answer")
+    if isinstance(tests, ProgramTests):
+        problem = run_program_tests(tests, code, time_limit)
+    else:
+        problem = run_function_tests(tests, code, time_limit)
+    return replace(accuracy_score(not problem), reason=escape(problem))
 
 
-def readable(text: str) -> str:
-    """At most MAX_REASON characters, with escapes for what a terminal would obey.
+def escape(text: str) -> str:
+    """Shorten to MAX_REASON characters, with escapes for control characters.
 
-    >>> readable("red: " + chr(27) + "[31m")
+    >>> escape("red: " + chr(27) + "[31m")
     'red: \\\\x1b[31m'
     """
     shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:MAX_REASON])
@@ -58,20 +61,20 @@ def readable(text: str) -> str:
 
 
 def extract_code(completion: str) -> str:
-    """The last fenced block after the thoughts (one marked as Python, if there is any), else the whole text."""
+    """Return the last fenced block after the thoughts (a Python one if there is any), else the whole text."""
     answer = completion.rpartition("</think>")[2]
     blocks = BLOCK.findall(answer)
     python = [text for language, text in blocks if language.lower() in ("python", "py", "python3")]
     return (python or [text for _, text in blocks] or [answer])[-1]
 
 
-def run_tests(tests: Tests, code: str, time_limit: float) -> str:
-    """Why the code fails the tests; empty if it passes (ValueError: the tests are broken).
+def run_function_tests(tests: FunctionTests, code: str, time_limit: float) -> str:
+    """Return why the code fails the tests; empty if it passes (ValueError: the tests are broken).
 
-    The first round, which knows no results, depends on the tests alone: only what fails there is their failure.
+    The first round knows no results and depends on the tests alone, so a failure in it is theirs.
     """
-    inside = INSIDE.read_text(encoding="utf-8")
-    program = f"{inside}\nrun_answer({tests.setup + chr(10) + code!r})"
+    library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
+    program = f"{library}\nrun_answer({tests.setup + chr(10) + code!r})"
     request = {"tests": tests.text, "setup": tests.setup, "names": tests.names, "check": tests.check}
     known: list[list[Any]] = []
     for _ in range(MAX_ROUNDS):
@@ -79,17 +82,17 @@ def run_tests(tests: Tests, code: str, time_limit: float) -> str:
             stdin = json.dumps({**request, "known": known})
         except RecursionError:
             return "its results are nested too deeply"
-        tested = run_python(f"{inside}\nrun_tests()", stdin=stdin, timeout=TEST_TIME, max_output=MAX_OUTPUT)
-        verdict = _reply(tested)
-        why = "" if isinstance(verdict, dict) else f"the tests end with {tested.status}: {tested.reason}"
-        why = why or verdict.get("broken") or verdict.get("why", "")
-        if not known and (why or "calls" not in verdict):
-            raise ValueError(f"the tests are broken: {readable(why or 'they do not call the answer')}")
-        if why or "passed" in verdict:
-            return why
+        tested = run_python(f"{library}\nrun_tests()", stdin=stdin, timeout=TESTS_TIMEOUT, max_output=MAX_OUTPUT)
+        verdict = _read_reply(tested)
+        problem = "" if isinstance(verdict, dict) else f"the tests end with {tested.status}: {tested.reason}"
+        problem = problem or verdict.get("broken") or verdict.get("failure", "")
+        if not known and (problem or "calls" not in verdict):
+            raise ValueError(f"the tests are broken: {escape(problem or 'they do not call the answer')}")
+        if problem or "passed" in verdict:
+            return problem
         calls = verdict["calls"]
         answered = run_python(program, stdin=json.dumps(calls), timeout=time_limit, max_output=MAX_OUTPUT)
-        results = _reply(answered)
+        results = _read_reply(answered)
         if isinstance(results, dict) and "broken" in results:
             return results["broken"] if isinstance(results["broken"], str) else "the code fails"
         if not isinstance(results, list) or len(results) != len(calls):
@@ -98,42 +101,42 @@ def run_tests(tests: Tests, code: str, time_limit: float) -> str:
     return f"after {MAX_ROUNDS} rounds its results still lead to other calls"
 
 
-def _reply(result: SandboxResult) -> Any:
-    """The JSON on the last line that was printed; None if there is none."""
+def _read_reply(result: SandboxResult) -> Any:
+    """Read the JSON on the last printed line; None if there is none."""
     try:
         return json.loads(result.stdout.rpartition("\n")[2])
     except (ValueError, RecursionError):
         return None
 
 
-def run_pairs(pairs: Pairs, code: str, time_limit: float) -> str:
-    """Why the program fails the first of the tests that it fails; empty if it passes."""
-    for index, (stdin, wanted) in enumerate(zip(pairs.inputs, pairs.outputs, strict=True)):
+def run_program_tests(tests: ProgramTests, code: str, time_limit: float) -> str:
+    """Return why the program fails its first failing test; empty if it passes."""
+    for index, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True)):
         result = run_python(code, stdin=stdin, timeout=time_limit, max_output=MAX_OUTPUT)
         if result.status is not Status.OK:
             return f"test {index}: the code ends with {result.status}: {result.reason}"
-        if not same_output(wanted, result.stdout):
-            return f"test {index}: it prints {result.stdout[:80]!r}, not {wanted[:80]!r}"
+        if not is_same_output(expected, result.stdout):
+            return f"test {index}: it prints {result.stdout[:80]!r}, not {expected[:80]!r}"
     return ""
 
 
-def same_output(wanted: str, printed: str) -> bool:
-    """Equal but for white space at the ends of lines and of the text, and the last digits of numbers with a point."""
-    rows = [[line.split() for line in text.strip().splitlines()] for text in (wanted, printed)]
+def is_same_output(expected: str, printed: str) -> bool:
+    """Whether the words of all lines are equal, up to rounding of the numbers expected with a decimal point."""
+    rows = [[line.split() for line in text.strip().splitlines()] for text in (expected, printed)]
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
     tokens = [[token for row in side for token in row] for side in rows]
-    return all(one == other or _same_number(one, other) for one, other in zip(*tokens, strict=True))
+    return all(one == other or _is_same_number(one, other) for one, other in zip(*tokens, strict=True))
 
 
-def _same_number(wanted: str, printed: str) -> bool:
-    """`3.0` is 3; only what is wanted with a point may be rounded. Nothing is the same as infinity."""
+def _is_same_number(expected: str, printed: str) -> bool:
+    """Whether two finite numbers are equal: `3.0` is 3, but only a number expected with a point may be rounded."""
     try:
-        one, other = Decimal(wanted), Decimal(printed)
+        one, other = Decimal(expected), Decimal(printed)
     except InvalidOperation:
         return False
     if not (one.is_finite() and other.is_finite()):
         return False
-    if "." not in wanted:
+    if "." not in expected:
         return one == other
     return math.isfinite(float(one)) and math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

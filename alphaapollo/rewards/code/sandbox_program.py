@@ -1,12 +1,12 @@
-"""What runs inside the sandbox to test code. This file's text is sent there, so it imports the standard library only.
+"""Programs that run inside the sandbox to test code. The text of this file is sent there: standard library only.
 
-Two programs that never meet in one process, so that an answer can neither read nor touch what it is tested with:
+Two programs in separate processes, so that an answer can neither read nor change its tests:
 
-    run_tests: the tests, with stand-ins for the answer's functions -> the calls they make, or the verdict
-    run_answer: the answer, with a list of calls                    -> what each returned or raised
+    run_tests: the tests, with stubs for the answer's functions -> the calls they make, or the verdict
+    run_answer: the answer, with a list of calls                -> the result or exception of each
 
-The first run of the tests knows no results: a call returns `Unknown`, which suits everything, and asserts are left out,
-so that one run finds nearly all calls. Calls whose arguments come from results need another round.
+The first run of the tests knows no results: a call returns an `UnknownResult`, which fits everywhere, and asserts are
+left out, so one run finds nearly all calls. Calls whose arguments depend on results need another round.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_CALLS = 20_000  # of one run of the tests
-MAX_DEPTH = 10  # of calls whose arguments come from results
+MAX_DEPTH = 10  # of calls whose arguments depend on results
 MAX_ITEMS = 100_000  # taken from an iterator
 MAX_TEXT = 500  # characters of an error's message
 
 
-class Opaque:
-    """A result that cannot leave its process: equal to nothing."""
+class OpaqueResult:
+    """Result that cannot leave its process: equal to nothing."""
 
     def __init__(self, text: str):
         self.text = text
@@ -39,14 +39,14 @@ class Opaque:
         return self.text
 
 
-class Unpassable(TypeError):
-    """An argument that cannot be sent to the answer."""
+class ArgumentError(TypeError):
+    """An argument cannot be sent to the answer."""
 
 
 def encode(value: Any) -> Any:
-    """Plain data as JSON; anything else as Opaque."""
+    """Encode plain data as JSON, and anything else as an OpaqueResult."""
     kind = type(value)
-    if kind is Unknown:
+    if kind is UnknownResult:
         return ["unknown", value._depth]
     if value is None or kind in (bool, str):
         return value
@@ -86,13 +86,13 @@ def decode(value: Any) -> Any:
         "complex": complex,
         "bytes": bytes.fromhex,
         "range": range,
-        "opaque": Opaque,
+        "opaque": OpaqueResult,
     }
     return others[kind](*parts)
 
 
-def nodes(encoded: Any) -> Iterator[list[Any]]:
-    """Everything in what `encode` made that has a kind: [kind, ...]."""
+def iterate_nodes(encoded: Any) -> Iterator[list[Any]]:
+    """Yield the nodes `[kind, ...]` of an encoded value, depth first."""
     if not isinstance(encoded, list):
         return
     yield encoded
@@ -102,13 +102,13 @@ def nodes(encoded: Any) -> Iterator[list[Any]]:
     else:
         inner = [item for pair in parts[0] for item in pair] if kind == "dict" else []
     for item in inner:
-        yield from nodes(item)
+        yield from iterate_nodes(item)
 
 
-class Unknown:
-    """A result that is not known yet: equal to everything, true, a number, an empty collection.
+class UnknownResult:
+    """Result that is not known yet: equal to everything, true, a number, an empty collection.
 
-    `_depth`: so many calls deep, 2 for f(f(1)); of what it is computed from others the deepest.
+    `_depth` is the depth of nested calls, e.g. 2 for f(f(1)); a value computed from several has the largest.
     """
 
     def __init__(self, depth: int):
@@ -125,38 +125,38 @@ class Unknown:
 
 
 def _deepest(*values: Any) -> Any:
-    return max((value for value in values if type(value) is Unknown), key=lambda value: value._depth)
+    return max((value for value in values if type(value) is UnknownResult), key=lambda value: value._depth)
 
 
-def _suit(name: str, value: Any) -> None:
-    setattr(Unknown, f"__{name}__", lambda *values: _deepest(*values) if value is Unknown else value)
+def _define_operator(name: str, value: Any) -> None:
+    setattr(UnknownResult, f"__{name}__", lambda *values: _deepest(*values) if value is UnknownResult else value)
 
 
 OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round and or xor
     getitem setitem delitem enter"""
 for _name in OPERATORS.split():
-    _suit(_name, Unknown)
+    _define_operator(_name, UnknownResult)
 for _name, _value in {"eq": True, "ne": False, "lt": True, "le": True, "gt": True, "ge": True, "bool": True,
                       "contains": True, "len": 0, "hash": 0, "int": 0, "float": 0.0, "index": 0, "complex": 0j,
                       "str": "", "repr": "", "format": "", "exit": None}.items():  # fmt: skip
-    _suit(_name, _value)
+    _define_operator(_name, _value)
 
 
-class TooMuch(BaseException):
-    """More than MAX_CALLS calls, or more than MAX_DEPTH deep."""
+class CallLimitExceeded(BaseException):
+    """The tests make more than MAX_CALLS calls, or nest them more than MAX_DEPTH deep."""
 
 
-class Calls:
-    """The calls that tests make: answered from what is known, else written down."""
+class CallRecorder:
+    """Records the calls of the tests, and answers them from the known results."""
 
     def __init__(self, known: list[list[Any]]):
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
         self.unknown = 0
         self._known: dict[str, list[Any]] = {}
         for call, result in known:
             self._known.setdefault(json.dumps(call), []).append(result)
 
-    def stand_in(self, name: str) -> Callable[..., Any]:
+    def make_stub(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._call(name, args, kwargs)
 
@@ -164,35 +164,39 @@ class Calls:
         return call
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(self.asked) >= MAX_CALLS:
-            raise TooMuch(f"more than {MAX_CALLS} calls")
-        asked = [name, encode(args), encode(kwargs)]
-        key = json.dumps(asked)
-        found = [*nodes(asked[1]), *nodes(asked[2])] if '["unknown", ' in key or '["opaque", ' in key else []
-        depth = max((node[1] for node in found if node[0] == "unknown"), default=0)
+        if len(self.calls) >= MAX_CALLS:
+            raise CallLimitExceeded(f"more than {MAX_CALLS} calls")
+        encoded = [name, encode(args), encode(kwargs)]
+        key = json.dumps(encoded)
+        nodes = (
+            [*iterate_nodes(encoded[1]), *iterate_nodes(encoded[2])]
+            if '["unknown", ' in key or '["opaque", ' in key
+            else []
+        )
+        depth = max((node[1] for node in nodes if node[0] == "unknown"), default=0)
         if depth >= MAX_DEPTH:
-            raise TooMuch(f"their calls depend on results more than {MAX_DEPTH} deep")
+            raise CallLimitExceeded(f"calls depend on the results of other calls more than {MAX_DEPTH} deep")
         if depth:
             self.unknown += 1
-            return Unknown(depth + 1)
-        if any(node[0] == "opaque" for node in found):
-            raise Unpassable(f"the tests call {name} with what is no plain data")
-        self.asked.append(asked)
+            return UnknownResult(depth + 1)
+        if any(node[0] == "opaque" for node in nodes):
+            raise ArgumentError(f"the tests call {name} with an argument that is not plain data")
+        self.calls.append(encoded)
         results = self._known.get(key)
         if not results:
             self.unknown += 1
-            return Unknown(1)
-        ending, value, args_after = results.pop(0)
+            return UnknownResult(1)
+        outcome, value, args_after = results.pop(0)
         for arg, after in zip(args, decode(args_after), strict=True):
-            _become(arg, after)
-        if ending == "returned":
+            _update_argument(arg, after)
+        if outcome == "returned":
             return decode(value)
         kind = getattr(builtins, value[0], Exception)
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception)(value[1])
 
 
-def _become(arg: Any, after: Any) -> None:
-    """What the answer did to a list, dict or set that it was given."""
+def _update_argument(arg: Any, after: Any) -> None:
+    """Repeat the changes that the answer made to a list, dict or set argument."""
     if isinstance(arg, list):
         arg[:] = after
     elif isinstance(arg, dict | set):
@@ -200,52 +204,52 @@ def _become(arg: Any, after: Any) -> None:
         arg.update(after)
 
 
-class _WithoutAsserts(ast.NodeTransformer):
+class _AssertRemover(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-def _play(request: dict[str, Any], calls: Calls, asserts: bool) -> str:
-    """Run the tests once: "" if they pass, else how they fail. Raises what says that they are broken."""
+def _run_once(request: dict[str, Any], calls: CallRecorder, asserts: bool) -> str:
+    """Run the tests once. Return how they fail, empty if they pass; raise if the tests themselves are broken."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     tree = ast.parse(request["tests"])
-    program = compile(tree if asserts else ast.fix_missing_locations(_WithoutAsserts().visit(tree)), "<tests>", "exec")
+    program = compile(tree if asserts else ast.fix_missing_locations(_AssertRemover().visit(tree)), "<tests>", "exec")
     namespace: dict[str, Any] = {"__name__": "tests"}
     exec(request["setup"], namespace)
-    namespace.update({name: calls.stand_in(name) for name in request["names"]})
+    namespace.update({name: calls.make_stub(name) for name in request["names"]})
     check = request["check"]
     try:
         exec(program, namespace)
         if check:
             namespace["check"](namespace[check])
-    except (Unpassable, SyntaxError, ImportError, TooMuch):
+    except (ArgumentError, SyntaxError, ImportError, CallLimitExceeded):
         raise
-    except BaseException as error:  # noqa: BLE001 a test fails by whatever it raises
+    except BaseException as error:  # noqa: BLE001 any exception fails the test
         return f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"
     return ""
 
 
 def run_tests() -> None:
-    """stdin: {tests, setup, names, check, known: [[call, result]]}; prints {calls} or {passed, why} or {broken}."""
+    """stdin: {tests, setup, names, check, known: [[call, result]]}; prints {calls}, {passed, failure} or {broken}."""
     request = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     try:
-        calls = Calls(request["known"])
-        _play(request, calls, asserts=False)
+        calls = CallRecorder(request["known"])
+        _run_once(request, calls, asserts=False)
         if calls.unknown:
-            reply: dict[str, Any] = {"calls": calls.asked}
+            reply: dict[str, Any] = {"calls": calls.calls}
         else:
-            why = _play(request, Calls(request["known"]), asserts=True)
-            reply = {"passed": not why, "why": why}
-    except BaseException as error:  # noqa: BLE001 said outside
+            failure = _run_once(request, CallRecorder(request["known"]), asserts=True)
+            reply = {"passed": not failure, "failure": failure}
+    except BaseException as error:  # noqa: BLE001 reported by the grader
         reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
     out.write("\n" + json.dumps(reply))
 
 
 def run_answer(source: str) -> None:
-    """stdin: a list of calls; prints a list of [ending, value, arguments after the call], or {broken}."""
+    """stdin: a list of calls; prints a list of [outcome, value, arguments after the call], or {broken}."""
     calls = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     namespace: dict[str, Any] = {"__name__": "answer"}
@@ -253,13 +257,13 @@ def run_answer(source: str) -> None:
         exec(compile(source, "<answer>", "exec"), namespace)
         if missing := sorted({name for name, _, _ in calls} - namespace.keys()):
             raise NameError(f"the code defines no {', '.join(missing)}")
-        reply: Any = [_answer(namespace[name], decode(args), decode(kwargs)) for name, args, kwargs in calls]
+        reply: Any = [_call_function(namespace[name], decode(args), decode(kwargs)) for name, args, kwargs in calls]
     except BaseException as error:  # noqa: BLE001 an answer may raise anything
         reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
     out.write("\n" + json.dumps(reply))
 
 
-def _answer(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _call_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     sys.stdout = io.StringIO()
     try:
         return ["returned", encode(function(*args, **kwargs)), encode(args)]

@@ -1,4 +1,4 @@
-r"""Unit tests as a ground truth holds them: JSON, one of
+r"""Unit tests in a ground truth: JSON, one of
 
     {"test": "def check(candidate): ...", "entry_point": "f", "prompt": "def f(x):\n"}   (HumanEval)
     {"asserts": ["assert f(2) == 4"], "setup": "import math"}                              (MBPP)
@@ -14,57 +14,63 @@ import ast
 import builtins
 import json
 from dataclasses import dataclass
+from typing import Any
 
 TIME_LIMIT = 4.0  # seconds for one run of the code
 
 
 @dataclass(frozen=True)
-class Tests:
-    """Tests that call functions."""
+class FunctionTests:
+    """Tests that call functions of the answer."""
 
     text: str
-    setup: str  # code that both sides run first
+    setup: str  # code that runs before the tests and before the answer
     names: tuple[str, ...]  # functions of the answer
-    check: str = ""  # the function that the text's `check(candidate)` gets; empty: the text tests by itself
+    check: str = ""  # argument of the text's `check(candidate)`; empty: the text itself is the test
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """What a program reads and has to print."""
+class ProgramTests:
+    """Inputs of a program, and its expected outputs."""
 
     inputs: list[str]
     outputs: list[str]
 
 
-def read_tests(truth: str | None) -> tuple[Tests | Pairs, float]:
-    """The tests in a ground truth, and the time limit of one run (ValueError: what is wrong with it)."""
+def read_tests(truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
+    """Read the tests and the time limit of one run from a ground truth (ValueError: it is malformed)."""
     try:
         fields = json.loads(truth or "")
-        time_limit = float(fields.get("time_limit") or TIME_LIMIT)
-        if not all(isinstance(fields.get(key) or "", str) for key in ("prompt", "setup")):
-            raise TypeError("prompt and setup must be code")
-        if "test" in fields:
-            entry = fields["entry_point"]
-            if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
-                raise TypeError("test must be code, and entry_point a name")
-            return Tests(fields["test"], fields.get("prompt") or "", (entry,), entry), time_limit
-        if "asserts" in fields:
-            setup, text = fields.get("setup") or "", "\n".join(fields["asserts"])
-            return Tests(text, setup, called_names(text, setup)), time_limit
-        if len(fields["inputs"]) != len(fields["outputs"]) or not fields["inputs"]:
-            raise ValueError("inputs and outputs must be of one length, at least 1")
-        if entry := fields.get("entry_point"):
-            pairs = zip(fields["inputs"], fields["outputs"], strict=True)
-            text = "\n".join(f"assert {entry}(*{args!r}) == {result!r}" for args, result in pairs)
-            return Tests(text, fields.get("prompt") or "", (entry,)), time_limit
-        return Pairs([str(text) for text in fields["inputs"]], [str(text) for text in fields["outputs"]]), time_limit
+        return _parse_tests(fields), float(fields.get("time_limit") or TIME_LIMIT)
     except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError) as error:
-        wanted = "test and entry_point, asserts, or inputs and outputs"
-        raise ValueError(f"the ground truth is not JSON with {wanted} ({type(error).__name__}: {error})") from error
+        keys = "test and entry_point, asserts, or inputs and outputs"
+        raise ValueError(f"the ground truth is not JSON with {keys} ({type(error).__name__}: {error})") from error
 
 
-def called_names(text: str, setup: str) -> tuple[str, ...]:
-    """The functions that asserts call and that neither Python nor the setup defines: the answer's.
+def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
+    prompt, setup, entry = fields.get("prompt") or "", fields.get("setup") or "", fields.get("entry_point")
+    if not isinstance(prompt, str) or not isinstance(setup, str):
+        raise TypeError("prompt and setup must be code")
+    if "test" in fields:
+        entry = fields["entry_point"]
+        if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
+            raise TypeError("test must be code, and entry_point a name")
+        return FunctionTests(fields["test"], prompt, (entry,), entry)
+    if "asserts" in fields:
+        text = "\n".join(fields["asserts"])
+        return FunctionTests(text, setup, find_called_names(text, setup))
+    inputs, outputs = fields["inputs"], fields["outputs"]
+    if len(inputs) != len(outputs) or not inputs:
+        raise ValueError("inputs and outputs must have the same length, at least 1")
+    if entry:
+        pairs = zip(inputs, outputs, strict=True)
+        text = "\n".join(f"assert {entry}(*{args!r}) == {result!r}" for args, result in pairs)
+        return FunctionTests(text, prompt, (entry,))
+    return ProgramTests([str(text) for text in inputs], [str(text) for text in outputs])
+
+
+def find_called_names(text: str, setup: str) -> tuple[str, ...]:
+    """Return the functions of the answer: those that asserts call and neither Python nor the setup defines.
 
     Raises:
         ValueError: there is none. SyntaxError.

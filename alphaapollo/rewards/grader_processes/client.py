@@ -1,78 +1,71 @@
-"""From a prompt and a completion to a Score, through graders that cannot hurt the run."""
+"""Client of the grader processes: scores a completion, retries a failed grade, and never fails the run."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from alphaapollo.config.schema import Judge
+from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rewards.base import failure
+from alphaapollo.rewards.base import failed_score
 from alphaapollo.rewards.grader_processes.pool import GraderError, GraderPool
-from alphaapollo.rewards.grader_processes.protocol import Grading, decode_reply, encode_request
+from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
 from alphaapollo.types import Prompt, Score, Turn
 from alphaapollo.utils.time_limit import queueing
 
-ATTEMPTS = 2  # a failure is tried once more
+MAX_ATTEMPTS = 2  # for one completion
 
 
 class RewardClient:
-    """The reward of the run: the user's function, or without one the built-in grader of each prompt's data source, and
-    the components added to it (see components.combine).
+    """Computes the reward of a run: the custom reward function, or the built-in grader of the prompt's data source.
 
-    Args:
-        custom_path: Python file with the user's function; empty = none.
-        custom_name: its name.
-        timeout: seconds it may take for one completion.
-        num_workers: processes that grade.
-        components: their weights by name; empty = none.
-        required: components that must be above 0, or the whole reward is 0.
-        judge: who judges the data sources that are judged.
-        custom_module: Python file that registers components; empty = none.
+    `reward.components` are added to it (see `components.add_components`).
     """
 
-    def __init__(
-        self,
-        custom_path: str,
-        custom_name: str,
-        timeout: float,
-        num_workers: int,
-        components: dict[str, float],
-        required: Sequence[str],
-        judge: Judge | None = None,
-        custom_module: str = "",
-    ):
-        settings = judge.model_dump() if judge else {}
-        grading = Grading(custom_path, custom_name, components, required, settings, custom_module)
-        self._pool = GraderPool(grading, timeout, num_workers)
+    def __init__(self, reward: Reward, custom: CustomRewardFunction):
+        self._pool = GraderPool(reward, custom)
 
     async def start(self) -> None:
-        """Start the graders (ValueError: the user's function cannot be imported, or a component is not known)."""
-        try:
-            await self._pool.start()
-        except GraderError as error:
-            raise ValueError(str(error)) from error
+        """Start the grader processes (GraderError, a ValueError: a function or a component cannot be loaded)."""
+        await self._pool.start()
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        """What the reward function says; where it fails twice, a Score with outcome GRADER_FAILED and reward NaN.
+        """Score one completion; after MAX_ATTEMPTS failures, return outcome GRADER_FAILED and reward NaN.
 
-        `turns` are those of the episode so far, for functions that take a trajectory; without them the text is the one
-        turn. Never raises for what a reward function does.
+        `turns` is the episode so far, for functions that take a trajectory; without it, the text is the only turn.
+        Never raises because of a reward function.
         """
         try:
             request = encode_request(prompt, text, turns if self._pool.takes_turns else ())
         except (TypeError, ValueError) as error:
-            return failure(f"the trajectory cannot be given to the reward function: {error}")
-        for _ in range(ATTEMPTS):
+            return failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
+        for _ in range(MAX_ATTEMPTS):
             try:
-                with queueing(), SPANS("grade", within=self._pool.longest):  # a grader has a time limit of its own
-                    reply = await self._pool.run(request)
-                score = decode_reply(reply)
+                with queueing(), SPANS("grade", within=self._pool.max_job_seconds):
+                    score = decode_reply(await self._pool.run(request))
             except GraderError as error:
-                score = failure(str(error))
+                score = failed_score(str(error))
             if not score.outcome.failed:
                 break
         return score
 
     async def close(self) -> None:
-        """Kill the graders."""
+        """Kill the grader processes."""
         await self._pool.close()
+
+
+def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:
+    """Check at startup that a grader process can load the user's files and all components.
+
+    Raises:
+        ValueError: as `load_reward_function`, an unknown component, or an import that hangs or ends the process.
+    """
+
+    async def start_once() -> None:
+        client = RewardClient(reward, custom)
+        try:
+            await client.start()
+        finally:
+            await client.close()
+
+    asyncio.run(start_once())

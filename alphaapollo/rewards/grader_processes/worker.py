@@ -1,4 +1,4 @@
-"""Process that runs graders: python -m alphaapollo.rewards.grader_processes.worker PARENT_PID GRADING (protocol.py)."""
+"""Grader process: python -m alphaapollo.rewards.grader_processes.worker PARENT_PID SETTINGS (see protocol.py)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from alphaapollo.rewards.base import failure, on_episodes, takes_trajectory, to_number, to_score
-from alphaapollo.rewards.components import check_components, combine, load_components
+from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.rewards.base import accept_episode, failed_score, takes_trajectory, to_number, to_score
+from alphaapollo.rewards.components import add_components, check_components, load_components
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import (
     IMPORTING,
     READY,
     READY_FOR_TURNS,
-    Grading,
     decode_request,
     encode_reply,
     read_frame,
     to_frame,
 )
-from alphaapollo.rewards.registry import get_reward
+from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Episode, Prompt, Score
 from alphaapollo.utils.user_module import describe, load_user_module
 
@@ -33,55 +33,60 @@ EpisodeFunction = Callable[[Prompt, Episode], Any]
 PR_SET_PDEATHSIG = 1
 
 
-class Worker:
-    """Grades until the parent closes the pipe or dies."""
+class GraderWorker:
+    """Grades requests until the parent closes the pipe or dies."""
 
-    def __init__(self, grading: Grading):
+    def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._requests, self._replies = _take_pipes()
-        self._grading = grading
-        self._custom: EpisodeFunction | None = None
-        self._functions: dict[str, EpisodeFunction] = {}  # by data source
+        self._reward, self._custom = reward, custom
+        self._custom_function: EpisodeFunction | None = None
+        self._graders: dict[str, EpisodeFunction] = {}  # by data source
         self._components: dict[str, EpisodeFunction] = {}
 
     def run(self) -> None:
-        grading, own = self._grading, []
         try:
-            if grading.module:
-                load_user_module(grading.module, "reward.custom_module")
-            if grading.path:
-                own = [load_reward_function(grading.path, grading.name)]
-                self._custom = on_episodes(own[0])
-            check_components(grading.weights, grading.required)
-            components = load_components(grading.weights)
-            self._components = {name: on_episodes(component) for name, component in components.items()}
+            takes_turns = self._load_functions()
         except ValueError as error:
             self._write(str(error).encode(errors="replace"))
             return
-        self._write(READY_FOR_TURNS if any(map(takes_trajectory, [*own, *components.values()])) else READY)
+        self._write(READY_FOR_TURNS if takes_turns else READY)
         while (request := read_frame(self._requests)) is not None:
             self._write(encode_reply(self._grade(*decode_request(request))))
 
+    def _load_functions(self) -> bool:
+        """Load the user's function and the components; return whether one of them takes a trajectory."""
+        reward, functions = self._reward, []
+        if reward.custom_module:
+            load_user_module(reward.custom_module, "reward.custom_module")
+        if self._custom.path:
+            functions.append(load_reward_function(self._custom.path, self._custom.name))
+            self._custom_function = accept_episode(functions[0])
+        check_components(reward.components, reward.required)
+        components = load_components(reward.components)
+        self._components = {name: accept_episode(component) for name, component in components.items()}
+        return any(map(takes_trajectory, [*functions, *components.values()]))
+
     def _grade(self, prompt: Prompt, episode: Episode) -> Score:
-        grading = self._grading
+        weights, required = self._reward.components, self._reward.required
         try:
-            task = to_score((self._custom or self._built_in(prompt.data_source))(prompt, episode))
-            if not (grading.weights or grading.required):
+            task = to_score((self._custom_function or self._get_grader(prompt.data_source))(prompt, episode))
+            if not (weights or required):
                 return task
-            parts = {
+            values = {
                 name: to_number(component(prompt, episode), f"component {name!r}")
                 for name, component in self._components.items()
             }
-            return combine(task, parts, grading.weights, grading.required)
-        except Exception as error:  # noqa: BLE001 whatever a reward function raises is a failure with a reason
-            path = Path(grading.path or grading.module).expanduser().resolve()
-            return failure(f"the reward function failed: {describe(error, path)}")
+            return add_components(task, values, weights, required)
+        except Exception as error:  # noqa: BLE001 any exception of a reward function is a failure with a reason
+            path = Path(self._custom.path or self._reward.custom_module).expanduser().resolve()
+            return failed_score(f"the reward function failed: {describe(error, path)}")
 
-    def _built_in(self, data_source: str) -> EpisodeFunction:
-        if data_source not in self._functions:
+    def _get_grader(self, data_source: str) -> EpisodeFunction:
+        if data_source not in self._graders:
             self._write(IMPORTING)
-            self._functions[data_source] = on_episodes(get_reward(data_source, self._grading.judge))
+            self._graders[data_source] = accept_episode(load_grader(data_source, self._reward.judge.model_dump()))
             self._write(READY)
-        return self._functions[data_source]
+        return self._graders[data_source]
 
     def _write(self, data: bytes) -> None:
         self._replies.write(to_frame(data))
@@ -89,7 +94,7 @@ class Worker:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Our ends of the pipes; what a grader itself reads comes from nowhere, and what it prints goes to stderr."""
+    """Reserve the pipes for frames: a reward function reads an empty stdin, and its prints go to stderr."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -98,7 +103,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills us when our parent dies, whatever a grader is doing; on other systems a closed pipe must do."""
+    """Let the kernel kill this process when its parent dies. On systems other than Linux, it ends with the pipe."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -107,4 +112,5 @@ def _die_with(parent: int) -> None:
 
 if __name__ == "__main__":
     _die_with(int(sys.argv[1]))
-    Worker(Grading(**json.loads(sys.argv[2]))).run()
+    reward, custom = json.loads(sys.argv[2])
+    GraderWorker(Reward(**reward), CustomRewardFunction(**custom)).run()

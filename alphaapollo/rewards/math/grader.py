@@ -17,7 +17,7 @@ from typing import Any
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from alphaapollo.rewards.answer_extraction import answer_tag, last_boxed, marked_answer
+from alphaapollo.rewards.answer_extraction import find_answer_tag, find_boxed, find_marked_answer
 from alphaapollo.rewards.math.latex import SIGNS, plain, squeeze, tidy
 from alphaapollo.rewards.math.plain_answers import (
     LETTER,
@@ -116,11 +116,11 @@ def final_answer(text: str, in_words: bool = False) -> str | None:
 
     Boxes that stand side by side at the end, `\boxed{2} and \boxed{3}`, are one answer.
     """
-    boxed_part = answer_tag(text) or text
+    boxed_part = find_answer_tag(text) or text
     rows = list(SEVERAL_BOXES.finditer(boxed_part))
-    if rows and last_boxed(boxed_part) == (boxes := BOX.findall(rows[-1][0]))[-1].strip():
+    if rows and find_boxed(boxed_part) == (boxes := BOX.findall(rows[-1][0]))[-1].strip():
         return ", ".join(dict.fromkeys(box.strip() for box in boxes))
-    marked = marked_answer(text)
+    marked = find_marked_answer(text)
     if marked is not None:
         return marked
     text = BOLD.sub(r"\1", text[-TAIL:])

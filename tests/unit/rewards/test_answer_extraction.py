@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from alphaapollo.rewards.answer_extraction import after_hashes, answer_tag, last_boxed, marked_answer
+from alphaapollo.rewards.answer_extraction import find_after_hashes, find_answer_tag, find_boxed, find_marked_answer
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from alphaapollo.rewards.answer_extraction import after_hashes, answer_tag, last
     ],
 )
 def test_last_boxed(text, content):
-    assert last_boxed(text) == content
+    assert find_boxed(text) == content
 
 
 def test_many_open_boxes_are_read_in_linear_time():
     start = time.process_time()
-    assert last_boxed(r"\boxed{" * 100_000) is None
+    assert find_boxed(r"\boxed{" * 100_000) is None
     assert time.process_time() - start < 2.0
 
 
@@ -43,14 +43,14 @@ def test_many_open_boxes_are_read_in_linear_time():
     ],
 )
 def test_answer_tag(text, content):
-    assert answer_tag(text) == content
+    assert find_answer_tag(text) == content
 
 
 @pytest.mark.parametrize(
     ("text", "content"), [("1+1=2\n#### 2", "2"), ("#### 1\n#### 2\nmore", "2"), ("####", ""), ("2", None)]
 )
 def test_after_hashes(text, content):
-    assert after_hashes(text) == content
+    assert find_after_hashes(text) == content
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_after_hashes(text, content):
     ],
 )
 def test_marks_rank_tag_box_hashes(text, content):
-    assert marked_answer(text) == content
+    assert find_marked_answer(text) == content

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaapollo.rewards.audit import Audit, Labelled, Verdict, read_labelled, summarize
-from alphaapollo.rewards.base import failure
+from alphaapollo.rewards.audit import AuditSummary, GradedAnswer, LabelledAnswer, read_labelled, summarize
+from alphaapollo.rewards.base import failed_score
 from alphaapollo.types import Outcome, Prompt, Score
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,14 +90,14 @@ def test_unreadable_files_are_one_line(tmp_path, text, what):
 
 def test_kinds_of_verdicts():
     def verdict(right, score):
-        return Verdict(Labelled(0, Prompt(0, "math", "", "4"), "4", right), score)
+        return GradedAnswer(LabelledAnswer(0, Prompt(0, "math", "", "4"), "4", right), score)
 
     verdicts = [
         verdict(True, Score(1.0)),
         verdict(False, Score(0.0, {}, Outcome.WRONG_FORMAT, "empty")),
         verdict(True, Score(0.3, {"accuracy": 0.0})),
         verdict(False, Score(0.3, {"accuracy": 1.0})),
-        verdict(False, failure("it hung")),
+        verdict(False, failed_score("it hung")),
     ]
     assert [one.kind for one in verdicts] == [
         "agreement",
@@ -106,7 +106,7 @@ def test_kinds_of_verdicts():
         "false positive",
         "failure",
     ]
-    assert summarize(verdicts, seconds=2.0) == Audit(5, 0.4, 1, 1, 1, 2.5)
+    assert summarize(verdicts, seconds=2.0) == AuditSummary(5, 0.4, 1, 1, 1, 2.5)
 
 
 @pytest.mark.skipif(not SOLUTIONS.exists(), reason="the labelled GSM8K solutions are not at hand")

@@ -2,9 +2,8 @@ import asyncio
 
 import pytest
 
-from alphaapollo.rewards.custom import check_grading
-from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.grader_processes.protocol import Grading
+from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.rewards.grader_processes.client import RewardClient, check_reward_function
 from alphaapollo.types import Outcome, Prompt, Score
 
 pytestmark = pytest.mark.timeout(60)
@@ -16,31 +15,30 @@ def write(tmp_path, source):
     return str(path)
 
 
-def check_reward_function(path, name):
-    check_grading(Grading(path, name))
+def check(path="", name="f", module="", components=None, required=()):
+    reward = Reward(custom_module=module, components=components or {}, required=list(required))
+    check_reward_function(reward, CustomRewardFunction(path=path, name=name))
 
 
 def test_a_good_function_passes(tmp_path):
-    check_reward_function(
-        write(tmp_path, "def compute_score(prompt, completion, bonus=0.0):\n    return 1.0"), "compute_score"
-    )
+    check(write(tmp_path, "def compute_score(prompt, completion, bonus=0.0):\n    return 1.0"), "compute_score")
 
 
 def test_it_may_import_its_neighbours_and_print(tmp_path):
     (tmp_path / "neighbour.py").write_text("VALUE = 1.0")
     source = "import neighbour\nprint('loading')\ndef f(prompt, completion):\n    return neighbour.VALUE"
-    check_reward_function(write(tmp_path, source), "f")
+    check(write(tmp_path, source), "f")
 
 
 def test_a_missing_file():
     with pytest.raises(ValueError, match=r"custom_reward_function\.path: no such file: none\.py"):
-        check_reward_function("none.py", "compute_score")
+        check("none.py", "compute_score")
 
 
 def test_a_missing_name_lists_the_functions_there_are(tmp_path):
     path = write(tmp_path, "import os\ndef grade(prompt, completion): return 1.0\ndef helper(): pass")
     with pytest.raises(ValueError, match=r"\.name: .* has no 'compute_score'\. It defines grade, helper\."):
-        check_reward_function(path, "compute_score")
+        check(path, "compute_score")
 
 
 @pytest.mark.parametrize(
@@ -52,10 +50,10 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ),
         ("def f(:\n    pass", r"SyntaxError: .*my_reward\.py, line 1"),
         ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
-        ("import os\nos._exit(3)", r"ended the grader's process with exit code 3\.$"),
+        ("import os\nos._exit(3)", r"my_reward\.py: the grader process does not start \(exit code 3\)$"),
         (
             "import os\nos.kill(os.getpid(), 9)",
-            "ended the grader's process with exit code -9. Something killed it by signal 9",
+            r"my_reward\.py: the grader process does not start \(SIGKILL\)",
         ),
         (
             "def f(prompt, completion, ground_truth): return 1.0",
@@ -67,14 +65,14 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path, source, what):
     with pytest.raises(ValueError, match=what):
-        check_reward_function(write(tmp_path, source), "f")
+        check(write(tmp_path, source), "f")
 
 
 def test_a_file_that_is_not_python(tmp_path):
     path = tmp_path / "reward.txt"
     path.write_text("x")
     with pytest.raises(ValueError, match="is not a Python file"):
-        check_reward_function(str(path), "f")
+        check(str(path), "f")
 
 
 POLITE = """
@@ -88,10 +86,10 @@ def polite(prompt, completion):
 
 def test_own_components_are_known_by_name(tmp_path):
     path = write(tmp_path, POLITE.format("1.0"))
-    check_grading(Grading(module=path, weights={"polite": 0.1, "format": 0.1}, required=["polite"]))
-    check_grading(Grading(path=path, name="polite", weights={"polite": 0.1}))  # in the reward function's file
+    check(module=path, components={"polite": 0.1, "format": 0.1}, required=["polite"])
+    check(path, "polite", components={"polite": 0.1})  # in the reward function's file
     with pytest.raises(ValueError, match=r"named 'polit'\. Did you mean polite\? Known: task, format, .*polite"):
-        check_grading(Grading(module=path, weights={"polit": 0.1}))
+        check(module=path, components={"polit": 0.1})
 
 
 @pytest.mark.parametrize(
@@ -105,12 +103,12 @@ def test_own_components_are_known_by_name(tmp_path):
 )
 def test_what_is_wrong_with_a_component_is_said(tmp_path, change, what):
     with pytest.raises(ValueError, match=what):
-        check_grading(Grading(module=write(tmp_path, POLITE.format("1.0").replace(*change))))
+        check(module=write(tmp_path, POLITE.format("1.0").replace(*change)))
 
 
 def test_a_module_that_is_not_there():
     with pytest.raises(ValueError, match=r"reward\.custom_module: no such file: none\.py"):
-        check_grading(Grading(module="none.py"))
+        check(module="none.py")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_a_module_that_is_not_there():
 def test_own_components_are_graded_and_fail_with_a_reason(tmp_path, value, reason):
     async def run():
         path = write(tmp_path, POLITE.format(value))
-        client = RewardClient("", "", 10.0, 1, {"polite": 0.5}, [], custom_module=path)
+        client = RewardClient(Reward(components={"polite": 0.5}, custom_module=path), CustomRewardFunction())
         await client.start()
         try:
             return await client.score(Prompt(0, "exact", "?", ground_truth="4"), "4")

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from alphaapollo.config.schema import Judge, Reward
+from alphaapollo.config.schema import CustomRewardFunction, Judge, Reward
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.judge import make, question, read_verdict
+from alphaapollo.rewards.judge import fill_template, make_judge, read_verdict
 from alphaapollo.rewards.registry import check_gradable, check_judge
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -57,7 +57,7 @@ def server(monkeypatch):
 
 def judged(server, *replies, text="<think>SCORE: 1</think>It is 4.", **settings):
     server.replies[:] = replies
-    return make(Judge(model="m", base_url=server.url, **settings).model_dump())(PROMPT, text)
+    return make_judge(Judge(model="m", base_url=server.url, **settings).model_dump())(PROMPT, text)
 
 
 def test_it_is_asked_about_question_truth_and_answer(server):
@@ -81,7 +81,7 @@ def test_refusals_are_repeated(server, status):
 def test_a_server_of_another_kind_is_a_failure_that_says_so(server, body):
     score = judged(server, body)
     assert score.outcome is Outcome.GRADER_FAILED
-    assert score.reason.startswith("the judge's server does not answer as OpenAI's does: ")
+    assert score.reason.startswith("the judge's server is not OpenAI-compatible: ")
 
 
 def test_a_refusal_for_ever_is_a_failure_with_its_reason(server):
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_the_request_is_not_repeated(server):
 
 
 def test_a_server_that_is_not_there():
-    grade = make(Judge(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0).model_dump())
+    grade = make_judge(Judge(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0).model_dump())
     assert "the judge gave no answer: APIConnectionError" in grade(PROMPT, "4").reason
 
 
@@ -137,19 +137,19 @@ def test_nonsense_is_a_failure_never_a_zero(reply, reason):
 def test_names_in_an_answer_are_not_filled_in():
     template = "Q {question} T {ground_truth} A {answer} {other}"
     prompt = Prompt(id=0, data_source="judge", content="{answer}?")
-    assert question(template, prompt, "{ground_truth}") == "Q {answer}? T none is given A {ground_truth} {other}"
+    assert fill_template(template, prompt, "{ground_truth}") == "Q {answer}? T none is given A {ground_truth} {other}"
 
 
 def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ValueError, match=r"reward\.judge\.model is empty"):
-        make({})
+        make_judge({})
     with pytest.raises(ValueError, match="environment variable OPENAI_API_KEY"):
-        make({"model": "m"})
+        make_judge({"model": "m"})
     check_judge(["gsm8k"], Reward())
     with pytest.raises(ValueError, match=r"'judge/a' is graded by a judge: set reward\.judge\.model"):
         check_judge(["gsm8k", "judge/a"], Reward())
-    with pytest.raises(ValueError, match=r"reward\.timeout=10 ends before reward\.judge\.timeout=60"):
+    with pytest.raises(ValueError, match=r"reward\.timeout=10 must exceed reward\.judge\.timeout=60"):
         check_judge(["judge"], Reward(judge=Judge(model="m")))
     check_judge(["judge"], Reward(timeout=180, judge=Judge(model="m")))
     check_gradable([Prompt(id=0, data_source="judge", content="?")])  # without a ground truth
@@ -158,8 +158,10 @@ def test_what_is_missing_is_said(monkeypatch):
 def test_in_the_graders_processes(server):
     server.replies[:] = ["nonsense", "SCORE: 1"]
 
+    reward = Reward(timeout=20.0, components={"format": 0.1}, judge=Judge(model="m", base_url=server.url))
+
     async def main():
-        client = RewardClient("", "", 20.0, 1, {"format": 0.1}, (), Judge(model="m", base_url=server.url))
+        client = RewardClient(reward, CustomRewardFunction())
         await client.start()
         try:
             return await client.score(PROMPT, r"<think>x</think>\boxed{4}")

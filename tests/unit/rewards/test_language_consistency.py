@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rewards.language_consistency import language, prose, question, same_language
+from alphaapollo.rewards.language_consistency import detect_language, extract_prose, score_language
 from alphaapollo.types import Prompt
 
 GSM8K = Path(__file__).parents[3] / "../shared/data/gsm8k_test.jsonl"
@@ -18,7 +18,7 @@ CHINESE_QUESTION = "求函数 $f(x)=x^2-2x+3$ 在给定区间上的最小值。"
 
 
 def score(asked, completion):
-    return same_language(Prompt(id=0, data_source="math", content=asked), completion)
+    return score_language(Prompt(id=0, data_source="math", content=asked), completion)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,6 @@ def test_question_thoughts_and_answer(asked, completion, reward):
 
 def test_the_question_is_what_the_user_says():
     chat = [{"role": "system", "content": THOUGHTS}, {"role": "user", "content": FRENCH}]
-    assert question(Prompt(id=0, data_source="math", content=chat)) == FRENCH
     assert score(chat, f"<think>{FRENCH}</think>{FRENCH}") == 1.0
 
 
@@ -78,7 +77,7 @@ def test_the_question_is_what_the_user_says():
     ],
 )
 def test_languages(code, text):
-    assert language(text) == code
+    assert detect_language(text) == code
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_languages(code, text):
     ],
 )
 def test_prose_is_what_is_not_code_or_latex(text, words):
-    assert prose(text) == words
+    assert extract_prose(text) == words
 
 
 @pytest.mark.parametrize(
@@ -111,5 +110,5 @@ def test_100k_characters_are_quick_whatever_they_are(piece):
 @pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K questions are not at hand")
 def test_no_english_question_is_taken_for_another_language():
     rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").splitlines()]
-    assert {language(row["question"]) for row in rows} <= {"en", None}
-    assert sum(language(row["question"]) is None for row in rows) < 5
+    assert {detect_language(row["question"]) for row in rows} <= {"en", None}
+    assert sum(detect_language(row["question"]) is None for row in rows) < 5

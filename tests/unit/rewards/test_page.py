@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from alphaapollo.config.load import convert
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, CustomRewardFunction, Reward
 from alphaapollo.rewards.base import to_score
-from alphaapollo.rewards.components import COMPONENTS, check_components, combine
-from alphaapollo.rewards.custom import check_grading, load_reward_function
-from alphaapollo.rewards.grader_processes.protocol import Grading
+from alphaapollo.rewards.components import COMPONENTS, add_components, check_components
+from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import GRADERS
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
 
@@ -43,7 +43,7 @@ def test_the_tables_are_complete():
 def test_the_function_works(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(examples("python")[0])
-    check_grading(Grading(str(path), "compute_score"))
+    check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
     prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
     score = to_score(load_reward_function(str(path), "compute_score")(prompt, "4" * 1000))
     assert score == Score(1.075, {"accuracy": 1.0, "short": 0.75})
@@ -53,7 +53,7 @@ def test_the_function_works(tmp_path):
 def test_the_function_of_a_trajectory_works(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(examples("python")[1])
-    check_grading(Grading(str(path), "compute_score"))
+    check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
     prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
     turns = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
     score = to_score(load_reward_function(str(path), "compute_score")(prompt, Episode("so 4", turns)))
@@ -64,7 +64,7 @@ def test_the_function_of_a_trajectory_works(tmp_path):
 def test_the_component_works(tmp_path):
     path = tmp_path / "polite.py"
     path.write_text(examples("python")[2])
-    check_grading(Grading(module=str(path), weights={"polite": 0.1}))
+    check_reward_function(Reward(custom_module=str(path), components={"polite": 0.1}), CustomRewardFunction())
 
 
 def test_the_configurations_work():
@@ -77,7 +77,7 @@ def test_magistrals_rewards_are_those_of_the_table():
     reward = convert(Config, yaml.safe_load(examples("yaml")[0])).reward
     for _, task, form, language, total in rows("text"):
         parts = {"format": float(form), "language": float(language)}
-        score = combine(Score(float(task)), parts, reward.components, reward.required)
+        score = add_components(Score(float(task)), parts, reward.components, reward.required)
         assert score.reward == pytest.approx(float(total.strip("| ")), rel=1e-15)
 
 

@@ -2,12 +2,12 @@ import time
 
 import pytest
 
-from alphaapollo.rewards.repetition import distinct_ngrams
+from alphaapollo.rewards.repetition import score_distinct_ngrams
 from alphaapollo.types import Prompt
 
 
 def score(text):
-    return distinct_ngrams(Prompt(id=0, data_source="", content="?"), text)
+    return score_distinct_ngrams(Prompt(id=0, data_source="", content="?"), text)
 
 
 @pytest.mark.parametrize(

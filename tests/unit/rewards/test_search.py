@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.search import accepted, grade, grade_f1, normalize
+from alphaapollo.rewards.search import grade, grade_f1, normalize, read_accepted
 from alphaapollo.types import Outcome, Prompt
 
 
@@ -25,7 +25,7 @@ def test_squad_normalisation():
     ],
 )
 def test_accepted_answers(truth, answers):
-    assert accepted(truth) == answers
+    assert read_accepted(truth) == answers
 
 
 @pytest.mark.parametrize("truth", [None, "", " ", "[]", "{}", '{"target": []}'])

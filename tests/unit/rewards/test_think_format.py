@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from alphaapollo.rewards.think_format import opened_think_format, split_thoughts, think_format
+from alphaapollo.rewards.think_format import score_format, score_opened_format, split_thoughts
 from alphaapollo.types import Prompt
 
 PROMPT = Prompt(id=0, data_source="math", content="?")
@@ -43,13 +43,13 @@ PROMPT = Prompt(id=0, data_source="math", content="?")
     ],
 )
 def test_think_then_answer(text, reward):
-    assert think_format(PROMPT, text) == reward
+    assert score_format(PROMPT, text) == reward
 
 
 def test_where_the_template_has_opened_the_thoughts():
-    assert opened_think_format(PROMPT, r"2 + 2</think>\boxed{4}") == 1.0
-    assert opened_think_format(PROMPT, r"<think>2 + 2</think>\boxed{4}") == 0.0
-    assert opened_think_format(PROMPT, r"2 + 2 \boxed{4}") == 0.0
+    assert score_opened_format(PROMPT, r"2 + 2</think>\boxed{4}") == 1.0
+    assert score_opened_format(PROMPT, r"<think>2 + 2</think>\boxed{4}") == 0.0
+    assert score_opened_format(PROMPT, r"2 + 2 \boxed{4}") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_thoughts_and_answer(text, parts):
 
 def test_long_texts_are_quick():
     start = time.process_time()
-    assert think_format(PROMPT, "<think>" + "a b " * 25_000 + r"</think>\boxed{4}") == 1.0
-    assert think_format(PROMPT, "<think>" * 15_000) == 0.0
-    assert think_format(PROMPT, "<think></think>" + r"\boxed{" * 15_000) == 0.0
+    assert score_format(PROMPT, "<think>" + "a b " * 25_000 + r"</think>\boxed{4}") == 1.0
+    assert score_format(PROMPT, "<think>" * 15_000) == 0.0
+    assert score_format(PROMPT, "<think></think>" + r"\boxed{" * 15_000) == 0.0
     assert time.process_time() - start < 1.0

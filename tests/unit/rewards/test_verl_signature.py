@@ -3,7 +3,7 @@ import pytest
 
 from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.verl_signature import read_result
+from alphaapollo.rewards.verl_signature import convert_verl_result
 from alphaapollo.types import Prompt, Score
 
 PROMPT = Prompt(0, "openai/gsm8k", "?", ground_truth="4", extra_info={"index": 7})
@@ -39,10 +39,10 @@ def test_any_order_and_any_of_them(tmp_path, parameters, value):
 
 def test_verls_result_in_our_words():
     result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
-    assert to_score(read_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
-    assert read_result({"a": 1.0}) == {"a": 1.0} and read_result(0.5) == 0.5
+    assert to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
+    assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
     with pytest.raises(TypeError, match="component 'reward' is a str"):
-        to_score(read_result({"score": "high"}))
+        to_score(convert_verl_result({"score": "high"}))
 
 
 @pytest.mark.parametrize(

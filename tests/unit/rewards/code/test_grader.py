@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.tools.sandbox import SandboxUnavailableError, default_sandbox
 from alphaapollo.types import Outcome, Prompt
@@ -16,8 +17,8 @@ try:
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
-from alphaapollo.rewards.code.grader import extract_code, grade, same_output
-from alphaapollo.rewards.code.test_cases import called_names
+from alphaapollo.rewards.code.grader import extract_code, grade, is_same_output
+from alphaapollo.rewards.code.test_cases import find_called_names
 
 HUMANEVAL = Path(__file__).parents[4] / "../shared/data/HumanEval.jsonl.gz"
 
@@ -75,7 +76,8 @@ def test_wrong_code_fails_and_says_why(code, reason):
         "import builtins\nbuiltins.AssertionError = Exception\ndef square(x): return 0",
         # walks the frames for expected results, or patches what decides
         "import sys\ndef square(x):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
-        "    f.f_globals['run_tests'] = f.f_globals['_play'] = lambda *a, **k: ''\n    return f.f_globals.get('tests')",
+        "    f.f_globals['run_tests'] = f.f_globals['_run_once'] = lambda *a, **k: ''\n"
+        "    return f.f_globals.get('tests')",
         "def square(x):\n    return open('/proc/self/cmdline').read()",
         "import json\njson.dumps = lambda *a, **k: '[]'\ndef square(x): return 4",
         "import json\njson.dumps = lambda *a, **k: '{\"passed\": true}'\ndef square(x): return 4",
@@ -144,7 +146,7 @@ def test_no_code_is_a_wrong_format(text):
 
 def test_asserts():
     truth = {"asserts": ["assert near(area(1), math.pi)", "assert area(0) == 0"], "setup": SETUP}
-    assert called_names("\n".join(truth["asserts"]), SETUP) == ("area",)
+    assert find_called_names("\n".join(truth["asserts"]), SETUP) == ("area",)
     assert score("def area(r):\n    return math.pi * r * r", truth).reward == 1.0
     assert score("def area(r):\n    return 3 * r * r", truth).reward == 0.0
 
@@ -206,7 +208,7 @@ def test_programs_read_stdin_and_print():
     ],
 )
 def test_outputs(wanted, printed, same):
-    assert same_output(wanted, printed) is same
+    assert is_same_output(wanted, printed) is same
 
 
 @pytest.mark.parametrize(
@@ -217,10 +219,10 @@ def test_outputs(wanted, printed, same):
         ({"test": "x"}, "KeyError: 'entry_point'"),
         ({"asserts": ["assert 1 == 1"]}, "call no function of the answer"),
         ({"asserts": ["assert f("]}, "SyntaxError"),
-        ({"inputs": ["1"], "outputs": []}, "of one length"),
+        ({"inputs": ["1"], "outputs": []}, "the same length"),
         ({"test": "def check(", "entry_point": "f"}, "the tests are broken: SyntaxError"),
         ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "the tests are broken: ModuleNotF"),
-        ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "no plain data"),
+        ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "not plain data"),
         (
             {"test": "def check(f):\n    x = 1\n    for _ in range(11): x = f(0) + f(x)", "entry_point": "f"},
             "more than 10 deep",
@@ -237,7 +239,7 @@ def test_broken_tests_are_the_graders_failure(truth, what):
 
 def test_through_the_graders_processes():
     async def main():
-        client = RewardClient("", "", 20.0, 1, {}, ())
+        client = RewardClient(Reward(timeout=20.0), CustomRewardFunction())
         await client.start()
         prompt = Prompt(id=0, data_source="openai_humaneval", content="?", ground_truth=json.dumps(CHECK))
         try:

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.rewards.grader_processes import pool
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Outcome, Prompt, Score
@@ -72,8 +73,10 @@ def custom(tmp_path):
 def run(scenario, path="", timeout=10.0, num_workers=1, components=None, required=()):
     """Run `scenario(client)` with started graders; afterwards none of their processes may be left."""
 
+    reward = Reward(timeout=timeout, num_workers=num_workers, components=components or {}, required=list(required))
+
     async def main():
-        client = RewardClient(path, "f", timeout, num_workers, components or {}, required)
+        client = RewardClient(reward, CustomRewardFunction(path=path, name="f"))
         await client.start()
         try:
             return await scenario(client)
@@ -146,7 +149,7 @@ def test_a_job_is_never_graded_again_after_a_mistake_of_the_pool(custom, monkeyp
 
     async def scenario(client):
         with monkeypatch.context() as patch:
-            patch.setattr(pool._Process, "end", broken)
+            patch.setattr(pool._GraderProcess, "end", broken)
             return await client.score(GSM8K, "exit")
 
     failed = run(scenario, custom)
@@ -318,13 +321,13 @@ def test_a_process_that_is_killed_in_its_start_has_one_in_its_place(tmp_path):
     assert score.reward == 1.0
     (tmp_path / "my_reward.mark").unlink()
     path.write_text(KILLED.format(times=2))
-    with pytest.raises(ValueError, match=r"the grader's process does not start \(SIGKILL\)"):
+    with pytest.raises(ValueError, match=r"the grader process does not start \(SIGKILL\)"):
         scores(["one"], str(path))
 
 
 def test_scores_asked_when_closing_fail_rather_than_wait(custom):
     async def main():
-        client = RewardClient(custom, "f", 10.0, 1, {}, ())
+        client = RewardClient(Reward(), CustomRewardFunction(path=custom, name="f"))
         await client.start()
         tasks = [asyncio.create_task(client.score(GSM8K, "sleep 5")) for _ in range(3)]
         await asyncio.sleep(0.2)
@@ -337,11 +340,12 @@ def test_scores_asked_when_closing_fail_rather_than_wait(custom):
 def test_graders_die_with_their_parent(custom):
     script = f"""
         import asyncio, os
+        from alphaapollo.config.schema import CustomRewardFunction, Reward
         from alphaapollo.rewards.grader_processes.client import RewardClient
         from alphaapollo.types import Prompt
 
         async def main():
-            client = RewardClient({custom!r}, "f", 60.0, 1, {{}}, ())
+            client = RewardClient(Reward(timeout=60.0), CustomRewardFunction(path={custom!r}, name="f"))
             await client.start()
             prompt = Prompt(id=0, data_source="", content="?")
             print(int((await client.score(prompt, "pid")).reward), flush=True)

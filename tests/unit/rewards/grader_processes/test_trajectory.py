@@ -6,9 +6,10 @@ from collections.abc import Awaitable
 import numpy as np
 import pytest
 
+from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult
-from alphaapollo.rewards.base import on_episodes, takes_trajectory
+from alphaapollo.rewards.base import accept_episode, takes_trajectory
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.grader_processes.protocol import decode_request, encode_request
 from alphaapollo.rollout.context import AppendContext
@@ -85,7 +86,7 @@ def with_client(tmp_path, scenario, name="f", **components):
     path.write_text(SOURCE)
 
     async def main():
-        client = RewardClient(str(path), name, 10.0, 1, components, ())
+        client = RewardClient(Reward(components=components), CustomRewardFunction(path=str(path), name=name))
         await client.start()
         try:
             return await scenario(client)
@@ -143,7 +144,7 @@ def test_what_json_cannot_hold_is_a_failed_grade_only_where_a_trajectory_is_take
     odd = [turn("4", info={"state": {(1, 2): "a tuple as a key"}})]
     failed = with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd))
     assert failed.outcome is Outcome.GRADER_FAILED
-    assert failed.reason.startswith("the trajectory cannot be given to the reward function: keys must be")
+    assert failed.reason.startswith("the trajectory cannot be sent to the reward function as JSON: keys must be")
     assert with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd), name="text_only") == Score(1.0)
 
 
@@ -159,5 +160,5 @@ def test_the_second_parameters_name_decides():
     assert not takes_trajectory(lambda prompt, completion, trajectory=None: 0.0)
     assert not takes_trajectory(lambda *arguments: 0.0)
     episode = Episode("6", [EpisodeTurn("4"), EpisodeTurn("6")])
-    assert on_episodes(lambda prompt, completion: completion)(PROMPT, episode) == "6"
-    assert on_episodes(lambda prompt, trajectory: trajectory)(PROMPT, episode) is episode
+    assert accept_episode(lambda prompt, completion: completion)(PROMPT, episode) == "6"
+    assert accept_episode(lambda prompt, trajectory: trajectory)(PROMPT, episode) is episode
