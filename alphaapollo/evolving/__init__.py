@@ -1,1 +1,1 @@
-"""Self-evolution at inference time: no weight is trained. The map is in docs/evolving.md; read records.py first."""
+"""Self-evolution at inference time; no weight is updated. See docs/evolving.md."""

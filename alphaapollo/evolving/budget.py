@@ -1,98 +1,115 @@
-"""What a run may take: tokens, calls, seconds, money, and a file that says stop.
-
-A call is let in with the most that it may take (its promise), and settled with what it took; so limits hold to the
-token, whatever is in flight. A share of each limit is kept for the end.
-"""
+"""Budget of a run (`budget.*`), price of a model call, and the STOP file."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
-from alphaapollo.config.schema import Limits
-from alphaapollo.evolving.pool import Spent
+from alphaapollo.config.schema import Limits, ServedModel
+from alphaapollo.evolving.pool import Usage
 
-STOP = "STOP"  # the file's name, in the run's folder
+STOP = "STOP"  # name of the stop file in the run folder
+T = TypeVar("T")
 
 
-class Halt(Exception):
-    """No further call; says why. What is whole is kept, and the run chooses and writes its results."""
+class EvolutionStopped(Exception):
+    """No further model call may be made; the text says why. The run still selects answers and writes its results."""
+
+
+def call_price(model: ServedModel, tokens_read: int, tokens_written: int) -> float:
+    """Price of one call, from models.NAME.price_in and price_out (per million tokens)."""
+    return (tokens_read * model.price_in + tokens_written * model.price_out) / 1e6
 
 
 class Budget:
-    """Belongs to one event loop.
+    """Admission control for model calls; belongs to one event loop.
+
+    A call is admitted with the maximum that it may use and settled with what it used. Calls in flight therefore
+    never exceed a limit.
 
     Args:
-        limits: of all the run's processes together.
-        spent: what earlier processes took, and `seconds` they were at work.
-        stop_file: once it is there, nobody is let in.
+        limits: for all processes of the run together.
+        used: usage of earlier processes.
+        seconds: run time of earlier processes.
+        stop_file: no call is admitted while this file exists.
     """
 
     def __init__(
         self,
         limits: Limits,
-        spent: Spent,
+        used: Usage,
         seconds: float,
         stop_file: Path,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._limits, self._stop_file, self._clock = limits, stop_file, clock
-        self._spent, self._promised = spent, Spent()
+        self.used, self._in_flight = used, Usage()
         self._began = clock() - seconds
         self._changed = asyncio.Condition()
         self._share = 1.0 - limits.reserve
 
     @property
-    def spent(self) -> Spent:
-        return self._spent
-
-    @property
     def seconds(self) -> float:
-        """That the run has been at work."""
+        """Run time of all processes so far."""
         return self._clock() - self._began
 
     @property
     def seconds_left(self) -> float | None:
-        """Until calls end that are in flight; None: there is no such limit."""
+        """Time left for calls in flight; None without a time limit."""
         return None if self._limits.seconds is None else self._limits.seconds * self._share - self.seconds
 
-    def open_reserve(self) -> None:
-        """The end has come: what was kept for it may be taken. The file that said stop has done its work."""
+    def release_reserve(self) -> None:
+        """Make budget.reserve available to the final selection, and remove the stop file."""
         self._share = 1.0
         self._stop_file.unlink(missing_ok=True)
 
-    async def admit(self, promise: Spent) -> None:
-        """Wait until there is room for so much. Halt: there is none, and nothing in flight could give any back."""
+    async def admit(self, maximum: Usage) -> None:
+        """Wait until `maximum` fits into the budget.
+
+        Raises:
+            EvolutionStopped: it does not fit and no call in flight could return any budget, or the stop file exists.
+        """
         async with self._changed:
             while True:
                 if self._stop_file.exists():
-                    raise Halt(f"{self._stop_file} is there")
+                    raise EvolutionStopped(f"the stop file {self._stop_file} exists")
                 if (left := self.seconds_left) is not None and left <= 0:
-                    raise Halt(f"budget.seconds={self._limits.seconds:g} is spent{self._kept()}")
-                passed = self._passed(self._spent + self._promised + promise)
-                if not passed:
-                    self._promised += promise
+                    raise EvolutionStopped(self._spent("seconds"))
+                wanted = self.used + self._in_flight + maximum
+                exceeded = [name for name in ("calls", "tokens", "money") if self._is_exceeded(name, wanted)]
+                if not exceeded:
+                    self._in_flight += maximum
                     return
-                if not self._promised.calls:
-                    raise Halt(f"budget.{passed} is spent{self._kept()}")
+                if not self._in_flight.calls:
+                    raise EvolutionStopped(self._spent(exceeded[0]))
                 await self._changed.wait()
 
-    async def settle(self, promise: Spent, took: Spent) -> None:
-        """The call has ended."""
+    async def settle(self, maximum: Usage, used: Usage) -> None:
+        """Replace the maximum of a call that has ended by what it used."""
         async with self._changed:
-            self._promised -= promise
-            self._spent += took
+            self._in_flight -= maximum
+            self.used += used
             self._changed.notify_all()
 
-    def _passed(self, wanted: Spent) -> str:
-        """The first limit that so much is over; empty: none."""
-        for name in ("calls", "tokens", "money"):
-            limit = getattr(self._limits, name)
-            if limit is not None and getattr(wanted, name) > limit * self._share:
-                return f"{name}={limit:g}"
-        return ""
+    def _is_exceeded(self, name: str, wanted: Usage) -> bool:
+        limit = getattr(self._limits, name)
+        return limit is not None and getattr(wanted, name) > limit * self._share
 
-    def _kept(self) -> str:
-        return f", but for the {self._limits.reserve:.0%} that are kept for the end" if self._share < 1 else ""
+    def _spent(self, name: str) -> str:
+        reserve = f"; {self._limits.reserve:.0%} of it is reserved for the final selection" if self._share < 1 else ""
+        return f"budget.{name}={getattr(self._limits, name):g} is spent{reserve}"
+
+
+async def gather_all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """asyncio.gather that waits for every job before raising, so that calls in flight still reach the pool.
+
+    EvolutionStopped is raised only if no job raised another error.
+    """
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, EvolutionStopped)), errors[0])
+    return [result for result in results if not isinstance(result, BaseException)]

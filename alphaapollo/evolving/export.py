@@ -1,13 +1,13 @@
-"""An evolution's pool as training data, in the columns of docs/data.md:
+"""Export an evolution as training data, in the columns of docs/data.md:
 
     python -m alphaapollo.evolving.export RUN OUT [--by truth|votes] [--max_pairs 4]
 
-    sft.parquet          messages                    right solutions, as they were asked for
-    preference.parquet   prompt, chosen, rejected    a right and a wrong solution of one problem
-    verifier.parquet     prompt, reward_model        solutions to judge: the ground truth is whether they are right
+    sft.parquet          messages                    right solutions with their prompts
+    preference.parquet   prompt, chosen, rejected    a right and a wrong solution of the same problem
+    verifier.parquet     prompt, reward_model        solutions to judge; the ground truth is whether they are right
 
-Which are right: by the reward function, or by the verifiers' votes where there is no truth (no verifier.parquet then).
-main_ppo trains a verifier on the last with custom_reward_function.path=alphaapollo/evolving/verifier_reward.py.
+--by decides which solutions are right: the reward function, or the verifiers' votes (without verifier.parquet).
+To train a verifier with main_ppo, set custom_reward_function.path=alphaapollo/evolving/verifier_reward.py.
 """
 
 from __future__ import annotations
@@ -19,76 +19,65 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import pandas as pd
 
 from alphaapollo.config.errors import failed
-from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.evolving.records import Candidate
+from alphaapollo.evolving.pool import FILE, Candidate, Pool
+from alphaapollo.types import Message
 
 By = Literal["truth", "votes"]
 Row = dict[str, Any]
 DATA_SOURCE = "evolving"
 
 
-def rows_of(pool: Pool, by: By, max_pairs: int) -> dict[str, list[Row]]:
-    """The rows of each file, by its name."""
-    problems = sorted({one.place.problem for one in pool.candidates.values()})
-    own = {problem: pool.of_problem(problem) for problem in problems}
-    return {
-        "sft": [_lesson(one) for made in own.values() for one in made if is_right(pool, one, by)],
-        "preference": [row for made in own.values() for row in _pairs(pool, made, by)[:max_pairs]],
-        "verifier": [row for made in own.values() for one in made for row in _to_judge(pool, one) if by == "truth"],
-    }
+def make_rows(pool: Pool, by: By, max_pairs: int) -> dict[str, list[Row]]:
+    """The rows of each file, by its name without the suffix."""
+    rows: dict[str, list[Row]] = {"sft": [], "preference": [], "verifier": []}
+    for problem in sorted({one.place.problem for one in pool.candidates.values()}):
+        candidates = pool.of_problem(problem)
+        right = [one for one in candidates if is_right(pool, one, by) is True]
+        wrong = [one for one in candidates if is_right(pool, one, by) is False]
+        rows["sft"] += [{"messages": _chat(one.messages), **_source(one)} for one in right]
+        rows["preference"] += _pairs(candidates, right, wrong)[:max_pairs]
+        rows["verifier"] += [row for one in candidates for row in _to_judge(pool, one) if by == "truth"]
+    return rows
 
 
 def is_right(pool: Pool, candidate: Candidate, by: By) -> bool | None:
-    """None: nobody knows."""
+    """None if unknown."""
     if by == "truth":
         return candidate.right
     judgement = pool.judgements.get(candidate.key)
     return judgement.right if judgement else None
 
 
-def _lesson(candidate: Candidate) -> Row:
-    return {"messages": _chat(candidate.messages), **_facts(candidate)}
-
-
-def _pairs(pool: Pool, candidates: Sequence[Candidate], by: By) -> list[Row]:
-    """None where no solution was asked for without past ones: then nobody knows the bare question."""
+def _pairs(candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: Sequence[Candidate]) -> list[Row]:
+    """All pairs; none if every candidate was shown past solutions, because then no plain prompt is known."""
     first = next((one for one in candidates if not one.parents), None)
-    right, wrong = ([one for one in candidates if is_right(pool, one, by) is wanted] for wanted in (True, False))
     if first is None:
         return []
-    prompt = _chat(first.messages[: first.asked])
+    prompt = _chat(first.messages[: first.num_prompt_messages])
     return [
         {
             "prompt": prompt,
-            "chosen": _chat(good.messages[good.asked :]),
-            "rejected": _chat(bad.messages[bad.asked :]),
-            **_facts(good),
+            "chosen": _chat(good.messages[good.num_prompt_messages :]),
+            "rejected": _chat(bad.messages[bad.num_prompt_messages :]),
+            **_source(good),
         }
         for good, bad in product(right, wrong)
     ]
 
 
 def _to_judge(pool: Pool, candidate: Candidate) -> list[Row]:
-    """One row, where a verifier was asked and the truth is known."""
-    asked = next((one.messages for one in pool.verdicts_of(candidate.key) if one.messages), None)
-    if asked is None or candidate.right is None:
+    """One row if a verifier was asked and the truth is known, else none."""
+    prompt = next((verdict.messages for verdict in pool.verdicts_of(candidate.key) if verdict.messages), None)
+    if prompt is None or candidate.right is None:
         return []
-    truth = "right" if candidate.right else "wrong"
-    return [
-        {
-            "prompt": _chat(asked),
-            "ability": "verification",
-            "reward_model": {"style": "rule", "ground_truth": truth},
-            **_facts(candidate),
-        }
-    ]
+    truth = {"style": "rule", "ground_truth": "right" if candidate.right else "wrong"}
+    return [{"prompt": _chat(prompt), "ability": "verification", "reward_model": truth, **_source(candidate)}]
 
 
-def _facts(candidate: Candidate) -> Row:
+def _source(candidate: Candidate) -> Row:
     place = candidate.place
     return {
         "data_source": DATA_SOURCE,
@@ -96,17 +85,22 @@ def _facts(candidate: Candidate) -> Row:
     }
 
 
-def _chat(messages: Sequence[Any]) -> list[dict[str, str]]:
-    return [dict(message) for message in msgspec.to_builtins(messages)]
+def _chat(messages: Sequence[Message]) -> list[Row]:
+    return [dict(message) for message in messages]
 
 
 def export(run: Path, out: Path, by: By, max_pairs: int) -> dict[str, int]:
-    """Write what there is; the rows of each file. ValueError: no pool, or nothing in it to train on."""
+    """Write the files that have rows and return their numbers of rows.
+
+    Raises:
+        ValueError: the run has no pool, or no solution is known to be right or wrong.
+    """
     if not (run / FILE).is_file():
         raise ValueError(f"{run} has no {FILE}. Give the folder of a run of alphaapollo.evolving.main.")
-    rows = {name: own for name, own in rows_of(Pool(run), by, max_pairs).items() if own}
+    rows = {name: own for name, own in make_rows(Pool(run), by, max_pairs).items() if own}
     if not rows:
-        raise ValueError(f"{run}: by {by} nothing in its pool is known to be right or wrong. Try the other --by.")
+        other = "votes" if by == "truth" else "truth"
+        raise ValueError(f"{run}: --by {by} finds no solution that is known to be right or wrong. Try --by {other}.")
     out.mkdir(parents=True, exist_ok=True)
     for name, own in rows.items():
         pd.DataFrame(own).to_parquet(out / f"{name}.parquet")
@@ -118,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--by", choices=["truth", "votes"], default="truth")
-    parser.add_argument("--max_pairs", type=int, default=4, help="of one problem")
+    parser.add_argument("--max_pairs", type=int, default=4, help="per problem")
     args = parser.parse_args(argv)
     try:
         counts = export(args.run, args.out, args.by, args.max_pairs)

@@ -1,4 +1,4 @@
-"""Improve answers without training: `python -m alphaapollo.evolving.main data.path=... models.policy.path=...`"""
+"""Entry point: `python -m alphaapollo.evolving.main data.path=... models.policy.path=...`"""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Run an evolution. Returns 0 after success, 1 after a failure, 2 for an invalid start, 130 if interrupted."""
     terminal = Terminal(highlight=False)
     with reported():
         config = load_config(EvolvingConfig, "evolving", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.evolving.run import prepare, run  # torch from here on: a wrong key is told before
-        from alphaapollo.launch.run_command import drive, run_until_told
+        from alphaapollo.evolving.run import prepare, run  # slow imports, after the configuration is checked
+        from alphaapollo.launch.run_command import drive, run_until_signal
 
         try:
             prepared = prepare(config, terminal)
         except ValueError as error:
             return failed(error, 2)
     if config.trainer.dry_run:
-        print("dry run: the configuration is sound, nothing was started.")
+        print("dry run: the configuration is valid; nothing was started.")
         return 0
-    end = f"interrupted; the same command goes on where {prepared.folder} ends"
-    return drive(prepared.folder, lambda: run_until_told(run(prepared, terminal)), lambda: end)
+    hint = f"interrupted; run the same command to resume from {prepared.folder}"
+    return drive(prepared.folder, lambda: run_until_signal(run(prepared, terminal)), lambda: hint)
 
 
 if __name__ == "__main__":

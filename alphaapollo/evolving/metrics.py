@@ -1,38 +1,212 @@
-"""A round in flat figures: its line of metrics.jsonl, as every other command writes one an iteration."""
+"""Accuracy by round with intervals over problems, and how well the verifiers' votes predict the ground truth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import comb
 
+import numpy as np
+
+from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy
 from alphaapollo.evaluation.figures import Figure
-from alphaapollo.evolving.figures import round_figures
-from alphaapollo.evolving.pool import Pool, Spent
+from alphaapollo.evolving.pool import Candidate, Pool
+from alphaapollo.evolving.selection import best_by_vote
+
+ACCURACIES = ("chosen", "sampled", "majority", "oracle")
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """Statistics of one round. Each accuracy is a mean over problems with its 95 % interval, or None."""
+
+    round: int
+    chosen: Figure | None  # best candidate by votes and brevity, of this round and earlier ones
+    sampled: Figure | None  # mean of this round's candidates
+    majority: Figure | None  # most frequent answer so far, without verifiers (self-consistency)
+    oracle: Figure | None  # at least one candidate so far is right
+    table: dict[str, int]  # of this round: see verdict_table
+
+
+def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> RoundSummary:
+    """Statistics of a round, over candidates with a ground truth."""
+    so_far = {
+        problem: [one for one in pool.of_problem(problem, number + 1) if one.right is not None] for problem in problems
+    }
+    of_round = {problem: [one for one in own if one.place.round == number] for problem, own in so_far.items()}
+
+    def mean(value: Callable[[Sequence[Candidate]], float], candidates: dict[int, list[Candidate]]) -> Figure | None:
+        return mean_figure([value(own) if own else math.nan for own in candidates.values()])
+
+    def majority(own: Sequence[Candidate]) -> float:
+        return majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own])
+
+    chosen = [best_by_vote(pool, problem, number + 1) for problem in problems]
+    return RoundSummary(
+        number,
+        chosen=mean_figure([accuracy_of(candidate) for candidate in chosen]),
+        sampled=mean(lambda own: sum(bool(one.right) for one in own) / len(own), of_round),
+        majority=mean(majority, so_far),
+        oracle=mean(lambda own: max(float(bool(one.right)) for one in own), so_far),
+        table=verdict_table(pool, [one for own in of_round.values() for one in own]),
+    )
 
 
 def round_metrics(pool: Pool, problems: Sequence[int], number: int) -> dict[str, float]:
-    """As docs/metrics.md names them; nan where no problem has the figure, or too few for an interval."""
-    figures = round_figures(pool, problems, number)
-    own = [one for one in pool.candidates.values() if one.place.round == number]
-    spent = spent_in(pool, number)
-    shown: dict[str, Figure | None] = {
-        "accuracy/chosen": figures.chosen,
-        "accuracy/sampled": figures.sampled,
-        "accuracy/majority": figures.majority,
-        "accuracy/oracle": figures.oracle,
-    }
-    metrics = {name: value for key, figure in shown.items() for name, value in _flat(key, figure).items()}
-    metrics |= {f"table/{name}": float(count) for name, count in asdict(figures.table).items()}
-    metrics |= {"candidates/made": float(len(own)), "candidates/failed": float(sum(bool(one.failure) for one in own))}
-    return metrics | {"cost/calls": float(spent.calls), "cost/tokens": float(spent.tokens), "cost/money": spent.money}
+    """The line of metrics.jsonl of a round (docs/metrics.md). NaN: no problem has the value."""
+    summary, metrics = summarize_round(pool, problems, number), dict[str, float]()
+    for name in ACCURACIES:
+        figure: Figure | None = getattr(summary, name)
+        for suffix, field in (("", "value"), ("/low", "low"), ("/high", "high")):
+            value = getattr(figure, field, None)
+            metrics[f"accuracy/{name}{suffix}"] = math.nan if value is None else value
+    metrics |= {f"table/{name}": float(count) for name, count in summary.table.items()}
+    candidates, usage = pool.of_round(number), pool.round_usage(number)
+    metrics["candidates/made"] = float(len(candidates))
+    metrics["candidates/failed"] = float(sum(bool(one.failure) for one in candidates))
+    return metrics | {f"cost/{name}": float(value) for name, value in asdict(usage).items()}
 
 
-def _flat(name: str, figure: Figure | None) -> dict[str, float]:
-    values = (None, None, None) if figure is None else (figure.value, figure.low, figure.high)
-    names = (name, f"{name}/low", f"{name}/high")
-    return {key: float("nan") if value is None else value for key, value in zip(names, values, strict=True)}
+def verdict_table(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, int]:
+    """Counts of right and wrong candidates by the verifiers' majority. `unjudged`: candidates without votes."""
+    counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
+    for candidate in candidates:
+        judgement = pool.judgements.get(candidate.key)
+        if judgement is None or judgement.right is None:
+            counts["unjudged"] += 1
+        else:
+            counts[f"{'right' if candidate.right else 'wrong'}_{'for' if judgement.right else 'against'}"] += 1
+    return counts
 
 
-def spent_in(pool: Pool, number: int) -> Spent:
-    """What the calls of a round took, those for candidates that are not whole yet among them."""
-    return sum((spent for owner, spent in pool.spent.items() if f".r{number}." in owner), Spent())
+def accuracy_of(candidate: Candidate | None) -> float:
+    """1 or 0; NaN if there is no candidate or no ground truth."""
+    return math.nan if candidate is None or candidate.right is None else float(candidate.right)
+
+
+def mean_figure(values: Sequence[float]) -> Figure | None:
+    """Mean over the values that are not NaN, with its 95 % bootstrap interval; None without values."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return None
+    low, high = (
+        None if math.isnan(bound) else float(bound) for bound in bootstrap_interval(np.array(known)[:, None])[:, 0]
+    )
+    return Figure(math.fsum(known) / len(known), low, high, problems=len(known))
+
+
+@dataclass(frozen=True)
+class VoteCount:
+    """Votes on one candidate with a known truth."""
+
+    votes_for: int
+    votes_against: int
+    right: bool
+
+    @property
+    def share(self) -> float:
+        return self.votes_for / self.count
+
+    @property
+    def count(self) -> int:
+        return self.votes_for + self.votes_against
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """Votes against the truth; positive is a vote for."""
+
+    true_positive: float = 0
+    false_positive: float = 0
+    false_negative: float = 0
+    true_negative: float = 0
+
+    @property
+    def true_positive_rate(self) -> float:
+        """Share of right candidates with a vote for; NaN without right candidates."""
+        return _ratio(self.true_positive, self.true_positive + self.false_negative)
+
+    @property
+    def false_positive_rate(self) -> float:
+        """Share of wrong candidates with a vote for; NaN without wrong candidates."""
+        return _ratio(self.false_positive, self.false_positive + self.true_negative)
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean accuracy over right and wrong candidates; 0.5 for random votes."""
+        return (self.true_positive_rate + 1 - self.false_positive_rate) / 2
+
+
+def confusion_of_votes(votes: Sequence[VoteCount]) -> ConfusionMatrix:
+    """Confusion matrix of single votes."""
+    right = [one for one in votes if one.right]
+    wrong = [one for one in votes if not one.right]
+    return ConfusionMatrix(
+        sum(one.votes_for for one in right),
+        sum(one.votes_for for one in wrong),
+        sum(one.votes_against for one in right),
+        sum(one.votes_against for one in wrong),
+    )
+
+
+def roc_curve(votes: Sequence[VoteCount]) -> list[tuple[float, float]]:
+    """(false positive rate, true positive rate) for falling thresholds on the share of votes, from (0, 0) to (1, 1).
+
+    Empty unless there are both right and wrong candidates.
+    """
+    num_right = sum(one.right for one in votes)
+    num_wrong = len(votes) - num_right
+    if not num_right or not num_wrong:
+        return []
+    points = [(0.0, 0.0)]
+    for threshold in sorted({one.share for one in votes}, reverse=True):
+        taken = [one.right for one in votes if one.share >= threshold]
+        points.append(((len(taken) - sum(taken)) / num_wrong, sum(taken) / num_right))
+    return points
+
+
+def area_under_curve(points: Sequence[tuple[float, float]]) -> float:
+    """Trapezoidal area: the probability that a right candidate has a larger share of votes than a wrong one, where
+    ties count half. 0.5 for random votes; NaN without points."""
+    if not points:
+        return math.nan
+    return math.fsum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
+
+
+def best_of_n(votes: Sequence[VoteCount], n: int) -> float:
+    """Expected accuracy of the candidate with the most votes among n of one problem's N, drawn without replacement.
+
+    Exact: with s candidates of one share of votes and b below it, one of the s wins with probability
+    (C(b + s, n) - C(b, n)) / C(N, n); ties are broken at random. NaN if N < n.
+    """
+    if len(votes) < n:
+        return math.nan
+    expected, below = 0.0, 0
+    for share in sorted({one.share for one in votes}):
+        group = [one.right for one in votes if one.share == share]
+        chance = (comb(below + len(group), n) - comb(below, n)) / comb(len(votes), n)
+        expected += chance * sum(group) / len(group)
+        below += len(group)
+    return expected
+
+
+def majority_of_k(votes: Sequence[VoteCount], k: int) -> ConfusionMatrix:
+    """Expected confusion matrix of the majority of k votes, drawn without replacement (hypergeometric).
+
+    A tie counts as against. Candidates with fewer than k votes are left out.
+    """
+    counts = {True: [0.0, 0.0], False: [0.0, 0.0]}  # right -> [majority for, majority against]
+    for one in votes:
+        if one.count >= k:
+            wins = range(k // 2 + 1, min(k, one.votes_for) + 1)
+            ways = sum(comb(one.votes_for, i) * comb(one.votes_against, k - i) for i in wins)
+            chance = ways / comb(one.count, k)
+            counts[one.right][0] += chance
+            counts[one.right][1] += 1 - chance
+    return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

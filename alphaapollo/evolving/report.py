@@ -1,210 +1,214 @@
-"""What an evolution came to, as report.json and in the console."""
+"""Results of an evolution: problems/ID.json, report.json and the console."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from alphaapollo.algorithms.accuracy_estimates import pass_at_k
 from alphaapollo.evaluation.figures import Figure
-from alphaapollo.evolving.calibration import Confusion, Votes, area_under, best_of, confusion, majority_of, roc
-from alphaapollo.evolving.figures import RoundFigures, Table, agreement, mean_figure, round_figures
-from alphaapollo.evolving.pool import Pool
-from alphaapollo.evolving.records import Candidate
+from alphaapollo.evolving import metrics
+from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, VoteCount, mean_figure
+from alphaapollo.evolving.pool import Candidate, Pool
 from alphaapollo.observability.disk import writing
-from alphaapollo.observability.json_values import finite
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.types import Prompt
+
+FOLDER = "problems"
 
 
-@dataclass(frozen=True)
-class RoleCost:
-    """What a role took."""
-
-    calls: int
-    failed: int
-    tokens_read: int
-    tokens_written: int
-    money: float
-    seconds: float  # of its calls, added up; they overlap
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Of the verifiers, by candidates with votes and a truth."""
-
-    candidates: int
-    single: Confusion  # of each vote by itself
-    majority: Confusion
-    roc: list[tuple[float, float]]
-    auc: float
-    best_of: dict[int, Figure]  # n -> accuracy of the one with most votes among n of a problem's
-    oracle: dict[int, Figure]  # n -> is any of n right?
-    votes: dict[int, float]  # k -> balanced accuracy of the majority of k votes
+def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stopped: str, terminal: Terminal) -> None:
+    """Write and print all results, replacing earlier ones. stopped: why the run ended early, or an empty string."""
+    report = make_report(pool, [prompt.id for prompt in prompts], stopped)
+    with writing("the results", folder):
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        for prompt in prompts:
+            _write_json(folder / FOLDER / f"{prompt.id:06}.json", problem_result(pool, prompt))
+        _write_json(folder / "report.json", report)
+    print_report(report, terminal)
+    terminal.print(f"written: {folder / 'report.json'}, {folder / FOLDER}", markup=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Report:
-    rounds: list[RoundFigures]
-    chosen: Figure | None  # at the end, by evolving.select
-    table: Table  # of all rounds
-    calibration: Calibration | None  # None: no candidate has votes and a truth
-    roles: dict[str, RoleCost]
-    failures: dict[str, int]  # what could not be had -> how often
-    halted: str
+def _write_json(path: Path, value: Any) -> None:
+    """Write atomically; NaN becomes null."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    part.replace(path)
 
 
-def make_report(pool: Pool, problems: Sequence[int], halted: str) -> Report:
+def problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
+    """Content of problems/ID.json."""
+    choice = pool.choices.get(prompt.id)
+    chosen = pool.candidates[choice.candidate] if choice and choice.candidate else None
+    return {
+        "problem": prompt.id,
+        "data_source": prompt.data_source,
+        "prompt": prompt.content,
+        "ground_truth": prompt.ground_truth,
+        "chosen": chosen.key if chosen else None,
+        "how": choice.how if choice else None,
+        "answer": chosen.answer if chosen else None,
+        "solution": chosen.summary if chosen else None,
+        "right": chosen.right if chosen else None,
+        "candidates": [_candidate_result(pool, one) for one in pool.of_problem(prompt.id, failed=True)],
+        "matches": [_fields(match) for (problem, _), match in sorted(pool.matches.items()) if problem == prompt.id],
+    }
+
+
+def _candidate_result(pool: Pool, candidate: Candidate) -> dict[str, Any]:
+    """A candidate without its messages, with its verdicts and the usage of all its calls."""
+    judgement = pool.judgements.get(candidate.key)
+    verdicts = [_fields(verdict) for verdict in pool.verdicts_of(candidate.key)]
+    fields = _fields(candidate)
+    del fields["messages"], fields["asked"]
+    return {
+        **fields,
+        "right": candidate.right,
+        "verdicts": [{key: one[key] for key in ("vote", "upheld", "report", "failure")} for one in verdicts],
+        "judgement": None if judgement is None else _fields(judgement),
+        **vars(pool.usage[candidate.key]),
+    }
+
+
+def _fields(record: msgspec.Struct) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(record).items() if name != "kind"}
+
+
+def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, Any]:
+    """Content of report.json (docs/evolving.md)."""
     candidates = [one for problem in problems for one in pool.of_problem(problem)]
     graded = [one for one in candidates if one.right is not None]
-    rounds = sorted({one.place.round for one in candidates})
-    return Report(
-        rounds=[round_figures(pool, problems, number) for number in rounds],
-        chosen=mean_figure([_accuracy_of_choice(pool, problem) for problem in problems]),
-        table=agreement(pool, graded),
-        calibration=_calibration(pool, graded),
-        roles=role_costs(pool),
-        failures=failures(pool),
-        halted=halted,
-    )
+    choices = [pool.choices[problem].candidate if problem in pool.choices else None for problem in problems]
+    table = metrics.verdict_table(pool, graded)
+    return {
+        "rounds": [
+            metrics.summarize_round(pool, problems, number)
+            for number in sorted({one.place.round for one in candidates})
+        ],
+        "chosen": mean_figure([metrics.accuracy_of(pool.candidates.get(key or "")) for key in choices]),
+        "table": table,
+        "calibration": _calibration(pool, graded, table),
+        "roles": role_costs(pool),
+        "failures": count_failures(pool),
+        "halted": stopped,
+    }
 
 
-def _accuracy_of_choice(pool: Pool, problem: int) -> float:
-    choice = pool.choices.get(problem)
-    chosen = pool.candidates[choice.candidate] if choice and choice.candidate else None
-    return math.nan if chosen is None or chosen.right is None else float(chosen.right)
-
-
-def _calibration(pool: Pool, graded: Sequence[Candidate]) -> Calibration | None:
-    by_problem: dict[int, list[Votes]] = defaultdict(list)
-    for one in graded:
-        judgement = pool.judgements.get(one.key)
+def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int]) -> dict[str, Any] | None:
+    """How well votes predict the truth; None if no candidate has both."""
+    by_problem: dict[int, list[VoteCount]] = defaultdict(list)
+    for candidate in graded:
+        judgement = pool.judgements.get(candidate.key)
         if judgement is not None and judgement.right is not None:
-            votes = Votes(judgement.votes_for, judgement.votes_against, bool(one.right))
-            by_problem[one.place.problem].append(votes)
-    everything = [votes for own in by_problem.values() for votes in own]
-    if not everything:
+            votes = VoteCount(judgement.votes_for, judgement.votes_against, bool(candidate.right))
+            by_problem[candidate.place.problem].append(votes)
+    votes = [one for own in by_problem.values() for one in own]
+    if not votes:
         return None
-    points, most = roc(everything), max(votes.count for votes in everything)
-    largest = max(map(len, by_problem.values()))
+    roc, most_votes = metrics.roc_curve(votes), max(one.count for one in votes)
     counts = np.array([len(own) for own in by_problem.values()])
-    passes = pass_at_k(counts, np.array([sum(one.right for one in own) for own in by_problem.values()]), largest)
-    sizes = range(1, largest + 1)
-    return Calibration(
-        candidates=len(everything),
-        single=confusion(everything),
-        majority=majority_table(everything),
-        roc=points,
-        auc=area_under(points),
-        best_of=_figures({n: [best_of(own, n) for own in by_problem.values()] for n in sizes}),
-        oracle=_figures({n: passes[:, n - 1].tolist() for n in sizes}),
-        votes={k: majority_of(everything, k).balanced_accuracy for k in range(1, most + 1)},
-    )
+    right = np.array([sum(one.right for one in own) for own in by_problem.values()])
+    passes = pass_at_k(counts, right, int(counts.max()))
+    sizes = range(1, int(counts.max()) + 1)
+    return {
+        "candidates": len(votes),
+        "single": metrics.confusion_of_votes(votes),
+        "majority": ConfusionMatrix(
+            table["right_for"], table["wrong_for"], table["right_against"], table["wrong_against"]
+        ),
+        "roc": roc,
+        "auc": metrics.area_under_curve(roc),
+        "best_of": {n: mean_figure([metrics.best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
+        "oracle": {n: mean_figure(passes[:, n - 1].tolist()) for n in sizes},
+        "votes": {k: metrics.majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
+    }
 
 
-def majority_table(votes: Sequence[Votes]) -> Confusion:
-    """Of the majorities as they were."""
-    counts = Counter((one.right, one.votes_for > one.votes_against) for one in votes)
-    return Confusion(counts[True, True], counts[False, True], counts[True, False], counts[False, False])
-
-
-def _figures(values: dict[int, list[float]]) -> dict[int, Figure]:
-    return {n: figure for n, own in values.items() if (figure := mean_figure(own)) is not None}
-
-
-def role_costs(pool: Pool) -> dict[str, RoleCost]:
-    """By role, those that failed with the others: they cost time, and calls."""
+def role_costs(pool: Pool) -> dict[str, dict[str, float]]:
+    """Calls (including failed ones), tokens, money and seconds by role. Seconds are summed; calls overlap."""
     by_role = defaultdict(list)
     for call in pool.all_calls:
         by_role[call.role].append(call)
     return {
-        role: RoleCost(
-            calls=len(calls),
-            failed=sum(bool(call.failure) for call in calls),
-            tokens_read=sum(call.prompt_tokens for call in calls),
-            tokens_written=sum(call.tokens for call in calls),
-            money=math.fsum(call.money for call in calls),
-            seconds=round(math.fsum(call.seconds for call in calls), 3),
-        )
+        role: {
+            "calls": len(calls),
+            "failed": sum(bool(call.failure) for call in calls),
+            "tokens_read": sum(call.prompt_tokens for call in calls),
+            "tokens_written": sum(call.tokens for call in calls),
+            "money": math.fsum(call.money for call in calls),
+            "seconds": round(math.fsum(call.seconds for call in calls), 3),
+        }
         for role, calls in sorted(by_role.items())
     }
 
 
-def failures(pool: Pool) -> dict[str, int]:
-    """What could not be had; none of it is in any figure as wrong."""
-    graded = [one.grade for one in pool.candidates.values() if one.grade]
+def count_failures(pool: Pool) -> dict[str, int]:
+    """Number of failures by kind. Failures are excluded from all accuracies."""
+    verdicts = [verdict for own in pool.verdicts.values() for verdict in own.values()]
+    grades = [candidate.grade for candidate in pool.candidates.values() if candidate.grade]
     counts = {
         "calls": sum(bool(call.failure) for call in pool.all_calls),
-        "candidates": sum(bool(one.failure) for one in pool.candidates.values()),
-        "verdicts": sum(bool(one.failure) for own in pool.verdicts.values() for one in own.values()),
-        "struck_out_verdicts": sum(one.upheld is False for own in pool.verdicts.values() for one in own.values()),
+        "candidates": sum(bool(candidate.failure) for candidate in pool.candidates.values()),
+        "verdicts": sum(bool(verdict.failure) for verdict in verdicts),
+        "struck_out_verdicts": sum(verdict.upheld is False for verdict in verdicts),
         "matches": sum(bool(match.failure) for match in pool.matches.values()),
-        "grades": sum(grade.accuracy is None for grade in graded),
+        "grades": sum(grade.accuracy is None for grade in grades),
     }
     return {name: count for name, count in counts.items() if count}
 
 
-def write_report(report: Report, folder: Path) -> Path:
-    """report.json; whole or absent."""
-    path, part = folder / "report.json", folder / ".report.json.part"
-    with writing("the report", path):
-        part.write_text(json.dumps(_plain(asdict(report)), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    return path
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: nan is null."""
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return finite(value) if isinstance(value, float) else value
-
-
-def print_report(report: Report, terminal: Terminal) -> None:
-    """The rounds, the table, the verifiers, the costs."""
-    lines = ["", "round  chosen                  sampled                 majority                oracle"]
-    for own in report.rounds:
-        figures = (own.chosen, own.sampled, own.majority, own.oracle)
-        lines.append(f"{own.round:5}  " + "".join(f"{_figure(figure):24}" for figure in figures).rstrip())
-    lines.append(f"chosen at the end: {_figure(report.chosen)}")
-    table = report.table
+def print_report(report: dict[str, Any], terminal: Terminal) -> None:
+    """Print the rounds, the table of policy and verifiers, the calibration and the costs."""
+    lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
+    for summary in report["rounds"]:
+        figures = "".join(f"{_format(getattr(summary, name)):24}" for name in ACCURACIES)
+        lines.append(f"{summary.round:5}  {figures.rstrip()}")
+    table = report["table"]
     lines += [
+        f"final choice: {_format(report['chosen'])}",
         "",
         "policy \\ verifiers     for  against",
-        f"right             {table.right_for:8} {table.right_against:8}",
-        f"wrong             {table.wrong_for:8} {table.wrong_against:8}",
+        f"right             {table['right_for']:8} {table['right_against']:8}",
+        f"wrong             {table['wrong_for']:8} {table['wrong_against']:8}",
+        *(_calibration_lines(report["calibration"]) if report["calibration"] else []),
+        "",
+        "role                    calls  failed  tokens read  written     money   seconds",
     ]
-    if (calibration := report.calibration) is not None:
-        single = calibration.single
-        lines += [
-            "",
-            f"a verifier's vote: for {single.true_positive_rate:.3f} of the right, {single.false_positive_rate:.3f} of "
-            f"the wrong; area under the ROC of the vote share {calibration.auc:.3f} (a coin: 0.5)",
-            "best of n by votes  " + "  ".join(f"{n}: {figure.value:.3f}" for n, figure in calibration.best_of.items()),
-            "oracle              " + "  ".join(f"{n}: {figure.value:.3f}" for n, figure in calibration.oracle.items()),
-            "majority of k votes " + "  ".join(f"{k}: {value:.3f}" for k, value in calibration.votes.items()),
-        ]
-    lines += ["", "role                    calls  failed  tokens read  written     money   seconds"]
-    for role, cost in report.roles.items():
+    for role, cost in report["roles"].items():
         lines.append(
-            f"{role:22} {cost.calls:6} {cost.failed:7} {cost.tokens_read:12,} {cost.tokens_written:8,} "
-            f"{cost.money:9.4f} {cost.seconds:9.1f}"
+            f"{role:22} {cost['calls']:6} {cost['failed']:7} {cost['tokens_read']:12,} {cost['tokens_written']:8,} "
+            f"{cost['money']:9.4f} {cost['seconds']:9.1f}"
         )
-    if report.failures:
-        counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report.failures.items())
-        lines.append(f"failed, and in no figure: {counted}")
+    if report["failures"]:
+        counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report["failures"].items())
+        lines.append(f"failures (excluded from all accuracies): {counted}")
     terminal.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _figure(figure: Figure | None) -> str:
+def _calibration_lines(calibration: dict[str, Any]) -> list[str]:
+    def listed(values: dict[int, float]) -> str:
+        return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
+
+    single = calibration["single"]
+    best_of, oracle = ({n: figure.value for n, figure in calibration[key].items()} for key in ("best_of", "oracle"))
+    return [
+        "",
+        f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
+        f"{single.false_positive_rate:.3f} of the wrong ones",
+        f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
+        f"best of n by votes    {listed(best_of)}",
+        f"oracle of n           {listed(oracle)}",
+        f"majority of k votes   {listed(calibration['votes'])}",
+    ]
+
+
+def _format(figure: Figure | None) -> str:
     """`0.812 (0.750 to 0.868)`"""
     if figure is None:
         return "-"

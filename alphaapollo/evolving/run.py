@@ -1,5 +1,8 @@
-"""prepare: read, check, print the plan (nothing is started)  ->  run: models, tools and graders up, the rounds, the
-choices, the results."""
+"""Prepare and run an evolution.
+
+prepare: read the data, check the configuration, print the plan; starts nothing.
+run: start models, tools and graders, run the loop, write the results.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,33 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.config.check_evolving import check_evolving, roles_of
-from alphaapollo.config.diff import Verdict as ChangeVerdict
+from alphaapollo.config.check import check
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.controller.health.stall_monitor import Patience, StallWatch
-from alphaapollo.controller.worker_counts import detect_machine
+from alphaapollo.controller.health.stall_monitor import StallLimits, StallMonitor
+from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts
-from alphaapollo.environments.actions import make_actions
-from alphaapollo.environments.base import Services, get_registered
-from alphaapollo.environments.run_tools import open_toolbox
-from alphaapollo.evolving.asker import Asker
+from alphaapollo.environments.actions import make_action_handler
+from alphaapollo.environments.base import Services, get_environment_spec
+from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.budget import STOP, Budget
-from alphaapollo.evolving.cast import Cast, fill
-from alphaapollo.evolving.client import Client
-from alphaapollo.evolving.judging import Judge
-from alphaapollo.evolving.metrics import round_metrics, spent_in
-from alphaapollo.evolving.play import Limits
+from alphaapollo.evolving.loop import EvolutionLoop
+from alphaapollo.evolving.metrics import round_metrics
+from alphaapollo.evolving.model_calls import ModelCaller
+from alphaapollo.evolving.model_clients import (
+    ModelClient,
+    ServerClient,
+    check_local_models,
+    make_engine_clients,
+    watch_engines,
+)
 from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.evolving.results import write_results
-from alphaapollo.evolving.rounds import Evolution, Shape
-from alphaapollo.evolving.selection import Selector, chosen_by_vote
-from alphaapollo.evolving.server_client import ServerClient
-from alphaapollo.evolving.solving import Solver, Truth, row_digest
+from alphaapollo.evolving.proposal import Grader, Solver, row_digest
+from alphaapollo.evolving.report import write_results
+from alphaapollo.evolving.role_calls import RoleCaller, configure_roles
+from alphaapollo.evolving.selection import AnswerSelector, best_by_vote
+from alphaapollo.evolving.verification import VerifierPanel
 from alphaapollo.launch.input_checks import check_rewards, find_environment
 from alphaapollo.launch.resume import Start, own_changes
 from alphaapollo.launch.try_environment import try_resets
@@ -40,37 +46,21 @@ from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
-from alphaapollo.rollout.sync_calls import SyncCalls
+from alphaapollo.rollout.episode import EpisodeLimits
 from alphaapollo.types import Prompt
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.utils.watchdog import name_run, start_reaper
-
-FREE = {  # keys that may change where a run goes on: how much is done, and how what is asked is reached
-    "evolving.rounds": "so many rounds in all",
-    "evolving.select": "the choice is made anew",
-    "evolving.finalists": "the choice is made anew",
-    "evolving.max_failures": "",
-    "models": "a reply stands as it is; a model that was moved answers what is still to be asked",
-    "env.episode_timeout": "",
-    "reward.timeout": "",
-    "reward.num_workers": "",
-}
-DECISIVE = {  # of the sections that may change: what may not
-    "budget": (),
-    "rollout": ("name", "dtype", "engine_kwargs.vllm"),
-    "trainer": ("seed",),
-}
+from alphaapollo.utils.watchdog import new_run_id, start_reaper
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An evolution that has passed every check and has started nothing."""
+class PreparedEvolution:
+    """An evolution that has passed all checks; nothing is started yet."""
 
     config: EvolvingConfig
     prompts: list[Prompt]
     renderers: Mapping[str, Renderer]  # of the models that this run serves
-    graded: bool  # the environment scores by the reward function
+    uses_reward: bool  # the environment scores by the reward function
     start: Start
 
     @property
@@ -78,118 +68,117 @@ class Prepared:
         return self.config.trainer.folder
 
     @property
-    def branches(self) -> tuple[str, ...]:
-        """The model of each."""
-        return tuple(self.config.evolving.branches or [next(iter(self.config.models))])
+    def branches(self) -> list[str]:
+        """The model of each branch."""
+        return self.config.evolving.branches or [next(iter(self.config.models))]
 
-    def knows_truth(self, prompt: Prompt) -> bool:
-        """Can its solutions be graded?"""
+    def has_truth(self, prompt: Prompt) -> bool:
+        """Whether solutions of the problem can be graded."""
         return bool(self.config.custom_reward_function.path) or is_gradable(prompt)
 
 
-def prepare(config: EvolvingConfig, terminal: Terminal) -> Prepared:
-    """Check everything that can be checked without a model, and print the plan (ValueError: what cannot be done)."""
+def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
+    """Check everything that needs no model, and print the plan.
+
+    Raises:
+        ValueError: the configuration, the data or the run folder does not allow the run.
+    """
     serves = any(model.path for model in config.models.values())
-    notices = check_evolving(config, detect_machine().num_gpus if serves else 0)
+    notices = check(config, detect_machine().num_gpus if serves else 0)
     if config.evolving.custom_module:
         load_user_module(config.evolving.custom_module, "evolving.custom_module")
-    fill(config.roles, config.data.max_response_length)
+    configure_roles(config.all_roles, config.data.max_response_length)
     environment = find_environment(config.env)
-    renderers: Mapping[str, Renderer] = {}
-    if serves:
-        from alphaapollo.evolving.own_engines import check_own_models  # brings torch
-
-        renderers = check_own_models(config)
+    renderers = check_local_models(config) if serves else {}
     prompts = load_prompts(config.data.path, config.data.prompt_key)
     for renderer in renderers.values():
         prompts, lengths = fit_prompts(prompts, renderer, config.data.max_prompt_length, config.data.truncation)
         if lengths.too_long:
             notices.append(f"{lengths.too_long} of {lengths.total} problems are over data.max_prompt_length.")
     for name, model in config.models.items():
-        if model.base_url or model.name:
-            ServerClient(name, model)  # the package and the key are there
-    prepared = Prepared(config, prompts, renderers, environment.graded, _find_start(config, prompts))
-    known = [prompt for prompt in prompts if prepared.knows_truth(prompt)]
-    if environment.graded and len(known) < len(prompts):
+        if not model.path:
+            ServerClient(name, model)  # raises if the openai package or the key is missing
+    prepared = PreparedEvolution(config, prompts, renderers, environment.graded, _find_start(config, prompts))
+    gradable = [prompt for prompt in prompts if prepared.has_truth(prompt)]
+    if environment.graded and len(gradable) < len(prompts):
         notices.append(
-            f"{len(prompts) - len(known)} of {len(prompts)} problems have no ground truth that can be graded: they are "
-            "solved, and in no figure."
+            f"{len(prompts) - len(gradable)} of {len(prompts)} problems have no ground truth. They are solved, but "
+            "excluded from all accuracies."
         )
-    if known:
-        notices += check_rewards(known, config.reward, config.custom_reward_function, environment.graded)[0]
+    if gradable:
+        notices += check_rewards(gradable, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_resets(config.env, prompts[:1]))
     _print_plan(prepared, [*notices, *prepared.start.lines()], terminal)
     return prepared
 
 
 def _find_start(config: EvolvingConfig, prompts: list[Prompt]) -> Start:
-    """ValueError: the folder's run is another one, or of other problems."""
+    """Raises ValueError if the folder has a run of another configuration or of other data."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return Start(folder, in_the_way=folder.exists())
     if not (folder / FILE).exists():
         return Start(folder)
-    changes = own_changes(config, change_rule)
+    changes = own_changes(config)
     rows = {prompt.id: row_digest(prompt) for prompt in prompts}
-    for one in Pool(folder).candidates.values():
-        if rows.get(one.place.problem) != one.row:
+    for candidate in Pool(folder).candidates.values():
+        if rows.get(candidate.place.problem) != candidate.row:
             raise ValueError(
-                f"{folder}: its {one.key} is no solution of row {one.place.problem} of data.path as it is now: these "
-                "are results of other data. Set another trainer.experiment_name, or trainer.resume_mode=disable."
+                f"{folder} has results of other data: its {candidate.key} does not belong to row "
+                f"{candidate.place.problem} of data.path. Set another trainer.experiment_name, or "
+                "trainer.resume_mode=disable."
             )
     return Start(folder, changes=tuple(changes))
 
 
-def change_rule(key: str) -> tuple[ChangeVerdict, str]:
-    """What decides what is asked must stay as it is."""
-    section, _, name = key.partition(".")
-    if key in FREE or name not in DECISIVE.get(section, (name,)):
-        return "applied", FREE.get(key, "")
-    return "refused", "it decides what is asked, or of whom"
-
-
-async def run(prepared: Prepared, terminal: Terminal) -> None:
-    """To the end, or as far as the budget goes; what an earlier process has done stands."""
+async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
+    """Run to the end or until the budget is spent, and write the results. Resumes from the pool."""
     config, folder = prepared.config, prepared.folder
+
+    def note(text: str) -> None:
+        terminal.print(f"note: {text}", markup=False, soft_wrap=True)
+
     if moved := prepared.start.claim(config):
-        terminal.print(f"note: the earlier run of this name lies in {moved}", markup=False, soft_wrap=True)
+        note(f"the previous run of this name was moved to {moved}")
     pool = Pool(folder)
-    _tell_resumed(pool, terminal)
-    (folder / STOP).unlink(missing_ok=True)  # of an earlier process
+    if pool.torn_bytes:
+        note(f"an incomplete last line of {pool.torn_bytes} bytes is removed; its call is made again")
+    if pool.calls:
+        counts = f"{len(pool.calls)} calls, {len(pool.candidates)} candidates, {len(pool.judgements)} judgements"
+        note(f"resuming from {counts}")
+    (folder / STOP).unlink(missing_ok=True)  # left by an earlier process
     problems = [prompt.id for prompt in prepared.prompts]
-    with pool, closing(JsonlTracker(folder / "metrics.jsonl", resumed_step=0)) as metrics:  # anew, as all that is made
+    with pool, closing(JsonlTracker(folder / "metrics.jsonl", resumed_step=0)) as tracker:
 
-        def told(number: int) -> None:
-            if spent_in(pool, number).calls:
-                _tell_round(pool, prepared, number, terminal)
-                metrics.log(number, round_metrics(pool, problems, number))
+        def log_round(number: int) -> None:
+            if pool.round_usage(number).calls:
+                _print_round(pool, problems, number, terminal)
+                tracker.log(number, round_metrics(pool, problems, number))
 
-        async with _evolution(prepared, pool, told) as evolution, _stall_watch(prepared, terminal):
-            with PULSE.doing("the rounds"):
-                halted = await evolution.evolve(prepared.prompts)
-    if halted:
-        terminal.print(f"note: it ended early: {halted}. The same command goes on.", markup=False, soft_wrap=True)
-    write_results(pool, prepared.prompts, folder, halted, terminal)
+        device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
+        patience = StallLimits(config.trainer.stall_notice, config.trainer.stall_timeout)
+        stall_monitor = StallMonitor(
+            [], patience, device, folder, note, lambda: "stopped; run the same command to resume"
+        )
+        async with _start(prepared, pool, log_round) as loop, stall_monitor:
+            with HEARTBEAT.call("the rounds"):
+                stopped = await loop.run(prepared.prompts)
+    if stopped:
+        note(f"the run ended early: {stopped}. Run the same command to resume.")
+    write_results(pool, prepared.prompts, folder, stopped, terminal)
 
 
 @asynccontextmanager
-async def _evolution(prepared: Prepared, pool: Pool, told: Callable[[int], None]) -> AsyncIterator[Evolution]:
-    """Everything up, and down again whatever happens."""
-    config = prepared.config
+async def _start(
+    prepared: PreparedEvolution, pool: Pool, on_round: Callable[[int], None]
+) -> AsyncIterator[EvolutionLoop]:
+    """Start models, tools and graders; close them at the end, also after an error."""
+    config, evolving = prepared.config, prepared.config.evolving
     async with AsyncExitStack() as stack:
         clients = make_clients(prepared)
         for client in clients.values():
             stack.push_async_callback(client.close)
-        rewards = RewardClient(
-            config.custom_reward_function.path,
-            config.custom_reward_function.name,
-            config.reward.timeout,
-            config.reward.num_workers,
-            config.reward.components,
-            config.reward.required,
-            config.reward.judge,
-            config.reward.custom_module,
-        )
+        rewards = RewardClient(config.reward, config.custom_reward_function)
         stack.push_async_callback(rewards.close)
         toolbox = await open_toolbox(config.env)
         if toolbox:
@@ -198,102 +187,65 @@ async def _evolution(prepared: Prepared, pool: Pool, told: Callable[[int], None]
             await client.start()
         await rewards.start()
         budget = Budget(config.budget, pool.total, pool.seconds, prepared.folder / STOP)
-        asker = Asker(pool, budget, clients, config.models, config.trainer.seed, config.evolving.max_failures)
-        truth = Truth.of(rewards.score, prepared.knows_truth, prepared.graded)
-        services = Services(truth.score, config.env, toolbox)
-        cast = Cast(
-            asker,
-            fill(config.roles, config.data.max_response_length),
-            config.evolving.asks,
-            Limits(config.env.max_steps, config.env.episode_timeout),
+        grader = Grader(rewards.score, prepared.has_truth, prepared.uses_reward)
+        services = Services(grader.grade, config.env, toolbox)
+        roles = RoleCaller(
+            ModelCaller(pool, budget, clients, config.models, config.trainer.seed, evolving.max_failures),
+            configure_roles(config.all_roles, config.data.max_response_length),
+            evolving.asks,
+            EpisodeLimits(config.env.max_steps, config.env.episode_timeout),
             toolbox,
-            make_actions(services) if toolbox else None,
-            SyncCalls(),
+            make_action_handler(services) if toolbox else None,
         )
-        environment = get_registered(config.env.env_name)
-        yield Evolution(
-            Shape(
-                config.evolving.rounds,
-                prepared.branches,
-                config.data.n_samples,
-                config.evolving.memory_size,
-                config.evolving.memory_type,
-            ),
-            pool,
+        environment = get_environment_spec(config.env.env_name)
+        tournament = evolving.finalists if evolving.select == "tournament" else None
+        yield EvolutionLoop(
+            evolving,
+            prepared.branches,
+            config.data.n_samples,
             budget,
-            Solver(cast, pool, truth, lambda: environment.factory(services)),
-            Judge(cast, pool, config.evolving.votes),
-            Selector(
-                cast,
-                pool,
-                prepared.branches[0],
-                config.evolving.finalists if config.evolving.select == "tournament" else None,
-            ),
-            told,
+            Solver(roles, pool, grader, lambda: environment.factory(services)),
+            VerifierPanel(roles, pool, evolving.votes),
+            AnswerSelector(roles, pool, prepared.branches[0], tournament),
+            on_round,
         )
 
 
-def _stall_watch(prepared: Prepared, terminal: Terminal) -> StallWatch:
-    trainer = prepared.config.trainer
-    return StallWatch(
-        [],
-        Patience(trainer.stall_notice, trainer.stall_timeout),
-        resolve_device(trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu",
-        prepared.folder,
-        lambda text: terminal.print(f"note: {text}", markup=False, soft_wrap=True),
-        lambda: "stopped; the same command goes on",
-    )
-
-
-def make_clients(prepared: Prepared) -> dict[str, Client]:
-    """One a model, still to be started."""
-    models = prepared.config.models
-    clients: dict[str, Client] = {
-        name: ServerClient(name, model) for name, model in models.items() if name not in prepared.renderers
+def make_clients(prepared: PreparedEvolution) -> dict[str, ModelClient]:
+    """One client per model, not yet started."""
+    clients: dict[str, ModelClient] = {
+        name: ServerClient(name, model) for name, model in prepared.config.models.items() if not model.path
     }
     if prepared.renderers:
-        from alphaapollo.evolving.own_engines import make_engine_clients, watch_engines  # brings torch
-
-        start_reaper(name_run(), [])
-        own = make_engine_clients(prepared.config, prepared.renderers, prepared.folder)
-        watch_engines(own)
-        clients |= own
+        start_reaper(new_run_id(), [])
+        engines = make_engine_clients(prepared.config, prepared.renderers, prepared.folder)
+        watch_engines(engines)
+        clients |= engines
     return clients
 
 
-def _tell_resumed(pool: Pool, terminal: Terminal) -> None:
-    if pool.cut:
-        terminal.print(f"note: a torn last line of {pool.cut} bytes goes: its call is made again", soft_wrap=True)
-    if pool.calls:
-        whole = len(pool.candidates), len(pool.judgements)
-        terminal.print(
-            f"note: goes on from {len(pool.calls)} calls, {whole[0]} candidates, {whole[1]} judgements",
-            soft_wrap=True,
-        )
-
-
-def _tell_round(pool: Pool, prepared: Prepared, number: int, terminal: Terminal) -> None:
-    """`round 2   accuracy of what is chosen so far 0.750   128 candidates, 3 failed   41,203 tokens`"""
-    chosen = [chosen_by_vote(pool, prompt.id, number + 1) for prompt in prepared.prompts]
-    graded = [one.right for one in chosen if one is not None and one.right is not None]
-    accuracy = f"accuracy of what is chosen so far {sum(graded) / len(graded):.3f}   " if graded else ""
-    own = [one for one in pool.candidates.values() if one.place.round == number]
-    failed = sum(bool(one.failure) for one in own)
+def _print_round(pool: Pool, problems: list[int], number: int, terminal: Terminal) -> None:
+    """`round 2   accuracy 0.750   128 candidates, 3 failed   41,203 tokens in total`"""
+    chosen = [best_by_vote(pool, problem, number + 1) for problem in problems]
+    graded = [candidate.right for candidate in chosen if candidate is not None and candidate.right is not None]
+    accuracy = f"accuracy {sum(graded) / len(graded):.3f}   " if graded else ""
+    own = pool.of_round(number)
+    failed = sum(bool(candidate.failure) for candidate in own)
     terminal.print(
-        f"round {number}   {accuracy}{len(own)} candidates, {failed} failed   {pool.total.tokens:,} tokens in all",
+        f"round {number}   {accuracy}{len(own)} candidates, {failed} failed   {pool.total.tokens:,} tokens in total",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _print_plan(prepared: Prepared, notices: list[str], terminal: Terminal) -> None:
+def _print_plan(prepared: PreparedEvolution, notices: list[str], terminal: Terminal) -> None:
     config = prepared.config
-    evolving, budget = config.evolving, config.budget
+    evolving = config.evolving
     solutions = evolving.rounds * len(prepared.branches) * config.data.n_samples
-    limits = [f"{name} {value:g}" for name, value in budget.model_dump(exclude={"reserve"}).items() if value]
+    limits = config.budget.model_dump(exclude={"reserve"}, exclude_none=True)
     roles = [
         f"{slot} {role.plugin}{f' ({role.model})' if role.model else ''}"
-        for slot, role in roles_of(config).items()
+        for slot, role in config.all_roles.items()
         if role.plugin and (slot != "referee" or evolving.select == "tournament")
     ]
     models = [f"{name}: {model.path or model.base_url or model.name}" for name, model in config.models.items()]
@@ -301,13 +253,14 @@ def _print_plan(prepared: Prepared, notices: list[str], terminal: Terminal) -> N
         f"{prepared.folder}",
         f"  problems   {len(prepared.prompts)} x {solutions} solutions: {evolving.rounds} round(s) x "
         f"{len(prepared.branches)} branch(es) x {config.data.n_samples}",
-        f"  verifiers  {evolving.votes} a solution",
+        f"  verifiers  {evolving.votes} per solution",
         f"  models     {', '.join(models)}",
         f"  branches   {', '.join(prepared.branches)}",
         f"  roles      {', '.join(roles)}",
         f"  memory     {evolving.memory_size} past solutions ({evolving.memory_type})",
         f"  choice     {evolving.select}",
-        f"  budget     {', '.join(limits) or 'none'}; to stop: touch {prepared.folder / STOP}",
+        f"  budget     {', '.join(f'{name} {value:g}' for name, value in limits.items()) or 'unlimited'}; "
+        f"to stop: touch {prepared.folder / STOP}",
         *(f"note: {notice}" for notice in notices),
     ]
     terminal.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from alphaapollo.evolving.asker import Said
-from alphaapollo.evolving.roles import Report, Verifier, View, register_role, user
+from alphaapollo.evolving.roles import ModelReply, RoleView, Verifier, VerifierReport, register_role, user
 from alphaapollo.types import Message
 from alphaapollo.utils.seeds import derive_seed
 from examples.evolving.task import to_check
@@ -13,20 +12,20 @@ from examples.evolving.task import to_check
 class Checker(Verifier):
     """Asks in the words of the warm-up. The report is the carries that were checked."""
 
-    def build(self, view: View) -> list[Message]:
+    def build(self, view: RoleView) -> list[Message]:
         return user(to_check(view.question, view.solution))
 
-    def read(self, said: Said) -> Report | None:
-        *checks, verdict = said.text.split() or [""]
-        return Report(verdict == "yes", " ".join(checks)) if verdict in ("yes", "no") else None
+    def read(self, reply: ModelReply) -> VerifierReport | None:
+        *checks, verdict = reply.text.split() or [""]
+        return VerifierReport(verdict == "yes", " ".join(checks)) if verdict in ("yes", "no") else None
 
 
 @register_role("coin")
 class Coin(Verifier):
     """Votes by the call's seed: whatever the model says, and whatever it is asked."""
 
-    def build(self, view: View) -> list[Message]:
+    def build(self, view: RoleView) -> list[Message]:
         return user("heads?")
 
-    def read(self, said: Said) -> Report | None:
-        return Report(derive_seed(said.seed, "coin") % 2 == 0, "")
+    def read(self, reply: ModelReply) -> VerifierReport | None:
+        return VerifierReport(derive_seed(reply.seed, "coin") % 2 == 0, "")

@@ -17,9 +17,8 @@ import pandas as pd
 import pytest
 
 from alphaapollo.cli import api
-from alphaapollo.evolving.asker import Said
 from alphaapollo.evolving.pool import Pool
-from alphaapollo.evolving.roles import Proposer, Report, Verifier, View, user
+from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, user
 from alphaapollo.types import Message, Prompt
 from tests.loop.conftest import MARK, Finished, Runner, Task, processes_of, wait_until_nothing_is_left
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
@@ -34,7 +33,7 @@ import os
 import signal
 from pathlib import Path
 
-from alphaapollo.evolving.roles import Proposer, Report, Verifier, register_role, user
+from alphaapollo.evolving.roles import Proposer, VerifierReport, Verifier, register_role, user
 
 DEATH = Path(__file__).with_name("death")
 built = []
@@ -57,9 +56,9 @@ class Digits(Verifier):
             os.kill(os.getpid(), signal.SIGKILL)
         return user(f"{{view.question}} {{view.solution}} ?")
 
-    def read(self, said):
-        digits = sum(map(str.isdigit, said.text))
-        return Report(digits % 2 == 0, said.text) if digits else None
+    def read(self, reply):
+        digits = sum(map(str.isdigit, reply.text))
+        return VerifierReport(digits % 2 == 0, reply.text) if digits else None
 '''  # in the second round, with others in flight
 
 
@@ -214,11 +213,11 @@ def test_killed_and_interrupted_no_request_is_made_again(on_server: OnServer) ->
     killed, interrupted, rest = Gate(14), Gate(13), Gate(10**6)
     assert on_server.through(killed, signal.SIGKILL, 14, warm=False).code == -signal.SIGKILL
     told = on_server.through(interrupted, signal.SIGTERM, 27, warm=True)
-    assert told.code == 130 and "goes on from 14 calls" in told.output, told.output[-4000:]
-    assert "interrupted; the same command goes on where" in told.output and "Traceback" not in told.output, told.output
+    assert told.code == 130 and "resuming from 14 calls" in told.output, told.output[-4000:]
+    assert "interrupted; run the same command to resume" in told.output and "Traceback" not in told.output, told.output
     on_server.server.script = rest
     done = on_server.finish(on_server.start(warm=True))
-    assert done.code == 0 and "goes on from 27 calls" in done.output, done.output[-4000:]
+    assert done.code == 0 and "resuming from 27 calls" in done.output, done.output[-4000:]
     wait_until_nothing_is_left(on_server)
 
     answered = killed.answered + interrupted.answered + rest.answered
@@ -229,16 +228,16 @@ def test_killed_and_interrupted_no_request_is_made_again(on_server: OnServer) ->
 
 
 class Short(Proposer):
-    def build(self, view: View) -> list[Message]:
+    def build(self, view: RoleView) -> list[Message]:
         return user(" ".join([view.question, *(past.solution for past in view.past)]))
 
 
 class Cheerful(Verifier):
-    def build(self, view: View) -> list[Message]:
+    def build(self, view: RoleView) -> list[Message]:
         return user(f"{view.solution} ?")
 
-    def read(self, said: Said) -> Report | None:
-        return Report(True, said.text)
+    def read(self, reply: ModelReply) -> VerifierReport | None:
+        return VerifierReport(True, reply.text)
 
 
 def likes_digits(prompt: Prompt, completion: str) -> float:

@@ -42,7 +42,7 @@ for module in (
     "alphaapollo.workers.reward_training",
     "alphaapollo.evolving.main",
     "alphaapollo.evolving.run",
-    "alphaapollo.evolving.own_engines",
+    "alphaapollo.evolving.model_clients",
 ):
     importlib.import_module(module)
 gc.freeze()

@@ -10,9 +10,8 @@ import pytest
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
 from alphaapollo.cli.given import Given, is_the_users
 from alphaapollo.config.schema import Algorithm
-from alphaapollo.environments.base import get_registered
-from alphaapollo.evolving.asker import Said
-from alphaapollo.evolving.roles import Report, Verifier, make_role
+from alphaapollo.environments.base import get_environment_spec
+from alphaapollo.evolving.roles import ModelReply, Verifier, VerifierReport, make_role
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import worker_environment
 from alphaapollo.tools.base import tools
@@ -49,8 +48,8 @@ class Riddle:
 
 
 class Suspicious(Verifier):
-    def read(self, said: Said) -> Report | None:
-        return Report("7" in said.text, said.text)
+    def read(self, reply: ModelReply) -> VerifierReport | None:
+        return VerifierReport("7" in reply.text, reply.text)
 
 
 def my_advantages(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
@@ -90,7 +89,7 @@ def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> 
     given = keys(Given(reward=likes_seven, environment=Riddle, tools=[double]).write(tmp_path, "rl"))
     assert (given["env.env_name"], given["env.tools"]) == ("Riddle", "['double']")
     load_user_module(given["env.custom_module"], "env.custom_module")
-    registered = get_registered("Riddle")
+    registered = get_environment_spec("Riddle")
     assert registered.graded
     assert registered.factory(None).reset(Prompt(0, "x", "q")) == "?"  # type: ignore[arg-type]
     assert tools.get("double")().description == "Twice a number."
@@ -113,7 +112,7 @@ def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> N
     given = keys(Given(roles=both).write(tmp_path, "evolve"))
     assert given["roles.verifier.plugin"] == given["roles.verifier_of_verifiers.plugin"] == "Suspicious"
     load_user_module(given["evolving.custom_module"], "evolving.custom_module")
-    assert make_role("Suspicious").read(Said("a 7", seed=0)) == Report(True, "a 7")
+    assert make_role("Suspicious").read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
 
 
 def test_nothing_given_writes_nothing(tmp_path: Path) -> None:

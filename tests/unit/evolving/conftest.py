@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.rewards.base import to_score
-from alphaapollo.rewards.registry import get_reward
+from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Prompt, Score, Turn
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
 
@@ -31,7 +31,7 @@ class GradersHere:
         pass
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        return to_score(get_reward(prompt.data_source)(prompt, text))
+        return to_score(load_grader(prompt.data_source)(prompt, text))
 
     async def close(self) -> None:
         pass

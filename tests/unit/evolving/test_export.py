@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.evolving.export import main, rows_of
-from alphaapollo.evolving.pool import Pool
-from alphaapollo.evolving.records import Candidate, Grade, Judgement, Place, Verdict
+from alphaapollo.evolving.export import main, make_rows
+from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.verifier_reward import compute_score
 from alphaapollo.types import Message, Outcome, Score
 
@@ -21,28 +20,28 @@ def said(*texts: str) -> tuple[Message, ...]:
 def fill(folder: Path) -> Pool:
     """Two rounds of one problem, with a tool turn: first wrong, then right; the verifiers say the opposite."""
     made = [
-        (Place(7, 0, 0, 0), (), said("2+2?", "5"), 0.0, (2, 1)),
-        (Place(7, 1, 0, 0), ("p7.r0.b0.i0",), said("2+2? before: 5", "call", "4", "so 4"), 1.0, (0, 3)),
+        (CandidateId(7, 0, 0, 0), (), said("2+2?", "5"), 0.0, (2, 1)),
+        (CandidateId(7, 1, 0, 0), ("p7.r0.b0.i0",), said("2+2? before: 5", "call", "4", "so 4"), 1.0, (0, 3)),
     ]
     with Pool(folder) as pool:
         for place, parents, messages, reward, votes in made:
             one = Candidate(place.key, place, "m", parents, 0, messages, 1, "s", "s", None, Grade.of(Score(reward)))
             pool.append(one)
-            pool.append(Verdict(one.key, 0, "m", said(f"judge {messages[-1]['content']}"), True, "report"))
+            pool.append(VerifierVerdict(one.key, 0, "m", said(f"judge {messages[-1]['content']}"), True, "report"))
             pool.append(Judgement(one.key, *votes, "report"))
     return pool
 
 
 def test_rows_by_truth_and_by_votes(tmp_path: Path) -> None:
     pool = fill(tmp_path)
-    rows = rows_of(pool, "truth", 4)
+    rows = make_rows(pool, "truth", 4)
     (lesson,), (pair,), judged = rows["sft"], rows["preference"], rows["verifier"]
     assert [one["content"] for one in lesson["messages"]] == ["2+2? before: 5", "call", "4", "so 4"]
     assert [one["content"] for one in pair["prompt"]] == ["2+2?"], "the bare question"
     assert [one["content"] for one in pair["chosen"]] == ["call", "4", "so 4"]
     assert [one["content"] for one in pair["rejected"]] == ["5"]
     assert [row["reward_model"]["ground_truth"] for row in judged] == ["wrong", "right"]
-    by_votes = rows_of(pool, "votes", 4)
+    by_votes = make_rows(pool, "votes", 4)
     assert by_votes["sft"][0]["messages"][-1]["content"] == "5" and by_votes["verifier"] == []
 
 

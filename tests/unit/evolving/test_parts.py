@@ -6,46 +6,52 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.evolving.asker import Said
-from alphaapollo.evolving.judging import count, majority_reports
-from alphaapollo.evolving.memory import recall
-from alphaapollo.evolving.pool import Pool
-from alphaapollo.evolving.records import Candidate, Judgement, Place, Verdict
-from alphaapollo.evolving.roles import Past, Proposer, Referee, Report, Summariser, Verifier, View
-from alphaapollo.evolving.selection import chosen_by_vote, finalists
+from alphaapollo.evolving.pool import Candidate, CandidateId, Judgement, Pool, VerifierVerdict
+from alphaapollo.evolving.roles import (
+    ModelReply,
+    PastSolution,
+    Proposer,
+    Referee,
+    RoleView,
+    Summariser,
+    Verifier,
+    VerifierReport,
+)
+from alphaapollo.evolving.selection import best_by_vote, finalists, recall
+from alphaapollo.evolving.verification import count_votes, majority_reports
 from alphaapollo.types import Message
 
 
 def candidate(round: int, summary: str, answer: str | None = None, failure: str = "") -> Candidate:
-    place = Place(0, round, 0, 0)
+    place = CandidateId(0, round, 0, 0)
     return Candidate(place.key, place, "m", (), 0, summary=summary, answer=answer, failure=failure)
 
 
 @pytest.mark.parametrize(
     ("text", "report"),
     [
-        ("All is well.\nVERDICT: right", Report(True, "All is well.")),
-        ("<think>VERDICT: right</think>Line 2 fails.\n**Verdict: WRONG**\n", Report(False, "Line 2 fails.")),
-        ("VERDICT: wrong\nno, wait\nVERDICT: right", Report(True, "no, wait")),
+        ("All is well.\nVERDICT: right", VerifierReport(True, "All is well.")),
+        ("<think>VERDICT: right</think>Line 2 fails.\n**Verdict: WRONG**\n", VerifierReport(False, "Line 2 fails.")),
+        ("VERDICT: wrong\nno, wait\nVERDICT: right", VerifierReport(True, "no, wait")),
         ("The verdict: right or wrong?", None),
         ("", None),
         ("VERDICT: perhaps", None),
     ],
 )
-def test_a_report_is_read_strictly(text: str, report: Report | None) -> None:
-    assert Verifier().read(Said(text, 0)) == report
+def test_a_report_is_read_strictly(text: str, report: VerifierReport | None) -> None:
+    assert Verifier().read(ModelReply(text)) == report
 
 
 def test_the_other_roles_read() -> None:
-    assert Referee().read(Said("BETTER: 2", 0)) is False and Referee().read(Said("both", 0)) is None
-    assert Summariser().read(Said("<think>hm</think><answer>It is 4.</answer>", 0)) == "It is 4."
-    assert Summariser().read(Said("<think>hm</think>", 0)) is None
+    assert Referee().read(ModelReply("BETTER: 2")) is False and Referee().read(ModelReply("both")) is None
+    assert Summariser().read(ModelReply("<think>hm</think><answer>It is 4.</answer>")) == "It is 4."
+    assert Summariser().read(ModelReply("<think>hm</think>")) is None
 
 
 def test_a_proposer_is_shown_the_past() -> None:
     asked = (Message(role="system", content="s"), Message(role="user", content="2+2?"))
-    assert Proposer().build(View("2+2?", asked)) == list(asked)
-    system, user = Proposer().build(View("2+2?", asked, past=(Past("It is 5.", 1, 2, "No."),)))
+    assert Proposer().build(RoleView("2+2?", asked)) == list(asked)
+    system, user = Proposer().build(RoleView("2+2?", asked, past=(PastSolution("It is 5.", 1, 2, "No."),)))
     assert system == asked[0]
     for part in ("2+2?", "It is 5.", "1 of 3 reviewers say it is right", "No."):
         assert part in user["content"]
@@ -53,15 +59,15 @@ def test_a_proposer_is_shown_the_past() -> None:
 
 def test_votes_that_count_and_the_reports_of_their_majority() -> None:
     verdicts = [
-        Verdict("c", 0, "m", vote=True, report="fine"),
-        Verdict("c", 1, "m", vote=False, report="bad"),
-        Verdict("c", 2, "m", vote=True, report="fine"),
-        Verdict("c", 3, "m", vote=False, report="worse", upheld=False),
-        Verdict("c", 4, "m", failure="no report"),
+        VerifierVerdict("c", 0, "m", vote=True, report="fine"),
+        VerifierVerdict("c", 1, "m", vote=False, report="bad"),
+        VerifierVerdict("c", 2, "m", vote=True, report="fine"),
+        VerifierVerdict("c", 3, "m", vote=False, report="worse", upheld=False),
+        VerifierVerdict("c", 4, "m", failure="no report"),
     ]
-    assert count(verdicts) == (2, 1) and majority_reports(verdicts) == ["fine"]
+    assert count_votes(verdicts) == (2, 1) and majority_reports(verdicts) == ["fine"]
     assert majority_reports(verdicts[1:3]) == ["bad"], "a tie is against"
-    assert count([]) == (0, 0) and majority_reports([]) == []
+    assert count_votes([]) == (0, 0) and majority_reports([]) == []
 
 
 def test_memory_and_choice_go_by_votes_and_brevity(tmp_path: Path) -> None:
@@ -79,9 +85,9 @@ def test_memory_and_choice_go_by_votes_and_brevity(tmp_path: Path) -> None:
     assert [one.summary for one, _ in recall(pool, 0, 3, 2, "score")] == ["right", "no"]  # the newest is always there
     assert [one.summary for one, _ in recall(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
     assert recall(pool, 0, 4, 0, "simple") == [] and recall(pool, 0, 0, 3, "simple") == []
-    assert chosen_by_vote(pool, 0, 1).summary == "long and right"  # type: ignore[union-attr]
-    assert chosen_by_vote(pool, 0).summary == "right"  # type: ignore[union-attr]
-    assert chosen_by_vote(pool, 5) is None
+    assert best_by_vote(pool, 0, 1).summary == "long and right"  # type: ignore[union-attr]
+    assert best_by_vote(pool, 0).summary == "right"  # type: ignore[union-attr]
+    assert best_by_vote(pool, 5) is None
 
 
 def test_finalists_have_answers_that_differ() -> None:

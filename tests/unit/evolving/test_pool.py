@@ -4,18 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.evolving.pool import FILE, Pool, Spent
-from alphaapollo.evolving.records import Call, Candidate, Choice, Grade, Judgement, Match, Place, Record, Verdict
+from alphaapollo.evolving.pool import (
+    FILE,
+    Candidate,
+    CandidateId,
+    Choice,
+    Grade,
+    Judgement,
+    Match,
+    ModelCall,
+    Pool,
+    Record,
+    Usage,
+    VerifierVerdict,
+)
 from alphaapollo.types import Message, Outcome, Score
 
-PLACE = Place(17, 2, 0, 1)
+PLACE = CandidateId(17, 2, 0, 1)
 MESSAGES = (Message(role="user", content="2+2?"), Message(role="assistant", content="4"))
 RECORDS: list[Record] = [
-    Call("p17.r2.b0.i1/proposer/turn0", "proposer", "policy", "ab", 2**62, 1.5, 0.5, "4", 10, 5, 0.25, "stop"),
-    Call("p17.r2.b0.i1/verifier.0/ask0.turn0", "verifier", "policy", "cd", 1, 2.5, 0.5, failure="status 503"),
+    ModelCall("p17.r2.b0.i1/proposer/turn0", "proposer", "policy", "ab", 2**62, 1.5, 0.5, "4", 10, 5, 0.25, "stop"),
+    ModelCall("p17.r2.b0.i1/verifier.0/ask0.turn0", "verifier", "policy", "cd", 1, 2.5, 0.5, failure="status 503"),
     Candidate(PLACE.key, PLACE, "policy", ("p17.r1.b0.i0",), 3, MESSAGES, 1, "4", "4", "4", Grade.of(Score(1.0))),
-    Verdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good", upheld=False),
-    Verdict(PLACE.key, 0, "policy", failure="asked 3 times"),
+    VerifierVerdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good", upheld=False),
+    VerifierVerdict(PLACE.key, 0, "policy", failure="asked 3 times"),
     Judgement(PLACE.key, 2, 1, "good"),
     Match(17, 0, PLACE.key, "p17.r0.b0.i0", PLACE.key, 2, 0),
     Choice(17, PLACE.key, "vote"),
@@ -38,8 +50,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert pool.verdicts_of(PLACE.key) == [RECORDS[4], RECORDS[3]]
     assert pool.judgements[PLACE.key].share == 2 / 3
     assert pool.matches[17, 0] == RECORDS[6] and pool.choices[17] == RECORDS[7]
-    assert pool.total == pool.spent[PLACE.key] == Spent(2, 15, 0.25)
-    assert (pool.seconds, pool.cut) == (2.5, 0)
+    assert pool.total == pool.usage[PLACE.key] == Usage(2, 15, 0.25)
+    assert (pool.seconds, pool.torn_bytes) == (2.5, 0)
 
 
 def test_a_torn_last_line_goes_and_nothing_else(tmp_path: Path) -> None:
@@ -57,7 +69,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     lines = filled(tmp_path).path.read_text().splitlines()
     for bad in ("rubbish", '{"kind": "guess"}', '{"kind": "choice"}', "[]"):
         (tmp_path / FILE).write_text("\n".join([lines[0], bad, *lines[1:], ""]))
-        with pytest.raises(ValueError, match=r"pool.jsonl, line 2 is no record"):
+        with pytest.raises(ValueError, match=r"pool.jsonl, line 2 is not a record"):
             Pool(tmp_path)
 
 

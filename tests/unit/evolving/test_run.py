@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.cli.outcome import EvolvedRun
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.evolving.asker import ModelDown
+from alphaapollo.evolving.model_calls import ModelUnavailableError
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
 from tests.unit.metric_names import undocumented
 
@@ -23,7 +23,7 @@ CALLS = PROBLEMS * ROUNDS * (1 + 1 + VOTES)  # a proposer, a summariser, the ver
 def test_from_problems_to_results(command: Command, server: Server) -> None:
     printed = command.run()
     assert len(server.requests) == CALLS == len(command.pool.calls)
-    assert "round 0   accuracy of what is chosen so far" in printed and "policy \\ verifiers" in printed
+    assert "round 0   accuracy " in printed and "policy \\ verifiers" in printed
     result = command.problem(3)
     assert (result["how"], len(result["candidates"]), result["ground_truth"]) == ("vote", ROUNDS, "55")
     first, second = result["candidates"]
@@ -78,7 +78,7 @@ def test_what_was_killed_goes_on_and_asks_nothing_again(command: Command, server
         held = {line["key"] for line in map(json.loads, kept.splitlines()[:-1]) if line["kind"] == "call"}
         server.requests.clear()
         printed = command.run()
-        assert "a torn last line" in printed and f"goes on from {len(held)} calls" in printed
+        assert "an incomplete last line" in printed and f"resuming from {len(held)} calls" in printed
         assert len(server.requests) == CALLS - len(held)
         assert command.pool.choices == choices
 
@@ -121,7 +121,7 @@ def test_a_server_that_is_gone_ends_the_run_and_the_same_command_goes_on(command
             return arithmetic(messages, request) if next(count) < 30 else 503
 
     server.script = dies
-    with pytest.raises(ModelDown, match=r"models.policy: .* calls in a row .* Nothing is lost"):
+    with pytest.raises(ModelUnavailableError, match=r"models.policy: .* calls in a row failed; .* No result is lost"):
         command.run("evolving.max_failures=3", "models.policy.max_concurrent=1")
     answered = sum(not call.failure for call in command.pool.calls.values())
     assert answered == 30
@@ -135,7 +135,7 @@ def test_a_server_that_is_gone_ends_the_run_and_the_same_command_goes_on(command
 def test_a_budget_is_kept_and_a_larger_one_goes_on(command: Command, server: Server) -> None:
     printed = command.run("budget.calls=40")
     assert len(server.requests) == 36  # nine tenths
-    assert "it ended early: budget.calls=40 is spent, but for the 10% that are kept for the end" in printed
+    assert "the run ended early: budget.calls=40 is spent; 10% of it is reserved for the final selection" in printed
     assert all(command.problem(index)["chosen"] for index in range(PROBLEMS))
     command.run()
     assert len(server.requests) == CALLS and command.report()["halted"] == ""
@@ -159,7 +159,7 @@ def test_the_stop_file_ends_it_with_results(command: Command, server: Server) ->
 
     server.script = stops
     printed = command.run("models.policy.max_concurrent=2")
-    assert "STOP is there" in printed and 20 <= len(server.requests) < 25
+    assert "STOP exists" in printed and 20 <= len(server.requests) < 25
     assert command.report()["halted"] and not (command.folder / "STOP").exists()
     command.run("models.policy.max_concurrent=2")
     assert len(server.requests) == CALLS
@@ -174,7 +174,7 @@ def test_missing_reports_are_asked_for_again_and_then_counted(command: Command, 
     command.run("evolving.asks=1")
     verdicts = [one for own in command.pool.verdicts.values() for one in own.values() if one.failure]
     assert len(verdicts) == ROUNDS * VOTES == command.report()["failures"]["verdicts"]
-    assert "asked 2 times: a reply without what is wanted: 'Hm.'" in verdicts[0].failure
+    assert "no result after 2 attempts; the last: the reply could not be read: 'Hm.'" in verdicts[0].failure
     assert command.report()["table"]["unjudged"] == ROUNDS
 
 
@@ -240,7 +240,7 @@ def test_other_data_under_the_same_name_is_refused(command: Command, server: Ser
     command.run("evolving.rounds=1")
     rows = pd.read_parquet(command.defaults["data.path"])
     rows.iloc[::-1].to_parquet(command.defaults["data.path"])
-    with pytest.raises(ValueError, match=r"is no solution of row \d of data.path as it is now"):
+    with pytest.raises(ValueError, match=r"has results of other data: its p\d.* does not belong to row \d"):
         command.run("evolving.rounds=2")
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvolvingConfig, SftConfig
-from alphaapollo.evolving.asker import Said
-from alphaapollo.evolving.roles import Report, View
+from alphaapollo.evolving.roles import ModelReply, RoleView, VerifierReport
 from examples.evolving import task
 from examples.evolving.roles import Checker, Coin
 
@@ -25,11 +24,11 @@ def test_a_check_says_of_each_step_whether_there_was_a_carry_and_whether_it_was_
 
 
 def test_the_verifiers_read_what_was_taught() -> None:
-    assert Checker().read(Said("10 11 no", 0)) == Report(False, "10 11")
-    assert Checker().read(Said("10 11", 0)) is None and Checker().read(Said("", 0)) is None
-    (asked,) = Checker().build(View("457+386=?", solution=FORGOT))
+    assert Checker().read(ModelReply("10 11 no")) == VerifierReport(False, "10 11")
+    assert Checker().read(ModelReply("10 11")) is None and Checker().read(ModelReply("")) is None
+    (asked,) = Checker().build(RoleView("457+386=?", solution=FORGOT))
     assert asked["content"] == f"457+386=?\n{FORGOT}\nright?"
-    votes = [Coin().read(Said("yes", seed)).vote for seed in range(400)]  # type: ignore[union-attr]
+    votes = [Coin().read(ModelReply("yes", seed)).vote for seed in range(400)]  # type: ignore[union-attr]
     assert 160 < sum(votes) < 240
 
 

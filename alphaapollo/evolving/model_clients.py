@@ -1,0 +1,208 @@
+"""Clients of the models under `models.NAME`: OpenAI-compatible servers, and engines started by this run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
+from alphaapollo.config.schema import EvolvingConfig, Model, ServedModel
+from alphaapollo.controller.placement import detect_machine
+from alphaapollo.data.rendering import Renderer, Truncation, load_tokenizer
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.environments.base import EnvironmentFailure
+from alphaapollo.evolving.roles import ModelReply
+from alphaapollo.rewards.openai_client import MALFORMED_RESPONSE_ERRORS, make_connection_options
+from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.types import Message, Sampling
+from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.redaction import redacted
+
+MAX_SERVER_SEED = 2**31  # not every server accepts larger seeds
+REQUEST_ERRORS = (400, 404, 413, 422)  # statuses caused by the request; all others count as server failures
+
+
+class ModelCallError(Exception):
+    """A call failed after all retries. `server_down`: the server failed, rather than rejecting this request."""
+
+    def __init__(self, reason: str, server_down: bool = False):
+        super().__init__(reason)
+        self.server_down = server_down
+
+
+class ModelClient(Protocol):
+    """One model. Calls may overlap; all are awaited on one event loop."""
+
+    time_limit: float | None
+    """Seconds after which a call ends with or without a reply; None: unlimited."""
+
+    async def start(self) -> None:
+        """Prepare to answer. Raises ValueError for a model that cannot be served."""
+        ...
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
+        """The next assistant message. `name` is unique among the calls in flight. Raises ModelCallError."""
+        ...
+
+    def fits(self, messages: Sequence[Message]) -> bool:
+        """Whether the messages fit into the prompt limit; True if unknown."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ServerClient:
+    """Client of an OpenAI-compatible server. The openai package retries failed requests (models.NAME.max_retries).
+
+    Raises:
+        ValueError: the openai package or the API key is missing.
+    """
+
+    def __init__(self, name: str, model: ServedModel):
+        connection = make_connection_options(f"models.{name}", model.base_url, model.api_key_env)
+        import openai
+
+        self._name, self._model = name, model
+        self.time_limit: float | None = model.timeout * (1 + model.max_retries)
+        self._client = openai.AsyncOpenAI(**connection, timeout=model.timeout, max_retries=model.max_retries)
+
+    async def start(self) -> None:
+        """Do nothing: a server that is down now may be up when the first call is made."""
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
+        import openai
+
+        try:
+            reply: Any = await self._client.chat.completions.create(
+                model=self._model.name,
+                messages=list(messages),  # type: ignore[arg-type]  # roles are plain strings
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=sampling.seed % MAX_SERVER_SEED,
+            )
+            choice, usage = reply.choices[0], reply.usage
+            text, stop = choice.message.content, choice.finish_reason
+            counts = int(usage.prompt_tokens), int(usage.completion_tokens)
+        except openai.APIStatusError as error:
+            server_down = error.status_code not in REQUEST_ERRORS
+            raise ModelCallError(redacted(f"status {error.status_code}: {error}"), server_down) from error
+        except openai.APIError as error:
+            raise ModelCallError(redacted(f"{type(error).__name__}: {error}"), server_down=True) from error
+        except MALFORMED_RESPONSE_ERRORS as error:
+            reason = f"the reply of {self._name} is not in OpenAI's format: {type(error).__name__}: {error}"
+            raise ModelCallError(redacted(reason), server_down=True) from error
+        if not isinstance(text, str):
+            raise ModelCallError(f"the reply of {self._name} has no text", server_down=True)
+        return ModelReply(text, sampling.seed, *counts, stop=str(stop))
+
+    def fits(self, messages: Sequence[Message]) -> bool:
+        return True
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class EngineClient:
+    """Client of any engine that runs on this event loop.
+
+    Messages are rendered by the model's chat template, up to `max_prompt_length` tokens.
+    """
+
+    time_limit: float | None = None
+
+    def __init__(self, engine: Engine, renderer: Renderer, max_prompt_length: int, truncation: Truncation):
+        self.engine, self._renderer = engine, renderer
+        self._prompts = PromptRenderer(renderer.prompt_ids, max_prompt_length, truncation)
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
+        try:
+            token_ids = self._prompts(list(messages))
+        except EnvironmentFailure as error:
+            raise ModelCallError(str(error)) from error
+        sampling = replace(sampling, stop_token_ids=self._renderer.eos_token_ids)
+        completion = await self.engine.generate(token_ids, sampling, name)
+        text, count = self._renderer.decode(completion.token_ids), len(completion.token_ids)
+        return ModelReply(text, sampling.seed, len(token_ids), count, completion.stop_reason.value)
+
+    def fits(self, messages: Sequence[Message]) -> bool:
+        return self._prompts.fits(list(messages))
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:
+    """Check the models that this run serves (`models.NAME.path`) and return their renderers by name.
+
+    Raises:
+        ValueError: an engine would refuse a model or its settings.
+    """
+    from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
+    from alphaapollo.launch.input_checks import check_engine_split, check_lengths
+    from alphaapollo.models.folder_check import check_vocabulary, check_weights  # imports torch
+
+    check_engine_kwargs(config.rollout, "rollout")
+    renderers = {}
+    for name, served in config.models.items():
+        if served.path:
+            key = f"models.{name}.path"
+            model = Model(path=served.path, trust_remote_code=served.trust_remote_code)
+            check_weights(model, key)
+            check_lengths(model, config.rollout, config.data)
+            check_engine_split(model, config.rollout, "rollout")
+            tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
+            check_vocabulary(model, tokenizer, key)
+            renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
+    return renderers
+
+
+def make_engine_clients(
+    config: EvolvingConfig, renderers: Mapping[str, Renderer], folder: Path
+) -> dict[str, EngineClient]:
+    """One engine per model of `renderers`, not yet started. They share the machine's cores, or its GPU."""
+    from alphaapollo.engines.factory import make_engine
+    from alphaapollo.engines.spec import EngineSpec
+
+    machine, data = detect_machine(), config.data
+    device = resolve_device(config.trainer.device, machine.num_gpus)
+    rollout = resolve_rollout(config.rollout.model_copy(update={"num_engines": len(renderers)}), Model(), device, 1)
+    inference_only = {
+        "cpu_threads": engine_threads(rollout, machine.num_cores, 1, own_cores=False),
+        "colocate": False,
+        "free_cache_engine": False,
+        "router_replay": False,
+    }
+    rollout = rollout.model_copy(update=inference_only)
+    clients = {}
+    for index, (name, renderer) in enumerate(renderers.items()):
+        spec = EngineSpec(
+            index=index,
+            model_path=config.models[name].path,
+            trust_remote_code=config.models[name].trust_remote_code,
+            rollout=rollout,
+            device=device,
+            dtype=rollout.dtype,
+            max_model_len=data.max_prompt_length + data.max_response_length,
+            log_path=str(folder.resolve() / "logs" / f"engine_{name}.log"),
+        )
+        clients[name] = EngineClient(make_engine(spec), renderer, data.max_prompt_length, data.truncation)
+    return clients
+
+
+def watch_engines(clients: Mapping[str, EngineClient]) -> None:
+    """Count the engines' progress as progress of this process, for stall detection."""
+
+    def helpers() -> dict[int, str]:
+        return {
+            pid: f"the engine {'worker' if number else 'core'} of models.{name}"
+            for name, client in clients.items()
+            for number, pid in enumerate(client.engine.pids())
+        }
+
+    HEARTBEAT.watch(lambda: sum(client.engine.progress() for client in clients.values()), helpers)

@@ -1,0 +1,240 @@
+"""How a role uses its model: one question, a conversation with tools, or an episode in the run's environment."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from alphaapollo.config.schema import Role as RoleSettings
+from alphaapollo.config.schema import ToolRole
+from alphaapollo.environments.base import (
+    ActionHandler,
+    Environment,
+    EnvironmentFailure,
+    FinalAnswer,
+    Observation,
+    StepResult,
+    wrap_environment_errors,
+)
+from alphaapollo.environments.informal_math import describe_call
+from alphaapollo.evolving.model_calls import ModelCaller
+from alphaapollo.evolving.model_clients import ModelCallError
+from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
+from alphaapollo.rollout.check_replies import check_first, check_messages, check_step
+from alphaapollo.rollout.environment_calls import call_environment, close_environment
+from alphaapollo.rollout.episode import ATTEMPTS, EpisodeLimits
+from alphaapollo.rollout.sync_method_threads import SyncCalls
+from alphaapollo.tools.base import Session
+from alphaapollo.tools.toolbox import ToolBox
+from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
+from alphaapollo.utils.time_limit import Clock
+
+
+@dataclass
+class Transcript:
+    """One episode in messages."""
+
+    messages: list[Message] = field(default_factory=list)
+    num_prompt_messages: int = 0  # how many of them are the first prompt
+    score: Score | None = None  # given by the environment
+    done: bool = False  # the environment ended the episode, rather than a limit
+    failure: str = ""  # of the environment
+
+    @property
+    def text(self) -> str:
+        """Everything after the prompt."""
+        return "\n\n".join(message["content"] for message in self.messages[self.num_prompt_messages :])
+
+    @property
+    def last_reply(self) -> str:
+        """The model's last message; empty if there is none."""
+        own = self.messages[self.num_prompt_messages :]
+        return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
+
+
+@dataclass(frozen=True)
+class ConfiguredRole:
+    """A role with its settings from `roles.SLOT`."""
+
+    role: Role[Any]
+    model: str  # empty: the model of the branch
+    sampling: Sampling
+    use_tools: bool
+
+    def model_for(self, branch: str) -> str:
+        return self.model or branch
+
+
+@dataclass(frozen=True)
+class RoleResult:
+    """What a role returned."""
+
+    value: Any  # what the role's `read` returned; None if no reply could be read
+    messages: tuple[Message, ...]  # its prompt
+    failure: str = ""
+
+
+def configure_roles(settings: Mapping[str, RoleSettings], max_tokens: int) -> dict[str, ConfiguredRole]:
+    """The roles with a plugin, by slot. max_tokens: of a reply, unless the role has its own limit.
+
+    Raises:
+        ValueError: a plugin is not registered.
+    """
+    return {
+        slot: ConfiguredRole(
+            make_role(own.plugin),
+            own.model,
+            Sampling(own.max_tokens or max_tokens, own.temperature, own.top_p),
+            use_tools=isinstance(own, ToolRole) and own.tools,
+        )
+        for slot, own in settings.items()
+        if own.plugin
+    }
+
+
+class RoleCaller:
+    """Runs roles on their models.
+
+    Args:
+        asks: how often a role is asked again if its reply cannot be read (evolving.asks).
+        limits: of one episode or conversation with tools.
+        toolbox, actions: the environment's tools; None if it has none.
+    """
+
+    def __init__(
+        self,
+        models: ModelCaller,
+        roles: Mapping[str, ConfiguredRole],
+        asks: int,
+        limits: EpisodeLimits,
+        toolbox: ToolBox | None,
+        actions: ActionHandler | None,
+    ):
+        self.models, self.roles = models, roles
+        self._asks, self._limits, self._actions = asks, limits, actions
+        self._tool_names = toolbox.names if toolbox else []
+        schemas = toolbox.schemas() if toolbox else []
+        self._tool_help = "\n".join(describe_call(schema["function"]) for schema in schemas)
+        self._sync_calls = SyncCalls()
+
+    async def ask(self, slot: str, view: RoleView, key: str, branch: str) -> RoleResult:
+        """Ask a role until its reply can be read. key: what for, e.g. `p17.r2.b0.i1/verifier.0`.
+
+        Raises:
+            EvolutionStopped, ModelUnavailableError: as ModelCaller.call.
+        """
+        own = self.roles[slot]
+        use_tools = own.use_tools and bool(self._tool_names)
+        messages, failure = own.role.build(replace(view, tools=self._tool_help if use_tools else "")), ""
+        for number in range(self._asks + 1):
+            try:
+                reply = await self._converse(slot, own.model_for(branch), f"{key}/ask{number}", messages, use_tools)
+            except (ModelCallError, EnvironmentFailure) as error:
+                failure = str(error)
+                continue
+            if (value := own.role.read(reply)) is not None:
+                return RoleResult(value, tuple(messages))
+            failure = f"the reply could not be read: {' '.join(reply.text.split())[-120:]!r}"
+        return RoleResult(None, (), f"{slot}: no result after {self._asks + 1} attempts; the last: {failure}")
+
+    async def _converse(self, slot: str, model: str, key: str, messages: list[Message], use_tools: bool) -> ModelReply:
+        """The last reply of one conversation. Raises EnvironmentFailure if a tool fails."""
+        last: ModelReply | None = None
+
+        async def reply(chat: list[Message], turn: int) -> str:
+            nonlocal last
+            last = await self.models.call(model, slot, f"{key}.turn{turn}", chat, self.roles[slot].sampling)
+            return last.text
+
+        if not use_tools:
+            await reply(check_messages(messages, f"{slot}.build"), 0)
+        else:
+            assert self._actions is not None
+            actions, names = self._actions, self._tool_names
+            prompt = Prompt(id=0, data_source="", content=messages)
+            transcript = await self.run_episode(lambda: ToolConversation(actions, names), prompt, list, reply)
+            if transcript.failure:
+                raise EnvironmentFailure(transcript.failure)
+        assert last is not None
+        return last
+
+    async def run_episode(
+        self,
+        make: Callable[[], Environment],
+        prompt: Prompt,
+        build: Callable[[list[Message]], list[Message]],
+        reply: Callable[[list[Message], int], Awaitable[str]],
+    ) -> Transcript:
+        """Run one episode in messages; rollout/episode.py is the variant in tokens, for training.
+
+        A failed environment is replaced once. The pool has the earlier replies, so no call is repeated.
+
+        Args:
+            build: from the environment's first messages to the model's prompt.
+            reply: from the messages so far and the turn number to the model's text.
+        """
+        transcript = Transcript()
+        for attempt in range(1, ATTEMPTS + 1):
+            transcript, clock = Transcript(), Clock(self._limits.seconds)
+            try:
+                with wrap_environment_errors("making the environment"):
+                    environment = make()
+                try:
+                    first = check_first(await call_environment(self._sync_calls, clock, environment, "reset", prompt))
+                    transcript.messages = build(
+                        [Message(role="user", content=first)] if isinstance(first, str) else list(first)
+                    )
+                    transcript.num_prompt_messages = len(transcript.messages)
+                    await self._take_turns(transcript, environment, clock, reply)
+                    return transcript
+                finally:
+                    await close_environment(self._sync_calls, environment)
+            except TimeoutError:
+                transcript.failure = f"the environment took longer than env.episode_timeout={self._limits.seconds:g} s"
+                return transcript
+            except EnvironmentFailure as error:
+                transcript.failure = f"{error} (attempt {attempt} of {ATTEMPTS})"
+        return transcript
+
+    async def _take_turns(
+        self,
+        transcript: Transcript,
+        environment: Environment,
+        clock: Clock,
+        reply: Callable[[list[Message], int], Awaitable[str]],
+    ) -> None:
+        for turn in range(self._limits.max_turns):
+            text = await reply(transcript.messages, turn)
+            result = check_step(await call_environment(self._sync_calls, clock, environment, "step", text))
+            text = text if result.kept_chars is None else text[: result.kept_chars]
+            transcript.messages = [*transcript.messages, Message(role="assistant", content=text)]
+            if result.done:
+                transcript.done, transcript.score = True, result.score
+                if result.score and result.score.outcome is Outcome.ENVIRONMENT_FAILED:
+                    transcript.failure = result.score.reason
+                return
+            assert result.observation is not None
+            if turn + 1 < self._limits.max_turns:
+                transcript.messages = [*transcript.messages, *result.observation.messages]
+
+
+class ToolConversation:
+    """Environment in which a role answers its prompt with the help of tools: a reply without a tool call ends it."""
+
+    def __init__(self, actions: ActionHandler, tool_names: Sequence[str]):
+        self._actions, self._tags = actions, [f"<{name}>" for name in tool_names]
+        self._session = Session()
+
+    async def reset(self, prompt: Prompt) -> Observation:
+        assert not isinstance(prompt.content, str)
+        return Observation(prompt.content)
+
+    async def step(self, action: str) -> StepResult:
+        if not any(tag in action for tag in self._tags):
+            return StepResult(done=True)
+        taken = await self._actions.handle(action, self._session)
+        return StepResult(done=True, kept_chars=taken.kept_chars) if isinstance(taken, FinalAnswer) else taken
+
+    async def close(self) -> None:
+        await self._session.close()
