@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from alphaapollo.rewards.answer_extraction import marked_answer
+from alphaapollo.rewards.answer_extraction import find_marked_answer
 
 TAIL = 10_000  # characters of a text in which its answer is looked for
 NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
@@ -17,12 +17,13 @@ NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s|\.$")
 def answer_of(text: str) -> str | None:
     r"""The final answer of a sample's last turn, e.g. `\boxed{1{,}200.0}` and `#### $1200` are both "1200".
 
-    What the text marks as final (`<answer>`, `\boxed`, `####`: rewards.answer_extraction), else its last number, else all of it;
+    What the text marks as final (`<answer>`, `\boxed`, `####`: rewards.answer_extraction), else its last
+    number, else all of it;
     None for an empty one. Answers are compared as they are written, white space, LaTeX spacing and capitals aside,
     and numbers by their value: `\frac12` and `(1/2)` stay two answers, for the graders alone know more.
     """
     text = text[-TAIL:]
-    marked = marked_answer(text)
+    marked = find_marked_answer(text)
     if marked is None:
         numbers = NUMBER.findall(text)
         marked = numbers[-1] if numbers else text

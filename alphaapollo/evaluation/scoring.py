@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaapollo.config.check import check_eval
+from alphaapollo.config.check import check
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
@@ -49,7 +49,7 @@ class Graded:
 
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
     """Check everything, read the files, and say what will be done."""
-    notices = check_eval(config)
+    notices = check(config)
     check_same_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
@@ -117,16 +117,7 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
 async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[Graded]:
     """In the order of problems and responses, whatever order they end in."""
     custom, reward = config.custom_reward_function, config.reward
-    client = RewardClient(
-        custom.path,
-        custom.name,
-        reward.timeout,
-        reward.num_workers,
-        reward.components,
-        reward.required,
-        reward.judge,
-        reward.custom_module,
-    )
+    client = RewardClient(reward, custom)
     room = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
     count = sum(len(problem.responses) for problem in problems)
     await client.start()

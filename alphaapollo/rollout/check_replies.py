@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 from alphaapollo.environments.base import EnvironmentFailure, Observation, StepResult
-from alphaapollo.rewards.base import LARGEST
+from alphaapollo.rewards.base import MAX_REWARD
 from alphaapollo.types import Message, Score
 
 
@@ -74,9 +74,9 @@ def _check_number(value: object, what: str) -> None:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
         number = math.inf
-    if not abs(number) <= LARGEST:  # nan, too
+    if not abs(number) <= MAX_REWARD:  # nan, too
         got = f"{number:g}" if isinstance(value, Real) else _kind(value)
-        raise EnvironmentFailure(f"step: {what} is {got}; give a number from -{LARGEST:g} to {LARGEST:g}")
+        raise EnvironmentFailure(f"step: {what} is {got}; give a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")
 
 
 def _kind(value: object) -> str:

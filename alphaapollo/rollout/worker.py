@@ -26,23 +26,23 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.environments.base import Environment, Services, get_registered
-from alphaapollo.environments.run_tools import open_toolbox
+from alphaapollo.environments.base import Environment, Services, get_environment_spec
+from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rollout.call_reader import make_call_reader
+from alphaapollo.rollout.tool_call_parser import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.tools.written_calls import ReadCalls
 from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.time_limit import start_clocks, stop_clocks
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.transport import Kind
+from alphaapollo.weight_sync.transport import TransportKind
 
 if TYPE_CHECKING:
     from alphaapollo.engines.vllm.engine import VllmEngine
@@ -70,7 +70,7 @@ class RolloutWorker:
         device: Device,
         run_dir: str,
         index: int = 0,
-        transport: Kind = "shared_memory",
+        transport: TransportKind = "shared_memory",
         weights_folder: str = "",
         cleanup: Sequence[str] = (),
         engine: Engine | None = None,
@@ -96,19 +96,10 @@ class RolloutWorker:
         self._data = data
         if env.custom_module:
             load_user_module(env.custom_module, "env.custom_module")
-        self._environment = get_registered(env.env_name)
+        self._environment = get_environment_spec(env.env_name)
         self._tools: ToolBox | None = None
-        self._read_calls: ReadCalls | None = None
-        self._rewards = RewardClient(
-            custom_reward.path,
-            custom_reward.name,
-            reward.timeout,
-            reward.num_workers,
-            reward.components,
-            reward.required,
-            reward.judge,
-            reward.custom_module,
-        )
+        self._read_calls: ToolCallParser | None = None
+        self._rewards = RewardClient(reward, custom_reward)
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | None = None
 
@@ -147,7 +138,7 @@ class RolloutWorker:
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
-        PULSE.watch(lambda: self.engine.progress(), self._helpers)
+        HEARTBEAT.watch(lambda: self.engine.progress(), self._helpers)
         gc.freeze()  # looking through vLLM's million objects again and again would double the cost of an episode
 
     def _helpers(self) -> dict[int, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.data.files import BadRow, DataRow
-from alphaapollo.rewards.answer_extraction import after_hashes, last_boxed
+from alphaapollo.rewards.answer_extraction import find_after_hashes, find_boxed
 
 QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction", "Question")
 ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer", "Answer")
@@ -114,7 +114,7 @@ def find_question(row: DataRow, columns: Columns) -> tuple[str, str]:
 
 def ground_truth_of(answer: str) -> str:
     r"""The last `\boxed{}`, else what follows `####`, else a last line `A: ...`, else the whole answer."""
-    for found in (last_boxed(answer), after_hashes(answer)):
+    for found in (find_boxed(answer), find_after_hashes(answer)):
         if found is not None:
             return found
     line = LAST_LINE.search(answer)

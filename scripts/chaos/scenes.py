@@ -47,8 +47,8 @@ MEASURED = (  # by a clock, of memory, or of a start
 
 ROLES = {  # who can be killed, and words of its command line; the driver's are those of the command itself
     "driver": "",
-    "policy": "ray::PolicyHost",
-    "rollout": "ray::RolloutHost",
+    "policy": "ray::PolicyActor",
+    "rollout": "ray::RolloutActor",
     "engine": "EngineCore",
     "grader": "alphaapollo.rewards.grader_processes.worker",
     "raylet": "raylet/raylet",

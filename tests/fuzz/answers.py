@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.environments.read_tags import read_action
+from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_reply
-from alphaapollo.rollout.call_reader import make_call_reader
+from alphaapollo.rollout.tool_call_parser import make_call_reader
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.function_tool import FunctionTool
+from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
-from alphaapollo.tools.written_calls import ReadCalls, UnreadableCallError
 from alphaapollo.types import Prompt
 from tests.fuzz.values import anything, texts
 from tests.unit.tool_templates import RESPONSE_TEMPLATE, schema, tokenizer_of
@@ -37,7 +38,7 @@ def add(a: int, b: list[float] | None = None, note: str = "") -> str:
     return str(a + sum(b or [])) + note
 
 
-def reader(parser: str) -> ReadCalls:
+def reader(parser: str) -> ToolCallParser:
     """Of the tokenizer's own response_template ("") or vLLM's of that name."""
     tokenizer = tokenizer_of()
     tokenizer.response_template = None if parser else RESPONSE_TEMPLATE
@@ -63,12 +64,12 @@ pieces = st.lists(written | texts | marks, max_size=6).map("".join)
 turns = pieces | written.map(lambda call: f"{OPEN}\n{call}\n{CLOSE}")
 
 
-def call_tools(text: str, read: ReadCalls) -> str:
+def call_tools(text: str, read: ToolCallParser) -> str:
     """Whatever a model writes is an answer, a call that is carried out, or one that says what is wrong with it."""
     read_action(text)
     try:
         calls = read(text)
-    except UnreadableCallError as error:
+    except ToolCallParseError as error:
         assert str(error)
         return "unreadable"
     if not calls:
@@ -157,7 +158,7 @@ def grade(name: str, path: Path) -> str:
     """In a process as in a run; the next request finds a grader, too."""
 
     async def run() -> list[str]:
-        client = RewardClient(str(path), "compute_score", 2.0, 1, {}, ())
+        client = RewardClient(Reward(timeout=2.0), CustomRewardFunction(path=str(path)))
         await client.start()
         try:
             scores = [await client.score(Prompt(0, "text", "?"), "answer") for _ in range(2)]

@@ -6,7 +6,7 @@ from random import Random
 import pandas as pd
 import pytest
 
-from alphaapollo.config.schema import Env
+from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.reasoning_gym import task_names
@@ -18,7 +18,7 @@ from tests.unit.environments.playing import WORDS, make, play
 
 gym = pytest.importorskip("reasoning_gym")
 
-from alphaapollo.rewards.reasoning_gym import EVALUATING, PARSED_BY_SYMPY, grade, is_plain  # noqa: E402
+from alphaapollo.rewards.reasoning_gym import EVAL_MODULES, SYMPY_TASKS, grade, is_plain_arithmetic  # noqa: E402
 
 NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # many answers are right
 SLOW = {"sokoban"}
@@ -131,7 +131,7 @@ def test_a_curriculum_is_a_file_of_rows_that_get_harder(tmp_path):
     assert [puzzle["task"] for puzzle in puzzles] == ["chain_sum", "gcd"] * 4
     assert [puzzle["level"] for puzzle in puzzles] == [0] * 4 + [4] * 4
     assert len({puzzle["entry"]["question"] for puzzle in puzzles}) == 8
-    with pytest.raises(ValueError, match="cannot be made at level 1"):
+    with pytest.raises(ValueError, match="cannot be created at level 1"):
         list(rows(["acre"], [1], 1))
 
 
@@ -141,10 +141,10 @@ def test_a_curriculum_is_a_file_of_rows_that_get_harder(tmp_path):
         (env(), "env.reasoning_gym.tasks is empty"),
         (env("chain_sums"), "no task 'chain_sums'. Did you mean chain_sum"),
         (env("chain_sum", settings={"sum": {}}), "no task 'sum'"),
-        (env("chain_sum", settings={"chain_sum": {"terms": 2}}), "'chain_sum' cannot be made with {'terms': 2}"),
+        (env("chain_sum", settings={"chain_sum": {"terms": 2}}), "'chain_sum' cannot be created with {'terms': 2}"),
         (env("chain_sum", settings={"chain_sum": {"max_terms": 1}}), "max_terms must be >= min_terms"),
-        (env("acre", level=1), "'acre' cannot be made at level 1"),
-        (env("survo", level=2), "'survo' cannot be made at level 2 with {}: max_empty must be <= 9"),
+        (env("acre", level=1), "'acre' cannot be created at level 1"),
+        (env("survo", level=2), "'survo' cannot be created at level 2 with {}: max_empty must be <= 9"),
     ],
 )
 def test_what_cannot_be_made_is_said_at_the_start(config, said):
@@ -171,7 +171,7 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("task", [*sorted(PARSED_BY_SYMPY), *(name.split(".")[1] for name in EVALUATING)])
+@pytest.mark.parametrize("task", [*sorted(SYMPY_TASKS), *(name.split(".")[1] for name in EVAL_MODULES)])
 def test_no_scorer_runs_what_a_model_wrote(task: str, tmp_path: Path):
     victim = tmp_path / "touched"
     for attack in ATTACKS:
@@ -190,22 +190,22 @@ def test_no_other_scorer_evaluates():
                 calls = {ast.unparse(call.func).split(".")[-1] for call in ast.walk(node) if isinstance(call, ast.Call)}
                 if calls & {"eval", "exec", "parse_expr", "sympify", "compile"}:
                     found.add(path.stem)
-    evaluating = {name.split(".")[1] for name in EVALUATING}
-    assert found == PARSED_BY_SYMPY | evaluating | {"number_sorting"}  # that one evaluates its own answer
+    evaluating = {name.split(".")[1] for name in EVAL_MODULES}
+    assert found == SYMPY_TASKS | evaluating | {"number_sorting"}  # that one evaluates its own answer
 
 
 @pytest.mark.parametrize(
     "text", ["2*x**2 + C", "sin(x)/3 - 0.5*exp(-2*x)", "(1 + 2)*3/4", "-x + log(x + 1.5) * pi", "asinh(x)"]
 )
 def test_plain_arithmetic(text):
-    assert is_plain(text)
+    assert is_plain_arithmetic(text)
 
 
 @pytest.mark.parametrize(
     "text", ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" * 501, "xy", "λ", "1e5.x"]
 )
 def test_not_plain(text):
-    assert not is_plain(text)
+    assert not is_plain_arithmetic(text)
 
 
 @pytest.mark.timeout(60)
@@ -213,7 +213,7 @@ def test_an_answer_that_hangs_its_scorer_costs_only_itself():
     import alphaapollo.rewards.reasoning_gym as grader
 
     async def run() -> tuple[Score, Score]:
-        client = RewardClient(str(grader.__file__), "grade", timeout=2.0, num_workers=1, components={}, required=[])
+        client = RewardClient(Reward(timeout=2.0), CustomRewardFunction(path=str(grader.__file__), name="grade"))
         await client.start()
         try:
             hanging, fine = make(env("puzzle24"), client.score), make(env("chain_sum"), client.score)
