@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache, reduce
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.keys import accepted_keys, plain, sections
+from alphaapollo.config.keys import ALIASES, COMMANDS, accepted_keys, plain, sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 
@@ -24,7 +25,14 @@ RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algorithm").glob("*.
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PRESET = re.compile(r"(?<![\w.])algorithm=([a-z]\w*)")
-DOTTED_KEY = re.compile(rf"(?<![\w./])(?:{'|'.join(Config.model_fields)})(?:\.\w+)+")
+SECTIONS = sorted({name for config in COMMANDS.values() for name in config.model_fields})
+DOTTED_KEY = re.compile(rf"(?<![\w./$-])(?:{'|'.join(SECTIONS)})(?:\.[a-z]\w*)+(?![\w(/*])")
+NOT_OUR_KEYS = {  # columns of verl's data, and the example of a dropped key in README.md
+    "reward_model.ground_truth",
+    "reward_model.style",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+}
+FILE_TYPES = {"parquet", "jsonl", "json", "pkl", "py", "md", "yaml", "sh"}
 SHORT_KEY = re.compile(r"`([a-z]\w*)=[^=`]+`")
 
 
@@ -35,13 +43,38 @@ def broken_links(page: Path) -> list[str]:
 
 def unknown_names(text: str) -> list[str]:
     """Presets and config keys in a text that do not exist."""
-    known = {*accepted_keys(Config), *sections(Config)}
+    known = known_keys()
     last = {key.rsplit(".", 1)[-1] for key in known}
     return [
         *(name for name in PRESET.findall(text) if name not in RECIPES),
         *(key for key in DOTTED_KEY.findall(text) if key not in known),
         *(key for key in SHORT_KEY.findall(text) if key not in last),
     ]
+
+
+@cache
+def known_keys() -> set[str]:
+    """Keys and sections of all commands, verl's spellings included."""
+    own = {key for config in COMMANDS.values() for key in (*accepted_keys(config), *sections(config))}
+    return own | {alias for aliases in ALIASES.values() for alias in aliases}
+
+
+def unknown_dotted_keys(text: str) -> list[str]:
+    """Dotted names in a text that start like a key, and are no key, module, file name or column of the data."""
+    return [name for name in DOTTED_KEY.findall(text) if not is_known(name)]
+
+
+def is_known(name: str) -> bool:
+    parts = name.split(".")
+    keys = {".".join(parts[:count]) for count in range(2, len(parts) + 1)}  # below a dict's key, any name may follow
+    if keys & (known_keys() - sections_of_all()) or name in sections_of_all() or name in NOT_OUR_KEYS:
+        return True
+    return parts[1] in FILE_TYPES or any((ROOT / "alphaapollo" / parts[0]).glob(f"{parts[1]}*"))
+
+
+@cache
+def sections_of_all() -> set[str]:
+    return {section for config in COMMANDS.values() for section in sections(config)}
 
 
 def rows_of(text: str) -> Iterator[tuple[list[str], list[str]]]:
@@ -96,6 +129,11 @@ def test_presets_exist(page: Path) -> None:
     assert [name for name in PRESET.findall(page.read_text(encoding="utf-8")) if name not in RECIPES] == []
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "verl" not in page.name], ids=lambda page: page.name)
+def test_dotted_keys_exist(page: Path) -> None:
+    assert unknown_dotted_keys(page.read_text(encoding="utf-8")) == []
+
+
 @pytest.mark.parametrize("page", sorted(ALGORITHMS.glob("*.md")), ids=lambda page: page.name)
 def test_keys_and_values_are_those_of_the_configuration(page: Path) -> None:
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
@@ -146,23 +184,36 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
     assert wrong_values(table.format("0.9")) == ["algorithm.lam: 0.9"]
 
 
-def unknown_files(source: str) -> list[str]:
-    """Files that the docstring of a module names and that do not exist."""
-    named = re.findall(r"[\w/]+\.py\b", ast.get_docstring(ast.parse(source)) or "")
-    return [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in python_files())]
+PATH = re.compile(r"(?<![\w./*<{$-])(?:[\w-]+/)+[\w-]+\.(?:py|sh|sbatch)\b")
+
+
+def unknown_paths(text: str) -> list[str]:
+    """Source files that a text names by a path and that do not exist."""
+    return [name for name in PATH.findall(text) if not any(file.endswith(f"/{name}") for file in source_files())]
 
 
 @cache
-def python_files() -> list[str]:
-    return [
-        str(path)
-        for folder in ("alphaapollo", "examples", "scripts", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
+def source_files() -> list[str]:
+    folders = ("alphaapollo", "examples", "scripts", "tests", "configs")
+    return [str(path) for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix != ".pyc"]
 
 
-@pytest.mark.parametrize("room", sorted(path.parent for path in (ROOT / "alphaapollo").glob("**/__init__.py")))
-def test_docstrings_name_files_that_exist(room: Path) -> None:
-    found = {path.name: unknown_files(path.read_text(encoding="utf-8")) for path in room.glob("*.py")}
+def prose(source: str) -> str:
+    """Docstrings and comments of a Python file."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    kinds = (tokenize.COMMENT, tokenize.STRING)
+    texts = [token.string for token in tokens if token.type in kinds]
+    return "\n".join(text for text in texts if text.startswith(("#", '"""', 'r"""')))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_files_that_exist(page: Path) -> None:
+    assert unknown_paths(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("folder", ["alphaapollo", "scripts", "examples", "tests"])
+def test_docstrings_and_comments_name_files_that_exist(folder: Path) -> None:
+    sources = [path for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
+    found = {str(path): unknown_paths(prose(path.read_text(encoding="utf-8"))) for path in sources}
     assert not {name: missing for name, missing in found.items() if missing}
-    assert unknown_files('"""See nowhere.py."""') == ["nowhere.py"]
+    assert unknown_paths("see trainer/nowhere.py and trainer/loop.py") == ["trainer/nowhere.py"]
