@@ -49,7 +49,7 @@ class EvolutionLoop:
             if stopped:
                 break
         self.budget.release_reserve()
-        reasons = await gather_all([self._choose(prompt) for prompt in prompts])
+        reasons = await gather_all([self.selector.choose(prompt) for prompt in prompts])
         return stopped or next(filter(None, reasons), "")
 
     async def _run_round(self, prompt: Prompt, number: int) -> None:
@@ -69,12 +69,3 @@ class EvolutionLoop:
         candidate = await self.solver.solve(prompt, place, branch, past)
         if not candidate.failure:
             await self.panel.judge(prompt, candidate, branch)
-
-    async def _choose(self, prompt: Prompt) -> str:
-        """Choose an answer; by vote if the budget does not allow a tournament, and then return why."""
-        try:
-            await self.selector.choose(prompt)
-        except EvolutionStopped as reason:
-            self.selector.choose_by_vote(prompt.id)
-            return str(reason)
-        return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import comb
+from typing import Any
 
 import numpy as np
 
@@ -18,51 +19,42 @@ from alphaapollo.evolving.selection import best_by_vote
 ACCURACIES = ("chosen", "sampled", "majority", "oracle")
 
 
-@dataclass(frozen=True)
-class RoundSummary:
-    """Statistics of one round. Each accuracy is a mean over problems with its 95 % interval, or None."""
+def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[str, Any]:
+    """Accuracies of a round, each a mean over problems with its 95 % interval or None, and its verdict_table.
 
-    round: int
-    chosen: Figure | None  # best candidate by votes and brevity, of this round and earlier ones
-    sampled: Figure | None  # mean of this round's candidates
-    majority: Figure | None  # most frequent answer so far, without verifiers (self-consistency)
-    oracle: Figure | None  # at least one candidate so far is right
-    table: dict[str, int]  # of this round: see verdict_table
-
-
-def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> RoundSummary:
-    """Statistics of a round, over candidates with a ground truth."""
+    chosen: the best candidate by votes and brevity, of this round and earlier ones. sampled: all of this round's
+    candidates. majority: the most frequent answer so far, without verifiers (self-consistency). oracle: at least one
+    candidate so far is right. Candidates without a ground truth are left out.
+    """
     so_far = {
         problem: [one for one in pool.of_problem(problem, number + 1) if one.right is not None] for problem in problems
     }
     of_round = {problem: [one for one in own if one.place.round == number] for problem, own in so_far.items()}
 
     def mean(value: Callable[[Sequence[Candidate]], float], candidates: dict[int, list[Candidate]]) -> Figure | None:
-        return mean_figure([value(own) if own else math.nan for own in candidates.values()])
+        return mean_figure([value(own) for own in candidates.values() if own])
 
     def majority(own: Sequence[Candidate]) -> float:
         return majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own])
 
-    chosen = [best_by_vote(pool, problem, number + 1) for problem in problems]
-    return RoundSummary(
-        number,
-        chosen=mean_figure([accuracy_of(candidate) for candidate in chosen]),
-        sampled=mean(lambda own: sum(bool(one.right) for one in own) / len(own), of_round),
-        majority=mean(majority, so_far),
-        oracle=mean(lambda own: max(float(bool(one.right)) for one in own), so_far),
-        table=verdict_table(pool, [one for own in of_round.values() for one in own]),
-    )
+    return {
+        "round": number,
+        "chosen": mean_figure([accuracy_of(best_by_vote(pool, problem, number + 1)) for problem in problems]),
+        "sampled": mean(lambda own: sum(bool(one.right) for one in own) / len(own), of_round),
+        "majority": mean(majority, so_far),
+        "oracle": mean(lambda own: float(any(one.right for one in own)), so_far),
+        "table": verdict_table(pool, [one for own in of_round.values() for one in own]),
+    }
 
 
 def round_metrics(pool: Pool, problems: Sequence[int], number: int) -> dict[str, float]:
     """The line of metrics.jsonl of a round (docs/metrics.md). NaN: no problem has the value."""
     summary, metrics = summarize_round(pool, problems, number), dict[str, float]()
     for name in ACCURACIES:
-        figure: Figure | None = getattr(summary, name)
         for suffix, field in (("", "value"), ("/low", "low"), ("/high", "high")):
-            value = getattr(figure, field, None)
+            value = getattr(summary[name], field, None)
             metrics[f"accuracy/{name}{suffix}"] = math.nan if value is None else value
-    metrics |= {f"table/{name}": float(count) for name, count in summary.table.items()}
+    metrics |= {f"table/{name}": float(count) for name, count in summary["table"].items()}
     candidates, usage = pool.of_round(number), pool.round_usage(number)
     metrics["candidates/made"] = float(len(candidates))
     metrics["candidates/failed"] = float(sum(bool(one.failure) for one in candidates))
@@ -99,19 +91,19 @@ def mean_figure(values: Sequence[float]) -> Figure | None:
 
 @dataclass(frozen=True)
 class VoteCount:
-    """Votes on one candidate with a known truth."""
+    """Votes on one candidate, and whether it is right."""
 
     votes_for: int
     votes_against: int
     right: bool
 
     @property
-    def share(self) -> float:
-        return self.votes_for / self.count
-
-    @property
     def count(self) -> int:
         return self.votes_for + self.votes_against
+
+    @property
+    def share(self) -> float:
+        return self.votes_for / self.count
 
 
 @dataclass(frozen=True)
@@ -126,12 +118,14 @@ class ConfusionMatrix:
     @property
     def true_positive_rate(self) -> float:
         """Share of right candidates with a vote for; NaN without right candidates."""
-        return _ratio(self.true_positive, self.true_positive + self.false_negative)
+        right = self.true_positive + self.false_negative
+        return self.true_positive / right if right else math.nan
 
     @property
     def false_positive_rate(self) -> float:
         """Share of wrong candidates with a vote for; NaN without wrong candidates."""
-        return _ratio(self.false_positive, self.false_positive + self.true_negative)
+        wrong = self.false_positive + self.true_negative
+        return self.false_positive / wrong if wrong else math.nan
 
     @property
     def balanced_accuracy(self) -> float:
@@ -141,14 +135,11 @@ class ConfusionMatrix:
 
 def confusion_of_votes(votes: Sequence[VoteCount]) -> ConfusionMatrix:
     """Confusion matrix of single votes."""
-    right = [one for one in votes if one.right]
-    wrong = [one for one in votes if not one.right]
-    return ConfusionMatrix(
-        sum(one.votes_for for one in right),
-        sum(one.votes_for for one in wrong),
-        sum(one.votes_against for one in right),
-        sum(one.votes_against for one in wrong),
-    )
+    counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
+    for one in votes:
+        counts[one.right][0] += one.votes_for
+        counts[one.right][1] += one.votes_against
+    return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
 
 
 def roc_curve(votes: Sequence[VoteCount]) -> list[tuple[float, float]]:
@@ -206,7 +197,3 @@ def majority_of_k(votes: Sequence[VoteCount], k: int) -> ConfusionMatrix:
             counts[one.right][0] += chance
             counts[one.right][1] += 1 - chance
     return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan

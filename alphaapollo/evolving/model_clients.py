@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
 from alphaapollo.config.schema import EvolvingConfig, Model, ServedModel
@@ -32,29 +32,10 @@ class ModelCallError(Exception):
         self.server_down = server_down
 
 
-class ModelClient(Protocol):
-    """One model. Calls may overlap; all are awaited on one event loop."""
-
-    time_limit: float | None
-    """Seconds after which a call ends with or without a reply; None: unlimited."""
-
-    async def start(self) -> None:
-        """Prepare to answer. Raises ValueError for a model that cannot be served."""
-        ...
-
-    async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
-        """The next assistant message. `name` is unique among the calls in flight. Raises ModelCallError."""
-        ...
-
-    def fits(self, messages: Sequence[Message]) -> bool:
-        """Whether the messages fit into the prompt limit; True if unknown."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class ServerClient:
     """Client of an OpenAI-compatible server. The openai package retries failed requests (models.NAME.max_retries).
+
+    Calls may overlap. `time_limit`: seconds after which a call ends, with or without a reply; None: unlimited.
 
     Raises:
         ValueError: the openai package or the API key is missing.
@@ -72,6 +53,7 @@ class ServerClient:
         """Do nothing: a server that is down now may be up when the first call is made."""
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, name: str) -> ModelReply:
+        """The next assistant message. Raises ModelCallError."""
         import openai
 
         try:
@@ -99,6 +81,7 @@ class ServerClient:
         return ModelReply(text, sampling.seed, *counts, stop=str(stop))
 
     def fits(self, messages: Sequence[Message]) -> bool:
+        """Always True: the server's prompt limit is unknown."""
         return True
 
     async def close(self) -> None:
@@ -106,9 +89,10 @@ class ServerClient:
 
 
 class EngineClient:
-    """Client of any engine that runs on this event loop.
+    """Client of any engine that runs on this event loop, with the interface of ServerClient.
 
-    Messages are rendered by the model's chat template, up to `max_prompt_length` tokens.
+    Messages are rendered by the model's chat template, up to `max_prompt_length` tokens. The `name` of a call must be
+    unique among the calls in flight.
     """
 
     time_limit: float | None = None
@@ -135,6 +119,9 @@ class EngineClient:
 
     async def close(self) -> None:
         await self.engine.close()
+
+
+ModelClient = ServerClient | EngineClient
 
 
 def check_local_models(config: EvolvingConfig) -> dict[str, Renderer]:

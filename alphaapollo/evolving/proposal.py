@@ -47,7 +47,7 @@ class Grader:
 class Solver:
     """Produces candidates. `make_environment` makes a new environment that scores with `grader`."""
 
-    roles: RoleCaller
+    caller: RoleCaller
     pool: Pool
     grader: Grader
     make_environment: Callable[[], Environment]
@@ -58,12 +58,11 @@ class Solver:
         """The candidate at this place, from the pool if it is complete there; a failed one has a `failure`."""
         if logged := self.pool.candidates.get(place.key):
             return logged
-        model = self.roles.roles["proposer"].model_for(branch)
         shown: list[JudgedCandidate] = []
         try:
-            transcript, shown = await self._run_proposer(prompt, place, model, past)
+            transcript, shown = await self._run_proposer(prompt, place, branch, past)
             if not transcript.failure and self._lacks_answer(prompt, transcript):
-                await self._ask_for_answer(prompt, place, model, transcript)
+                await self._ask_for_answer(prompt, place, branch, transcript)
         except ModelCallError as error:
             transcript = Transcript(failure=f"proposer: {error}")
         summary = "" if transcript.failure else await self._summarise(prompt, place, branch, transcript.text)
@@ -71,9 +70,9 @@ class Solver:
         candidate = Candidate(
             key=place.key,
             place=place,
-            model=model,
+            model=self.caller.model_of("proposer", branch),
             parents=tuple(candidate.key for candidate, _ in shown),
-            seed=self.roles.models.seed_of(f"{place.key}/proposer/turn0"),
+            seed=self.caller.models.seed_of(f"{place.key}/proposer/turn0"),
             messages=tuple(transcript.messages),
             num_prompt_messages=transcript.num_prompt_messages,
             solution=transcript.text,
@@ -89,10 +88,10 @@ class Solver:
         return candidate
 
     async def _run_proposer(
-        self, prompt: Prompt, place: CandidateId, model: str, past: Sequence[JudgedCandidate]
+        self, prompt: Prompt, place: CandidateId, branch: str, past: Sequence[JudgedCandidate]
     ) -> tuple[Transcript, list[JudgedCandidate]]:
         """The episode, and the past solutions shown in it: the newest ones that fit into the prompt limit."""
-        proposer, shown = self.roles.roles["proposer"], list(past)
+        model, shown = self.caller.model_of("proposer", branch), list(past)
 
         def build(first: list[Message]) -> list[Message]:
             while True:
@@ -100,16 +99,17 @@ class Solver:
                     PastSolution(one.summary, votes.votes_for, votes.votes_against, votes.report)
                     for one, votes in shown
                 )
-                messages = proposer.role.build(RoleView(get_question(prompt), tuple(first), past=solutions))
-                if not shown or self.roles.models.fits(model, messages):
+                messages = self.caller.roles["proposer"].build(
+                    RoleView(get_question(prompt), tuple(first), past=solutions)
+                )
+                if not shown or self.caller.models.fits(model, messages):
                     return messages
                 shown.pop(0)
 
         async def reply(chat: list[Message], turn: int) -> str:
-            key = f"{place.key}/proposer/turn{turn}"
-            return (await self.roles.models.call(model, "proposer", key, chat, proposer.sampling)).text
+            return (await self.caller.call("proposer", branch, f"{place.key}/proposer/turn{turn}", chat)).text
 
-        return await self.roles.run_episode(self.make_environment, prompt, build, reply), shown
+        return await self.caller.run_episode(self.make_environment, prompt, build, reply), shown
 
     def _lacks_answer(self, prompt: Prompt, transcript: Transcript) -> bool:
         """Always False in an environment that scores by itself."""
@@ -121,20 +121,19 @@ class Solver:
             return transcript.score.outcome is Outcome.WRONG_FORMAT
         return answer_of(transcript.last_reply) is None
 
-    async def _ask_for_answer(self, prompt: Prompt, place: CandidateId, model: str, transcript: Transcript) -> None:
+    async def _ask_for_answer(self, prompt: Prompt, place: CandidateId, branch: str, transcript: Transcript) -> None:
         """Append a request for the answer and the reply to the episode."""
         chat = [*transcript.messages, Message(role="user", content=ASK_FOR_ANSWER)]
-        sampling = self.roles.roles["proposer"].sampling
-        reply = await self.roles.models.call(model, "proposer", f"{place.key}/proposer/answer", chat, sampling)
+        reply = await self.caller.call("proposer", branch, f"{place.key}/proposer/answer", chat)
         transcript.messages = [*chat, Message(role="assistant", content=reply.text)]
         transcript.score = await self.grader.grade(prompt, reply.text)
 
     async def _summarise(self, prompt: Prompt, place: CandidateId, branch: str, solution: str) -> str:
         """Summary of a solution; the solution itself without a summariser, or if it fails."""
-        if "summariser" not in self.roles.roles:
+        if "summariser" not in self.caller.roles:
             return solution
         view = RoleView(get_question(prompt), solution=solution)
-        result = await self.roles.ask("summariser", view, f"{place.key}/summariser", branch)
+        result = await self.caller.ask("summariser", branch, f"{place.key}/summariser", view)
         return solution if result.value is None else str(result.value)
 
 

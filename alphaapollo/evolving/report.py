@@ -167,8 +167,8 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     """Print the rounds, the table of policy and verifiers, the calibration and the costs."""
     lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
     for summary in report["rounds"]:
-        figures = "".join(f"{_format(getattr(summary, name)):24}" for name in ACCURACIES)
-        lines.append(f"{summary.round:5}  {figures.rstrip()}")
+        figures = "".join(f"{_format(summary[name]):24}" for name in ACCURACIES)
+        lines.append(f"{summary['round']:5}  {figures.rstrip()}")
     table = report["table"]
     lines += [
         f"final choice: {_format(report['chosen'])}",

@@ -24,11 +24,14 @@ from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
 from alphaapollo.rollout.check_replies import check_first, check_messages, check_step
 from alphaapollo.rollout.environment_calls import call_environment, close_environment
 from alphaapollo.rollout.episode import ATTEMPTS, EpisodeLimits
-from alphaapollo.rollout.sync_method_threads import SyncCalls
+from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
-from alphaapollo.utils.time_limit import Clock
+from alphaapollo.utils.time_limit import TimeLimit
+
+GetReply = Callable[[list[Message], int], Awaitable[str]]
+"""(messages so far, turn number) -> the model's text."""
 
 
 @dataclass
@@ -54,19 +57,6 @@ class Transcript:
 
 
 @dataclass(frozen=True)
-class ConfiguredRole:
-    """A role with its settings from `roles.SLOT`."""
-
-    role: Role[Any]
-    model: str  # empty: the model of the branch
-    sampling: Sampling
-    use_tools: bool
-
-    def model_for(self, branch: str) -> str:
-        return self.model or branch
-
-
-@dataclass(frozen=True)
 class RoleResult:
     """What a role returned."""
 
@@ -75,96 +65,92 @@ class RoleResult:
     failure: str = ""
 
 
-def configure_roles(settings: Mapping[str, RoleSettings], max_tokens: int) -> dict[str, ConfiguredRole]:
-    """The roles with a plugin, by slot. max_tokens: of a reply, unless the role has its own limit.
-
-    Raises:
-        ValueError: a plugin is not registered.
-    """
-    return {
-        slot: ConfiguredRole(
-            make_role(own.plugin),
-            own.model,
-            Sampling(own.max_tokens or max_tokens, own.temperature, own.top_p),
-            use_tools=isinstance(own, ToolRole) and own.tools,
-        )
-        for slot, own in settings.items()
-        if own.plugin
-    }
-
-
 class RoleCaller:
-    """Runs roles on their models.
+    """Calls roles on their models.
 
     Args:
+        settings: the `roles` section by slot; slots without a plugin are skipped.
+        max_tokens: of a reply, unless the role has its own limit.
         asks: how often a role is asked again if its reply cannot be read (evolving.asks).
         limits: of one episode or conversation with tools.
         toolbox, actions: the environment's tools; None if it has none.
+
+    Raises:
+        ValueError: a plugin is not registered.
     """
 
     def __init__(
         self,
         models: ModelCaller,
-        roles: Mapping[str, ConfiguredRole],
+        settings: Mapping[str, RoleSettings],
+        max_tokens: int,
         asks: int,
         limits: EpisodeLimits,
         toolbox: ToolBox | None,
         actions: ActionHandler | None,
     ):
-        self.models, self.roles = models, roles
-        self._asks, self._limits, self._actions = asks, limits, actions
+        self.models, self._asks, self._limits, self._actions = models, asks, limits, actions
+        self._settings, self._max_tokens = settings, max_tokens
+        self.roles = make_roles(settings)
         self._tool_names = toolbox.names if toolbox else []
         schemas = toolbox.schemas() if toolbox else []
         self._tool_help = "\n".join(describe_call(schema["function"]) for schema in schemas)
-        self._sync_calls = SyncCalls()
+        self._threads = SyncMethodThreads()
 
-    async def ask(self, slot: str, view: RoleView, key: str, branch: str) -> RoleResult:
+    def model_of(self, slot: str, branch: str) -> str:
+        """The model of a role: its own, or that of the branch."""
+        return self._settings[slot].model or branch
+
+    async def call(self, slot: str, branch: str, key: str, messages: Sequence[Message]) -> ModelReply:
+        """One call with the model and the sampling parameters of a role. Raises as ModelCaller.call."""
+        own = self._settings[slot]
+        sampling = Sampling(own.max_tokens or self._max_tokens, own.temperature, own.top_p)
+        return await self.models.call(self.model_of(slot, branch), slot, key, messages, sampling)
+
+    async def ask(self, slot: str, branch: str, key: str, view: RoleView) -> RoleResult:
         """Ask a role until its reply can be read. key: what for, e.g. `p17.r2.b0.i1/verifier.0`.
 
         Raises:
             EvolutionStopped, ModelUnavailableError: as ModelCaller.call.
         """
-        own = self.roles[slot]
-        use_tools = own.use_tools and bool(self._tool_names)
-        messages, failure = own.role.build(replace(view, tools=self._tool_help if use_tools else "")), ""
+        own, role = self._settings[slot], self.roles[slot]
+        use_tools = isinstance(own, ToolRole) and own.tools and bool(self._tool_names)
+        messages, failure = role.build(replace(view, tools=self._tool_help if use_tools else "")), ""
         for number in range(self._asks + 1):
             try:
-                reply = await self._converse(slot, own.model_for(branch), f"{key}/ask{number}", messages, use_tools)
+                reply = await self._converse(slot, branch, f"{key}/ask{number}", messages, use_tools)
             except (ModelCallError, EnvironmentFailure) as error:
                 failure = str(error)
                 continue
-            if (value := own.role.read(reply)) is not None:
+            if (value := role.read(reply)) is not None:
                 return RoleResult(value, tuple(messages))
             failure = f"the reply could not be read: {' '.join(reply.text.split())[-120:]!r}"
         return RoleResult(None, (), f"{slot}: no result after {self._asks + 1} attempts; the last: {failure}")
 
-    async def _converse(self, slot: str, model: str, key: str, messages: list[Message], use_tools: bool) -> ModelReply:
+    async def _converse(self, slot: str, branch: str, key: str, messages: list[Message], use_tools: bool) -> ModelReply:
         """The last reply of one conversation. Raises EnvironmentFailure if a tool fails."""
-        last: ModelReply | None = None
+        if not use_tools:
+            return await self.call(slot, branch, f"{key}.turn0", check_messages(messages, f"{slot}.build"))
+        replies: list[ModelReply] = []
 
         async def reply(chat: list[Message], turn: int) -> str:
-            nonlocal last
-            last = await self.models.call(model, slot, f"{key}.turn{turn}", chat, self.roles[slot].sampling)
-            return last.text
+            replies.append(await self.call(slot, branch, f"{key}.turn{turn}", chat))
+            return replies[-1].text
 
-        if not use_tools:
-            await reply(check_messages(messages, f"{slot}.build"), 0)
-        else:
-            assert self._actions is not None
-            actions, names = self._actions, self._tool_names
-            prompt = Prompt(id=0, data_source="", content=messages)
-            transcript = await self.run_episode(lambda: ToolConversation(actions, names), prompt, list, reply)
-            if transcript.failure:
-                raise EnvironmentFailure(transcript.failure)
-        assert last is not None
-        return last
+        assert self._actions is not None
+        actions, names = self._actions, self._tool_names
+        prompt = Prompt(id=0, data_source="", content=messages)
+        transcript = await self.run_episode(lambda: ToolConversation(actions, names), prompt, list, reply)
+        if transcript.failure:
+            raise EnvironmentFailure(transcript.failure)
+        return replies[-1]
 
     async def run_episode(
         self,
         make: Callable[[], Environment],
         prompt: Prompt,
         build: Callable[[list[Message]], list[Message]],
-        reply: Callable[[list[Message], int], Awaitable[str]],
+        reply: GetReply,
     ) -> Transcript:
         """Run one episode in messages; rollout/episode.py is the variant in tokens, for training.
 
@@ -176,12 +162,12 @@ class RoleCaller:
         """
         transcript = Transcript()
         for attempt in range(1, ATTEMPTS + 1):
-            transcript, clock = Transcript(), Clock(self._limits.seconds)
+            transcript, clock = Transcript(), TimeLimit(self._limits.seconds)
             try:
                 with wrap_environment_errors("making the environment"):
                     environment = make()
                 try:
-                    first = check_first(await call_environment(self._sync_calls, clock, environment, "reset", prompt))
+                    first = check_first(await call_environment(self._threads, clock, environment, "reset", prompt))
                     transcript.messages = build(
                         [Message(role="user", content=first)] if isinstance(first, str) else list(first)
                     )
@@ -189,7 +175,7 @@ class RoleCaller:
                     await self._take_turns(transcript, environment, clock, reply)
                     return transcript
                 finally:
-                    await close_environment(self._sync_calls, environment)
+                    await close_environment(self._threads, environment)
             except TimeoutError:
                 transcript.failure = f"the environment took longer than env.episode_timeout={self._limits.seconds:g} s"
                 return transcript
@@ -201,12 +187,12 @@ class RoleCaller:
         self,
         transcript: Transcript,
         environment: Environment,
-        clock: Clock,
-        reply: Callable[[list[Message], int], Awaitable[str]],
+        clock: TimeLimit,
+        reply: GetReply,
     ) -> None:
         for turn in range(self._limits.max_turns):
             text = await reply(transcript.messages, turn)
-            result = check_step(await call_environment(self._sync_calls, clock, environment, "step", text))
+            result = check_step(await call_environment(self._threads, clock, environment, "step", text))
             text = text if result.kept_chars is None else text[: result.kept_chars]
             transcript.messages = [*transcript.messages, Message(role="assistant", content=text)]
             if result.done:
@@ -217,6 +203,11 @@ class RoleCaller:
             assert result.observation is not None
             if turn + 1 < self._limits.max_turns:
                 transcript.messages = [*transcript.messages, *result.observation.messages]
+
+
+def make_roles(settings: Mapping[str, RoleSettings]) -> dict[str, Role[Any]]:
+    """The role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
+    return {slot: make_role(own.plugin) for slot, own in settings.items() if own.plugin}
 
 
 class ToolConversation:

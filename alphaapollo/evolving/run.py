@@ -36,7 +36,7 @@ from alphaapollo.evolving.model_clients import (
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.proposal import Grader, Solver, row_digest
 from alphaapollo.evolving.report import write_results
-from alphaapollo.evolving.role_calls import RoleCaller, configure_roles
+from alphaapollo.evolving.role_calls import RoleCaller, make_roles
 from alphaapollo.evolving.selection import AnswerSelector, best_by_vote
 from alphaapollo.evolving.verification import VerifierPanel
 from alphaapollo.launch.input_checks import check_rewards, find_environment
@@ -87,7 +87,7 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     notices = check(config, detect_machine().num_gpus if serves else 0)
     if config.evolving.custom_module:
         load_user_module(config.evolving.custom_module, "evolving.custom_module")
-    configure_roles(config.all_roles, config.data.max_response_length)
+    make_roles(config.all_roles)
     environment = find_environment(config.env)
     renderers = check_local_models(config) if serves else {}
     prompts = load_prompts(config.data.path, config.data.prompt_key)
@@ -175,7 +175,14 @@ async def _start(
     """Start models, tools and graders; close them at the end, also after an error."""
     config, evolving = prepared.config, prepared.config.evolving
     async with AsyncExitStack() as stack:
-        clients = make_clients(prepared)
+        clients: dict[str, ModelClient] = {
+            name: ServerClient(name, model) for name, model in config.models.items() if not model.path
+        }
+        if prepared.renderers:
+            start_reaper(new_run_id(), [])
+            engines = make_engine_clients(config, prepared.renderers, prepared.folder)
+            watch_engines(engines)
+            clients |= engines
         for client in clients.values():
             stack.push_async_callback(client.close)
         rewards = RewardClient(config.reward, config.custom_reward_function)
@@ -191,7 +198,8 @@ async def _start(
         services = Services(grader.grade, config.env, toolbox)
         roles = RoleCaller(
             ModelCaller(pool, budget, clients, config.models, config.trainer.seed, evolving.max_failures),
-            configure_roles(config.all_roles, config.data.max_response_length),
+            config.all_roles,
+            config.data.max_response_length,
             evolving.asks,
             EpisodeLimits(config.env.max_steps, config.env.episode_timeout),
             toolbox,
@@ -209,19 +217,6 @@ async def _start(
             AnswerSelector(roles, pool, prepared.branches[0], tournament),
             on_round,
         )
-
-
-def make_clients(prepared: PreparedEvolution) -> dict[str, ModelClient]:
-    """One client per model, not yet started."""
-    clients: dict[str, ModelClient] = {
-        name: ServerClient(name, model) for name, model in prepared.config.models.items() if not model.path
-    }
-    if prepared.renderers:
-        start_reaper(new_run_id(), [])
-        engines = make_engine_clients(prepared.config, prepared.renderers, prepared.folder)
-        watch_engines(engines)
-        clients |= engines
-    return clients
 
 
 def _print_round(pool: Pool, problems: list[int], number: int, terminal: Terminal) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from alphaapollo.environments.informal_math import get_question
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
-from alphaapollo.evolving.budget import gather_all
+from alphaapollo.evolving.budget import EvolutionStopped, gather_all
 from alphaapollo.evolving.pool import Candidate, Choice, Judgement, Match, Pool
 from alphaapollo.evolving.role_calls import RoleCaller
 from alphaapollo.evolving.roles import RoleView
@@ -63,35 +63,36 @@ class AnswerSelector:
         tournament: number of finalists; None: choose by vote.
     """
 
-    roles: RoleCaller
+    caller: RoleCaller
     pool: Pool
     branch: str
     tournament: int | None
 
-    async def choose(self, prompt: Prompt) -> Choice:
-        """Choose by tournament if configured, else by vote. Raises EvolutionStopped or ModelUnavailableError."""
-        best = rank(judged_candidates(self.pool, prompt.id))
-        if self.tournament is None or not best:
-            return self.choose_by_vote(prompt.id)
-        left, index = finalists(best, self.tournament), 0
+    async def choose(self, prompt: Prompt) -> str:
+        """Record the answer of a problem. Returns why a tournament was cut short, or an empty string; then the answer
+        is chosen by vote."""
+        best, stopped = rank(judged_candidates(self.pool, prompt.id)), ""
+        choice = Choice(prompt.id, best[0].key if best else None, "vote")
+        if self.tournament is not None and best:
+            try:
+                choice = Choice(prompt.id, (await self._run_tournament(prompt, best)).key, "tournament")
+            except EvolutionStopped as reason:
+                stopped = str(reason)
+        if self.pool.choices.get(prompt.id) != choice:
+            self.pool.append(choice)
+        return stopped
+
+    async def _run_tournament(self, prompt: Prompt, ranked: Sequence[Candidate]) -> Candidate:
+        """Knock-out rounds in which the best-ranked candidate meets the last."""
+        left, index = finalists(ranked, self.tournament or 0), 0
         while len(left) > 1:
-            pairs = [(left[place], left[-1 - place]) for place in range(len(left) // 2)]  # the best meets the last
+            pairs = [(left[place], left[-1 - place]) for place in range(len(left) // 2)]
             bye = left[len(pairs) : len(left) - len(pairs)]
             matches = await gather_all([self._match(prompt, index + n, *pair) for n, pair in enumerate(pairs)])
             index += len(pairs)
             winners = [self.pool.candidates[match.winner] for match in matches]
-            left = sorted([*winners, *bye], key=best.index)
-        return self._record(Choice(prompt.id, left[0].key, "tournament"))
-
-    def choose_by_vote(self, problem: int) -> Choice:
-        """Choose without a model call."""
-        best = best_by_vote(self.pool, problem)
-        return self._record(Choice(problem, best.key if best else None, "vote"))
-
-    def _record(self, choice: Choice) -> Choice:
-        if self.pool.choices.get(choice.problem) != choice:
-            self.pool.append(choice)
-        return choice
+            left = sorted([*winners, *bye], key=ranked.index)
+        return left[0]
 
     async def _match(self, prompt: Prompt, index: int, first: Candidate, second: Candidate) -> Match:
         """Compare in both orders, so that position gives no advantage. A draw goes to `first`, the higher-ranked."""
@@ -110,7 +111,6 @@ class AnswerSelector:
     async def _prefers(self, prompt: Prompt, first: Candidate, second: Candidate) -> bool | None:
         """Whether the referee prefers `first`; None without a preference."""
         view = RoleView(get_question(prompt), solution=first.summary, other=second.summary)
-        result = await self.roles.ask(
-            "referee", view, f"p{prompt.id}.final/referee.{first.key}.{second.key}", self.branch
-        )
+        key = f"p{prompt.id}.final/referee.{first.key}.{second.key}"
+        result = await self.caller.ask("referee", self.branch, key, view)
         return None if result.value is None else bool(result.value)

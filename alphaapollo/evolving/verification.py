@@ -17,7 +17,7 @@ from alphaapollo.types import Prompt
 class VerifierPanel:
     """Judges candidates by `votes` verifiers each."""
 
-    roles: RoleCaller
+    caller: RoleCaller
     pool: Pool
     votes: int
 
@@ -25,7 +25,7 @@ class VerifierPanel:
         """The judgement of a candidate, from the pool if it is complete there."""
         if logged := self.pool.judgements.get(candidate.key):
             return logged
-        votes = self.votes if "verifier" in self.roles.roles else 0
+        votes = self.votes if "verifier" in self.caller.roles else 0
         view = RoleView(get_question(prompt), solution=candidate.summary)
         verdicts = await gather_all([self._verify(view, candidate.key, branch, index) for index in range(votes)])
         votes_for, votes_against = count_votes(verdicts)
@@ -37,8 +37,8 @@ class VerifierPanel:
     async def _verify(self, view: RoleView, candidate: str, branch: str, index: int) -> VerifierVerdict:
         if logged := self.pool.verdicts.get(candidate, {}).get(index):
             return logged
-        model = self.roles.roles["verifier"].model_for(branch)
-        result = await self.roles.ask("verifier", view, f"{candidate}/verifier.{index}", branch)
+        model = self.caller.model_of("verifier", branch)
+        result = await self.caller.ask("verifier", branch, f"{candidate}/verifier.{index}", view)
         if result.value is None:
             verdict = VerifierVerdict(candidate, index, model, failure=result.failure)
         else:
@@ -51,17 +51,17 @@ class VerifierPanel:
     async def _check_report(self, view: RoleView, candidate: str, branch: str, index: int, report: str) -> bool | None:
         """Whether the verifier of verifiers upholds a report; None without a decision, then the vote counts."""
         slot = "verifier_of_verifiers"
-        if slot not in self.roles.roles:
+        if slot not in self.caller.roles:
             return None
         view = RoleView(view.question, solution=view.solution, report=report)
-        result = await self.roles.ask(slot, view, f"{candidate}/{slot}.{index}", branch)
+        result = await self.caller.ask(slot, branch, f"{candidate}/{slot}.{index}", view)
         return None if result.value is None else bool(result.value)
 
     async def _merge(self, view: RoleView, candidate: str, branch: str, reports: Sequence[str]) -> str:
         """One report; the reports are concatenated without an aggregator, or if it fails."""
-        if len(reports) > 1 and "aggregator" in self.roles.roles:
+        if len(reports) > 1 and "aggregator" in self.caller.roles:
             view = RoleView(view.question, solution=view.solution, reports=tuple(reports))
-            result = await self.roles.ask("aggregator", view, f"{candidate}/aggregator", branch)
+            result = await self.caller.ask("aggregator", branch, f"{candidate}/aggregator", view)
             if result.value is not None:
                 return str(result.value)
         return "\n\n".join(reports)
