@@ -1,4 +1,4 @@
-"""Make everything the example needs, from nothing: a tokenizer, a 0.43M-parameter model, and parquet data.
+"""Make a tokenizer, a model of 0.43M parameters and parquet data for the example:
 
 python -m examples.evolving.make_task --out outputs/evolving --seed 0
 """
@@ -12,22 +12,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from examples.evolving.task import FORGETS, check, to_check
+from examples.evolving.task import MISSING_CARRIES, check_prompt, write_check
 from examples.quickstart.make_task import make_model, make_tokenizer
 from examples.quickstart.task import lesson, pairs, question
 
 
 def make_data(folder: Path, seed: int, num_sft: int, num_problems: int) -> None:
-    """sft.parquet: as many solutions as checks of others; problems.parquet: held-out questions, the same for every
-    seed."""
+    """Write sft.parquet (solutions and checks in turns) and problems.parquet (held-out, the same for every seed)."""
     rng = random.Random(seed)
     chats = []
     for number, (a, b) in enumerate(itertools.islice(pairs(rng, want_held_out=False), num_sft)):
-        solution = lesson(a, b, rng, remembers=1 - FORGETS)
-        asked, said = question(a, b), solution
+        solution = lesson(a, b, rng, remembers=1 - MISSING_CARRIES)
+        prompt, reply = question(a, b), solution
         if number % 2:
-            asked, said = to_check(asked, solution), check(solution, rng)
-        chats.append([{"role": "user", "content": asked}, {"role": "assistant", "content": said}])
+            prompt, reply = check_prompt(prompt, solution), write_check(solution, rng)
+        chats.append([{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}])
     problems = [
         {
             "data_source": "quickstart/addition",
@@ -51,7 +50,7 @@ def main() -> None:
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_problems)
-    print(f"{args.out}: a model, {args.num_sft} examples for its warm-up, {args.num_problems} problems")
+    print(f"{args.out}: a model, {args.num_sft} training chats, {args.num_problems} problems")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""The verifiers of the example: one that the model was taught to be, and a coin."""
+"""Verifiers of the example: one with the prompt that the model was trained on, and one with random votes."""
 
 from __future__ import annotations
 
 from alphaapollo.evolving.roles import ModelReply, RoleView, Verifier, VerifierReport, register_role, user
 from alphaapollo.types import Message
 from alphaapollo.utils.seeds import derive_seed
-from examples.evolving.task import to_check
+from examples.evolving.task import check_prompt
 
 
 @register_role("checker")
 class Checker(Verifier):
-    """Asks in the words of the warm-up. The report is the carries that were checked."""
+    """Uses the prompt of the training data. The report consists of the checked carries."""
 
     def build(self, view: RoleView) -> list[Message]:
-        return user(to_check(view.question, view.solution))
+        return user(check_prompt(view.question, view.solution))
 
     def read(self, reply: ModelReply) -> VerifierReport | None:
         *checks, verdict = reply.text.split() or [""]
@@ -22,7 +22,7 @@ class Checker(Verifier):
 
 @register_role("coin")
 class Coin(Verifier):
-    """Votes by the call's seed: whatever the model says, and whatever it is asked."""
+    """Votes by the call's seed and ignores the reply."""
 
     def build(self, view: RoleView) -> list[Message]:
         return user("heads?")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make a task and a tiny model, teach it to add carelessly and to check, and let it evolve: with its own checks, and with a coin's.
-#   examples/evolving/run.sh [SEED [OUT]]        everything is written to OUT (outputs/evolving)
+# Make a task and a tiny model, train it to add and to check, and run two evolutions: with its own votes, and with random ones.
+#   examples/evolving/run.sh [SEED [OUT]]        writes to OUT (default: outputs/evolving)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seed=${1:-0}
@@ -14,7 +14,7 @@ evolve=("$python" -m alphaapollo.evolving.main --config-dir examples/evolving --
 "$python" -m examples.evolving.make_task --out "$out" --seed "$seed"
 "$python" -m alphaapollo.trainer.main_sft --config-dir examples/evolving --config-name sft \
     data.train_files="$out/data/sft.parquet" model.path="$out/model" "${run[@]}"
-echo "== four rounds, judged by the model itself"
+echo "== four rounds with votes of the model"
 "${evolve[@]}"
-echo "== the same, judged by a coin"
+echo "== the same with random votes"
 "${evolve[@]}" trainer.experiment_name=coin roles.verifier.plugin=coin roles.verifier.max_tokens=1
