@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import (
     Environment,
+    EnvironmentSpec,
     Observation,
-    Registered,
     Services,
     StepResult,
-    get_registered,
+    get_environment_spec,
     register_environment,
 )
 from alphaapollo.types import Prompt, Score
@@ -55,7 +55,7 @@ class Watched:
 
 def watch(env: Env, viewer: Viewer) -> Env:
     """The section whose environment is that of `env`, watched; for this process."""
-    known: Registered = get_registered(env.env_name)
+    known: EnvironmentSpec = get_environment_spec(env.env_name)
 
     async def ungraded(prompt: Prompt, text: str) -> Score:
         return Score(0.0)

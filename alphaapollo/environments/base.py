@@ -1,11 +1,10 @@
-"""What an environment is: it speaks messages, lives for one episode, and knows neither tokens nor limits.
+"""Environment protocol: an environment exchanges messages with the model for one episode, without tokens or limits.
 
     factory(services) -> environment
-    reset(prompt) -> Observation | str      then, until done:      step(action) -> StepResult      at last: close()
+    reset(prompt) -> Observation | str      then, until done:      step(action) -> StepResult      finally: close()
 
-Everything is an environment; a prompt with a reward function is the one-step case (single_turn.py). Each method may be
-sync or async. Async ones share the event loop with every other episode, so they must await whatever takes time; sync
-ones run in a thread.
+A prompt with a reward function is the one-step case (single_turn.py). Each method may be sync or async. Async methods
+share the event loop with all other episodes, so they must await slow operations; sync methods run in a thread.
 """
 
 from __future__ import annotations
@@ -17,90 +16,84 @@ from typing import Any, Protocol, TypeVar
 
 from alphaapollo.config.schema import Env
 from alphaapollo.tools.base import Session
+from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.tools.written_calls import ReadCalls
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.registry import Registry
 
-METHODS = ("reset", "step", "close")  # an environment's
+METHODS = ("reset", "step", "close")  # of an environment
 
 ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
-"""`await score(prompt, text)`: the reward function in its isolation. Never raises for a grader's trouble."""
+"""`await score(prompt, text)`: call the reward function in its process. A grader's failure is a Score, no exception."""
 
 
 class EnvironmentFailure(Exception):
-    """The environment raised, or returned what it must not."""
+    """The environment raised an exception or returned an invalid value."""
 
 
 @contextmanager
-def blaming(what: str) -> Iterator[None]:
-    """Whatever environment code raises becomes a failure with a reason."""
+def wrap_environment_errors(what: str) -> Iterator[None]:
+    """Turn any exception of environment code into an EnvironmentFailure with a reason."""
     try:
         yield
-    except Exception as error:  # environments are the user's code and may raise anything
+    except Exception as error:  # user code may raise anything
         raise EnvironmentFailure(f"{what}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Messages that the model is shown next, e.g. `[{"role": "user", "content": "2+2=?"}]`."""
+    """Messages that the model sees next, e.g. `[{"role": "user", "content": "2+2=?"}]`."""
 
     messages: list[Message]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of one action.
+    """Result of one action. The fields are explained in docs/environments.md."""
 
-    `observation` is what the model sees next (none after the last action). `reward` is the step's own; what the whole
-    episode was worth is `score`, given with `done` (an episode that ends without one is worth 0).
-    """
-
-    observation: Observation | None = None
+    observation: Observation | None = None  # None after the last action
     done: bool = False
-    reward: float = 0.0
-    valid: bool = True  # false: the environment could not read an action in the text
-    score: Score | None = None
-    kept_chars: int | None = None  # the environment used the text up to here: what follows is cut off, never trained on
+    reward: float = 0.0  # of this step alone
+    valid: bool = True  # False: the text had no readable action
+    score: Score | None = None  # of the whole episode, with `done`; an episode that ends without one is worth 0
+    kept_chars: int | None = None  # the environment used the text up to here; the rest is cut off and never trained on
     info: dict[str, Any] = field(default_factory=dict)  # `state`: where the action was taken, for step-level credit
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FinalAnswer:
     """The model answered instead of calling a tool."""
 
     text: str  # up to the end of the answer: what is to be graded
     kept_chars: int | None = None  # as StepResult.kept_chars
 
 
-class Actions(Protocol):
-    """Carries out what a model's text says. Holds nothing of an episode: that is the session's."""
+class ActionHandler(Protocol):
+    """Executes the action in a model's text. Keeps no state of an episode; the session does."""
 
-    async def take(self, text: str, session: Session) -> StepResult | Answer:
-        """A StepResult after calls: return it from `step`. Whatever a model may have written is answered: what cannot
-        be read, and calls that are refused, are invalid turns which tell the model why. A tool that breaks ends the
-        episode as a failure of the environment: masked, without a reward."""
+    async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
+        """A StepResult is complete: return it from `step`. Unreadable and refused calls are invalid turns with a
+        message to the model. A tool that fails ends the episode as an environment failure: masked, without a reward."""
         ...
 
 
 class Environment(Protocol):
-    """One episode of one prompt. An exception anywhere is an environment failure: the episode is tried once more on a
-    fresh environment, then masked.
+    """One episode of one prompt. After an exception the episode is retried once on a new environment, then masked.
 
-    With env.context=memory, a method `recall(steps: Sequence[memory.Step]) -> list[Message]`, if there is one, writes
-    the fresh prompt of each later turn; without it the first observation and the steps follow each other as messages.
+    With env.context=memory, an optional method `recall(steps: Sequence[memory.Step]) -> list[Message]` writes the
+    prompt of each later turn. The default is the first observation and the steps as messages.
     """
 
     def reset(self, prompt: Prompt) -> Observation | str | Awaitable[Observation | str]:
-        """The first observation: messages, or a text that the model continues as it is."""
+        """First observation: messages, or a text that the model continues."""
         ...
 
     def step(self, action: str) -> StepResult | Awaitable[StepResult]:
-        """`action` is the model's text of this turn, special tokens left out."""
+        """`action` is the model's text of this turn without special tokens."""
         ...
 
     def close(self) -> Awaitable[None] | None:
-        """Free what the episode held. Called once, however it ended."""
+        """Free the resources of the episode. Called once, however the episode ended."""
         ...
 
 
@@ -110,8 +103,8 @@ class Services:
 
     score: ScoreFn
     config: Env
-    tools: ToolBox | None = None  # those of env.tools and env.mcp_servers, and what the environment itself enables
-    read_calls: ReadCalls | None = None  # with env.action_format=chat_template: see actions.py
+    tools: ToolBox | None = None  # of env.tools and env.mcp_servers, and those that the environment enables
+    parse_calls: ToolCallParser | None = None  # with env.action_format=chat_template
 
 
 EnvironmentFactory = Callable[[Services], Environment]
@@ -119,17 +112,17 @@ EnvironmentFactory = Callable[[Services], Environment]
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """An environment by name, and what can be known of it before anything starts."""
+class EnvironmentSpec:
+    """A registered environment and what is known of it before a run starts."""
 
     factory: EnvironmentFactory
-    graded: bool  # it scores by `Services.score`, so each row needs a reward function
-    check: Callable[[Env], None] | None  # raises ValueError for settings with which it cannot work
-    tools: Callable[[Env], list[str]] | None  # names of the tools that it is given; None: it calls none
-    own_prompts: bool = False  # it scores by `Services.score` what it asks itself: rows need no reward function
+    graded: bool  # scores with `Services.score`, so each row needs a reward function
+    check: Callable[[Env], None] | None  # raises ValueError for invalid settings
+    tools: Callable[[Env], list[str]] | None  # names of its tools; None: it calls no tools
+    own_prompts: bool = False  # scores its own prompts with `Services.score`: rows need no reward function
 
 
-_ENVIRONMENTS: Registry[Registered] = Registry("environment")
+_ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
 FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 
@@ -141,48 +134,44 @@ def register_environment(
     tools: Callable[[Env], list[str]] | None = lambda config: config.tools,
     own_prompts: bool = False,
 ) -> Callable[[FactoryT], FactoryT]:
-    """Decorator: env.env_name=name. The options are the fields of `Registered`."""
+    """Decorator: register a factory as env.env_name=name. The options are the fields of `EnvironmentSpec`."""
 
     def add(factory: FactoryT) -> FactoryT:
-        _ENVIRONMENTS.register(name)(Registered(factory, graded, check, tools, own_prompts))
+        _ENVIRONMENTS.register(name)(EnvironmentSpec(factory, graded, check, tools, own_prompts))
         return factory
 
     return add
 
 
 def get_environment(name: str) -> EnvironmentFactory:
-    """What makes the environment of that name (ValueError: lists the known and the nearest names)."""
+    """Factory of the environment of that name (ValueError: lists the known and the nearest names)."""
     return _ENVIRONMENTS.get(name).factory
 
 
-def get_registered(name: str) -> Registered:
-    """All that is known of the environment of that name (ValueError as above)."""
+def get_environment_spec(name: str) -> EnvironmentSpec:
+    """As `get_environment`, with everything that was registered."""
     return _ENVIRONMENTS.get(name)
 
 
-def check_environment(config: Env) -> Registered:
-    """Start-up check: the environment is there and can work with its settings (ValueError)."""
-    registered = _ENVIRONMENTS.get(config.env_name)
-    _check_methods(config.env_name, registered.factory)
-    if registered.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
+def check_environment(config: Env) -> EnvironmentSpec:
+    """Check that the environment exists and accepts its settings (ValueError), before a run starts."""
+    spec, name = _ENVIRONMENTS.get(config.env_name), config.env_name
+    cls = spec.factory  # other factories than classes are not checked
+    if isinstance(cls, type) and (missing := [one for one in METHODS if not callable(getattr(cls, one, None))]):
         raise ValueError(
-            f"env.env_name={config.env_name} calls no tools: leave out env.tools, env.mcp_servers and "
-            "env.action_format, or take an environment that does (informal_math, or your own)."
+            f"env.env_name={name}: the class {cls.__name__} has no method {' and no '.join(missing)}. Add "
+            f"{', '.join(METHODS)}; if there is nothing to free: `async def close(self): ...`."
+        )
+    if spec.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
+        raise ValueError(
+            f"env.env_name={name} calls no tools. Remove env.tools, env.mcp_servers and env.action_format, or use an "
+            "environment with tools (informal_math, or your own)."
         )
     if config.tool_parser and config.action_format == "tags":
         raise ValueError(
-            f"env.tool_parser={config.tool_parser} reads calls in the model's own format: set "
-            "env.action_format=chat_template too, or leave it out."
+            f"env.tool_parser={config.tool_parser} has no effect with env.action_format=tags. Set "
+            "env.action_format=chat_template or remove env.tool_parser."
         )
-    if registered.check is not None:
-        registered.check(config)
-    return registered
-
-
-def _check_methods(name: str, factory: EnvironmentFactory) -> None:
-    """What another factory than a class makes is not known before it makes it."""
-    if isinstance(factory, type) and (missing := [one for one in METHODS if not callable(getattr(factory, one, None))]):
-        raise ValueError(
-            f"env.env_name={name}: the class {factory.__name__} has no method {' and no '.join(missing)}. An "
-            f"environment has {', '.join(METHODS)}; where there is nothing to free: `async def close(self): ...`."
-        )
+    if spec.check is not None:
+        spec.check(config)
+    return spec

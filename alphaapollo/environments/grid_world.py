@@ -1,8 +1,8 @@
-"""Walk from A to G through a grid with walls, one step a turn.
+"""Grid world: walk from A to G around walls, one step a turn.
 
 .#..        env.grid_world.view=map
 .A#.
-...G        env.grid_world.view=coordinates:  at 1,1 goal 2,3 walls up right     (row,column, counted from 0)
+...G        env.grid_world.view=coordinates:  at 1,1 goal 2,3 walls up right     (row,column from 0)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
-from alphaapollo.environments.text_game import Move, TextGame, fill
+from alphaapollo.environments.text_game import MoveResult, TextGame, fill_template
 from alphaapollo.types import Message
 
 Cell = tuple[int, int]  # row, column
@@ -27,18 +27,17 @@ LEGENDS = {
     "map": ": A is where you are, G the goal, # a wall",
     "coordinates": "; cells are row,column, counted from 0 at the top left",
 }
-DRAWS = 50  # of walls that leave no way; then there are none
+MAX_DRAWS = 50  # of walls without a path to any goal; after that there are no walls
 
 
 @register_environment("grid_world", tools=None)
-class GridWorld(TextGame):
-    """There is always a way within env.max_steps. A move into a wall, or out of the grid, leaves one where one is."""
+class GridWorldEnvironment(TextGame):
+    """A path of at most env.max_steps always exists. Moves into walls or out of the grid do not change the position."""
 
     def begin(self, rng: Random) -> None:
         settings = self.config.grid_world
-        self.step_reward = 0.0 - settings.step_penalty
-        for draw in range(DRAWS + 1):
-            share = settings.walls if draw < DRAWS else 0.0
+        for draw in range(MAX_DRAWS + 1):
+            share = settings.walls if draw < MAX_DRAWS else 0.0
             cells = [(row, column) for row in range(settings.size) for column in range(settings.size)]
             self.free = {cell for cell in cells if rng.random() >= share}
             if not self.free:
@@ -50,31 +49,31 @@ class GridWorld(TextGame):
                 self.goal = rng.choice(goals)
                 self.shortest_path = paths[self.goal]
                 return
-        raise AssertionError("a grid without walls has a neighbour to walk to")
+        raise AssertionError("a grid without walls has a reachable goal")
 
     def prompt(self) -> str:
         return self._prompt(self.view())
 
-    def play(self, action: str) -> Move:
+    def play(self, action: str) -> MoveResult:
         named = set(re.findall(r"[a-z]+", action.lower())) & set(MOVES)
         if len(named) != 1:
             text = f"invalid action: {len(named) or 'no'} moves; name one of {', '.join(MOVES)}\n{self.view()}"
-            return Move(text, valid=False)
+            return MoveResult(text, valid=False)
         there = _neighbour(self.position, named.pop())
         if there not in self.free:
-            return Move(f"there is a wall\n{self.view()}")
+            return MoveResult(f"there is a wall\n{self.view()}")
         self.position = there
-        return Move(self.view(), won=there == self.goal)
+        return MoveResult(self.view(), won=there == self.goal)
 
     def state(self) -> str:
         return f"{self.position[0]},{self.position[1]}"
 
     def recall(self, steps: Sequence[Step]) -> list[Message]:
-        """The instructions with what was seen last: the earlier steps do not matter any more."""
+        """The instructions and the newest view, which contains the complete state."""
         return [Message(role="user", content=self._prompt(steps[-1].observation[-1]["content"]))]
 
     def view(self) -> str:
-        """Where everything is."""
+        """The current grid, as a map or in coordinates."""
         if self.config.grid_world.view == "coordinates":
             (row, column), (goal_row, goal_column) = self.position, self.goal
             walls = [name for name in MOVES if self._is_wall(_neighbour(self.position, name))]
@@ -85,17 +84,17 @@ class GridWorld(TextGame):
         return "\n".join("".join(marks.get((row, column), "#") for column in range(size)) for row in range(size))
 
     def _is_wall(self, cell: Cell) -> bool:
-        """The edge of the grid is none: everybody knows where it is."""
+        """Whether a cell inside the grid is a wall; the edge of the grid does not count."""
         return cell not in self.free and all(0 <= place < self.config.grid_world.size for place in cell)
 
     def _prompt(self, view: str) -> str:
         settings = self.config.grid_world
         values = {"size": settings.size, "steps": self.config.max_steps, "legend": LEGENDS[settings.view]}
-        return fill(settings.prompt or PROMPT, **values, view=view)
+        return fill_template(self.config.prompt or PROMPT, **values, view=view)
 
 
 def shortest_paths(free: set[Cell], start: Cell) -> dict[Cell, list[str]]:
-    """A shortest path, as moves, to every cell that can be reached."""
+    """Shortest path, as moves, to every reachable cell."""
     paths: dict[Cell, list[str]] = {start: []}
     waiting = deque([start])
     while waiting:

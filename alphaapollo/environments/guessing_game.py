@@ -1,4 +1,4 @@
-"""Guess a number; after each guess one hears whether it is higher or lower."""
+"""Number guessing game: after each guess the model learns whether the number is higher or lower."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from random import Random
 
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
-from alphaapollo.environments.read_tags import Action, read_action
-from alphaapollo.environments.text_game import Move, TextGame, fill
+from alphaapollo.environments.tag_parser import Action, read_action
+from alphaapollo.environments.text_game import MoveResult, TextGame, fill_template
 from alphaapollo.types import Message
 
 PROMPT = (
@@ -20,9 +20,9 @@ HIGHER, LOWER = "higher", "lower"
 
 
 @register_environment("guessing_game", tools=None)
-class GuessingGame(TextGame):
-    """Halving what is left finds one of 2**n - 1 numbers in n guesses. Without listening, n guesses find one number in
-    (2**n - 1) / n."""
+class GuessingGameEnvironment(TextGame):
+    """Binary search finds one of 2**n - 1 numbers in n guesses; guessing without feedback finds it with probability
+    n / (2**n - 1)."""
 
     def begin(self, rng: Random) -> None:
         self._low, self._high = 1, self.config.guessing_game.numbers  # what the answers so far leave
@@ -30,27 +30,27 @@ class GuessingGame(TextGame):
 
     def prompt(self) -> str:
         settings = self.config.guessing_game
-        return fill(settings.prompt or PROMPT, numbers=settings.numbers, steps=self.config.max_steps)
+        return fill_template(self.config.prompt or PROMPT, numbers=settings.numbers, steps=self.config.max_steps)
 
-    def play(self, action: str) -> Move:
+    def play(self, action: str) -> MoveResult:
         numbers = set(re.findall(r"-?[0-9]+", action))
         if len(numbers) != 1:
-            return Move(f"invalid action: {len(numbers) or 'no'} numbers; guess one", valid=False)
+            return MoveResult(f"invalid action: {len(numbers) or 'no'} numbers; guess one", valid=False)
         digits = numbers.pop()
-        guess = int(digits[:18])  # whoever writes more digits is far outside in any case
+        guess = int(digits[:18])  # more digits are out of range in any case, and int() limits their number
         if guess == self.target:
-            return Move("found", won=True)
+            return MoveResult("found", won=True)
         if guess < self.target:
             self._low = max(self._low, guess + 1)
-            return Move(HIGHER)
+            return MoveResult(HIGHER)
         self._high = min(self._high, guess - 1)
-        return Move(LOWER)
+        return MoveResult(LOWER)
 
     def state(self) -> str:
         return f"{self._low}-{self._high}"
 
     def recall(self, steps: Sequence[Step]) -> list[Message]:
-        """The instructions, then a line for each remembered guess: `16: higher`."""
+        """The instructions and one line per remembered guess: `16: higher`."""
         lines = [self.prompt()]
         for step in steps:
             found = read_action(step.action, bare_word=True)

@@ -4,8 +4,8 @@ r"""Maths problems in words, with tools.
              -> <tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>
              -> <think>...</think><answer>\boxed{24}</answer> -> the reward function of the row's data_source
 
-So with env.action_format=tags, where each turn is one action. With chat_template the model calls in its own format, and
-a turn without a call is the answer.
+This is env.action_format=tags, with one action per turn. With chat_template the model calls tools in its own format,
+and a turn without a call is the answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from alphaapollo.config.schema import Env
-from alphaapollo.environments.actions import make_actions
+from alphaapollo.environments.actions import make_action_handler
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.toolbox import ToolBox
@@ -28,91 +28,93 @@ or answer with <answer>\boxed{...}</answer>."""
 RUN_PYTHON = (
     "run Python with <python_code>...</python_code>, whose result comes back in <tool_response>...</tool_response>,"
 )
-PLAIN_VALUES: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "null": None}
+EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "null": None}
 
 
-def tools_of(config: Env) -> list[str]:
-    """The tools that the model may call: those that are enabled, then env.tools."""
+def tool_names(config: Env) -> list[str]:
+    """The enabled tools, then env.tools."""
     settings = config.informal_math
     enabled = {"python_code": settings.enable_python_code, "local_rag": settings.enable_local_rag}
     return list(dict.fromkeys([*(name for name, is_on in enabled.items() if is_on), *config.tools]))
 
 
-@register_environment("informal_math", graded=True, tools=tools_of)
-class InformalMath:
-    """One problem. The question is env_kwargs.question, else the prompt's own text."""
+@register_environment("informal_math", graded=True, tools=tool_names)
+class InformalMathEnvironment:
+    """One problem."""
 
     def __init__(self, services: Services):
         self._score, self._config, self._tools = services.score, services.config, services.tools
-        self._actions = make_actions(services)
+        self._actions = make_action_handler(services)
         self._session = Session()
         self._prompt: Prompt | None = None
 
     async def reset(self, prompt: Prompt) -> Observation:
         self._prompt = prompt
-        words = instruction(self._tools) if self._config.action_format == "tags" else NATIVE
-        template = self._config.informal_math.prompt or f"{{question}}\n\n{words}"
-        return Observation([Message(role="user", content=template.replace("{question}", question_of(prompt)))])
+        words = tag_instruction(self._tools) if self._config.action_format == "tags" else NATIVE
+        template = self._config.prompt or f"{{question}}\n\n{words}"
+        return Observation([Message(role="user", content=template.replace("{question}", get_question(prompt)))])
 
     async def step(self, action: str) -> StepResult:
         assert self._prompt is not None, "step before reset"
-        taken = await self._actions.take(action, self._session)
-        if isinstance(taken, StepResult):
-            return taken
-        return StepResult(done=True, score=await self._score(self._prompt, taken.text), kept_chars=taken.kept_chars)
+        result = await self._actions.handle(action, self._session)
+        if isinstance(result, StepResult):
+            return result
+        return StepResult(done=True, score=await self._score(self._prompt, result.text), kept_chars=result.kept_chars)
 
     async def close(self) -> None:
         await self._session.close()
 
 
-def question_of(prompt: Prompt) -> str:
-    """The bare question, without what a data script may have added for single turns."""
+def get_question(prompt: Prompt) -> str:
+    """env_kwargs.question, which has no instructions for a single turn; else the prompt's own text."""
     if question := prompt.env_kwargs.get("question"):
         return str(question)
     return prompt.content if isinstance(prompt.content, str) else prompt.content[-1]["content"]
 
 
-def instruction(tools: ToolBox | None) -> str:
-    """What the model may do, in tags."""
+def tag_instruction(tools: ToolBox | None) -> str:
+    """Instruction that lists the actions in tags."""
     if tools is None:
         return PLAIN
-    return WITH_TOOLS % "\n".join(how_to_call(schema["function"]) for schema in tools.schemas())
+    return WITH_TOOLS % "\n".join(describe_call(schema["function"]) for schema in tools.schemas())
 
 
-def how_to_call(function: dict[str, Any]) -> str:
+def describe_call(function: dict[str, Any]) -> str:
+    """Line of the instruction about one tool, given its schema."""
     name = function["name"]
     if name == "python_code":
         return RUN_PYTHON
     properties = function["parameters"].get("properties", {})
     example = json.dumps(
-        {key: example_of(one, function["parameters"]) for key, one in properties.items()}, ensure_ascii=False
+        {key: example_value(one, function["parameters"]) for key, one in properties.items()}, ensure_ascii=False
     )
     return f"call <{name}>{example}</{name}> ({function['description']}),"
 
 
-def example_of(schema: Any, whole: dict[str, Any], seen: tuple[str, ...] = ()) -> Any:
-    """A value of a JSON schema's type: its default, or the first that it lists; dots stand for a text. `whole`: the
-    schema that it is a part of, to which it may refer; `seen`: where it did, so that one that holds itself ends.
+def example_value(schema: Any, whole: dict[str, Any], seen: tuple[str, ...] = ()) -> Any:
+    """Value of a JSON schema's type: its default or first listed value; "..." for a text.
 
-    >>> example_of({"type": "integer", "default": 3}, {})
+    `whole`: the schema that contains it, for references. `seen`: references that were followed, so that recursion ends.
+
+    >>> example_value({"type": "integer", "default": 3}, {})
     3
     """
     if not isinstance(schema, dict) or schema.get("$ref") in seen:
         return "..."
-    if place := schema.get("$ref"):
+    if reference := schema.get("$ref"):
         found: Any = whole
-        for step in place.split("/")[1:]:
+        for step in reference.split("/")[1:]:
             found = found.get(step) if isinstance(found, dict) else None
-        return example_of(found, whole, (*seen, place))
-    if given := [schema[key] for key in ("default", "const") if key in schema]:
-        return given[0]
+        return example_value(found, whole, (*seen, reference))
+    if fixed := [schema[key] for key in ("default", "const") if key in schema]:
+        return fixed[0]
     if listed := schema.get("enum") or schema.get("examples"):
         return listed[0]
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return None if {"type": "null"} in options else example_of(options[0], whole, seen)
+        return None if {"type": "null"} in options else example_value(options[0], whole, seen)
     kind = schema.get("type", "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
         properties = schema.get("properties", {})
-        return {name: example_of(properties.get(name), whole, seen) for name in schema.get("required", [])}
-    return schema.get("minimum", PLAIN_VALUES.get(kind, "..."))
+        return {name: example_value(properties.get(name), whole, seen) for name in schema.get("required", [])}
+    return schema.get("minimum", EXAMPLES.get(kind, "..."))

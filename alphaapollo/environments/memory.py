@@ -1,10 +1,10 @@
-"""Which past steps a fresh prompt shows: env.context=memory.
+"""Selection of the past steps that a new prompt shows, with env.context=memory.
 
     simple         the last n
-    score          the n of best score
-    ndimensional   the n of best rank sum over score and brevity, without duplicates
+    score          the n with the best score
+    ndimensional   the n with the best rank sum over score and brevity, without duplicates
 
-The newest step is always among them: without it the model would not know where it stands. All come in their order.
+The newest step is always included, because it shows the current state. Selected steps keep their order.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ MemoryType = Literal["simple", "score", "ndimensional"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One action and what came of it."""
+    """One action and the observation after it."""
 
     action: str
     observation: list[Message]
     score: float = 0.0  # the step's reward
 
 
-def select(steps: Sequence[Step], count: int, kind: MemoryType) -> list[Step]:
-    """At most `count` steps, oldest first. count >= 1."""
+def select_steps(steps: Sequence[Step], count: int, kind: MemoryType) -> list[Step]:
+    """At most `count` (>= 1) steps, oldest first."""
     if not steps:
         return []
     *earlier, newest = range(len(steps))
-    order = CHOICES[kind](steps, earlier)
+    order = RANKINGS[kind](steps, earlier)
     return [steps[index] for index in sorted([*order[: count - 1], newest])]
 
 
-def _latest(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
+def _rank_by_age(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
     return sorted(indices, reverse=True)
 
 
-def _best_score(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
-    """Best first; of equal ones the later."""
+def _rank_by_score(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
+    """Best first; the later of equal ones first."""
     return sorted(indices, key=lambda index: (-steps[index].score, -index))
 
 
-def _best_ranks(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
-    """Lowest sum of the rank by score and the rank by length; of equal actions only the last one stands."""
+def _rank_by_score_and_length(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
+    """Lowest sum of the ranks by score and by length first; of equal actions only the last is included."""
     last = {steps[index].action: index for index in indices}
     unique = sorted(last.values())
-    by_score = _ranks([-steps[index].score for index in unique])
-    by_length = _ranks([len(steps[index].action) for index in unique])
+    by_score = _dense_ranks([-steps[index].score for index in unique])
+    by_length = _dense_ranks([len(steps[index].action) for index in unique])
     total = {index: by_score[place] + by_length[place] for place, index in enumerate(unique)}
     return sorted(unique, key=lambda index: (total[index], -index))
 
 
-def _ranks(values: Sequence[float]) -> list[int]:
-    """0 for the lowest; equal values share theirs."""
+def _dense_ranks(values: Sequence[float]) -> list[int]:
+    """0 for the lowest; equal values have equal ranks."""
     places = {value: place for place, value in enumerate(sorted(set(values)))}
     return [places[value] for value in values]
 
 
-CHOICES: dict[MemoryType, Callable[[Sequence[Step], Sequence[int]], list[int]]] = {
-    "simple": _latest,
-    "score": _best_score,
-    "ndimensional": _best_ranks,
+RANKINGS: dict[MemoryType, Callable[[Sequence[Step], Sequence[int]], list[int]]] = {
+    "simple": _rank_by_age,
+    "score": _rank_by_score,
+    "ndimensional": _rank_by_score_and_length,
 }

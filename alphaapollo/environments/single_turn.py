@@ -1,4 +1,4 @@
-"""The plain case: one prompt, one answer, one reward function."""
+"""One prompt, one answer, one reward function."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from alphaapollo.types import Prompt
 
 
 @register_environment("single_turn", graded=True, tools=None)
-class SingleTurn:
-    """Shows the prompt as it is and scores the first answer."""
+class SingleTurnEnvironment:
+    """Shows the prompt unchanged and scores the first answer."""
 
     def __init__(self, services: Services):
         self._score = services.score
@@ -22,5 +22,4 @@ class SingleTurn:
         assert self._prompt is not None, "step before reset"
         return StepResult(done=True, score=await self._score(self._prompt, action))
 
-    async def close(self) -> None:
-        pass
+    async def close(self) -> None: ...

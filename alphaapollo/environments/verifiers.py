@@ -1,8 +1,8 @@
 """Environments of the verifiers library (0.1.14), by the name that its `load_environment` takes.
 
-Such an environment plays an episode itself and asks an OpenAI client for the model's words. Here the client is us:
+Such an environment runs the episode itself and requests completions from an OpenAI client, which this adapter replaces:
 
-    its rollout --create(messages)--> our observation ... our step(action) --completion--> its rollout --> its rubric
+    rollout --create(messages)--> our observation ... our step(action) --completion--> rollout --> rubric
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.types import Message, Prompt, Score
 
-_loading = Lock()
+_load_lock = Lock()
 
 
 def check(config: Env) -> None:
-    """The library is there in the version that we know, and the environment can be loaded and played (ValueError)."""
+    """Check the library's version, and that the environment loads and is supported (ValueError)."""
     module = importlib.import_module("verifiers") if find_spec("verifiers") is not None else None
     if not hasattr(getattr(module, "Environment", None), "requires_group_rollouts"):
-        got = "it is not installed" if module is None else f"here is {getattr(module, '__version__', 'another')}"
+        found = "it is not installed" if module is None else f"found {getattr(module, '__version__', 'another')}"
         raise ValueError(
-            f"env.env_name=verifiers needs the library in version 0.1.14 ({got}): "
-            "pip install -e '.[verifiers]' in the clone."
+            f"env.env_name=verifiers needs the library verifiers 0.1.14 ({found}). Install it: "
+            "pip install -e '.[verifiers]'"
         )
-    name, settings = config.verifiers.name, config.verifiers
+    name, arguments = config.verifiers.name, config.verifiers.args
     if not name:
-        raise ValueError("env.verifiers.name is empty: give what verifiers.load_environment takes, e.g. wordle.")
+        raise ValueError("env.verifiers.name is empty. Set it to a name for verifiers.load_environment, e.g. wordle.")
     try:
-        environment = _load(name, json.dumps(settings.args))
+        environment = _load(name, json.dumps(arguments))
     except Exception as error:  # the environment's own code
         raise ValueError(
-            f"env.verifiers.name={name}: cannot be loaded with env.verifiers.args={settings.args} "
-            f"({type(error).__name__}: {error}). Install that environment, or mend the arguments."
+            f"env.verifiers.name={name} cannot be loaded with env.verifiers.args={arguments} "
+            f"({type(error).__name__}: {error}). Install that environment or correct the arguments."
         ) from error
-    if lack := _lacking(environment):
-        raise ValueError(f"env.verifiers.name={name}: {lack}. Take an environment of single chats, without tools.")
+    if problem := _unsupported_feature(environment):
+        raise ValueError(f"env.verifiers.name={name}: {problem}. Use an environment of single chats without tools.")
 
 
 @register_environment("verifiers", check=check, tools=None)
-class Verifiers:
-    """One example of the environment's own data: row i of ours plays its example i (counted around), from its training
-    data where extra_info.split is `train`, else from its evaluation data."""
+class VerifiersEnvironment:
+    """Row i plays example i of the environment's data (modulo its length), of the training data if extra_info.split is
+    `train`, else of the evaluation data."""
 
     def __init__(self, services: Services):
         self._settings = services.config.verifiers
@@ -63,28 +63,28 @@ class Verifiers:
     async def reset(self, prompt: Prompt) -> Observation:
         arguments = json.dumps(self._settings.args)
         self._environment = await asyncio.to_thread(_load, self._settings.name, arguments)
-        training = prompt.extra_info.get("split", "train") == "train"
-        data = self._environment.get_dataset() if training else self._environment.get_eval_dataset()
+        is_training = prompt.extra_info.get("split", "train") == "train"
+        data = self._environment.get_dataset() if is_training else self._environment.get_eval_dataset()
         example = data[int(prompt.extra_info.get("index", prompt.id)) % len(data)]
         ours = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=self._create)))
         client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(ours)
         self._rollout = asyncio.create_task(self._environment.rollout(example, client, "policy", {}))
         if not await self._next_request():
             raise RuntimeError(
-                f"{self._settings.name} ended before it asked the model: {_error(self._rollout.result())}"
+                f"{self._settings.name} ended before its first request to the model: {_error(self._rollout.result())}"
             )
         return Observation(self._chat)
 
     async def step(self, action: str) -> StepResult:
         assert self._answer is not None and self._rollout is not None, "step before reset"
-        said = action or " "  # to verifiers an empty answer is a server's failure
-        before = [*self._chat, Message(role="assistant", content=said)]
-        self._answer.set_result(_completion(said))
+        content = action or " "  # verifiers treats an empty answer as a failure of the server
+        before = [*self._chat, Message(role="assistant", content=content)]
+        self._answer.set_result(_completion(content))
         if not await self._next_request():
             return StepResult(done=True, score=await self._score(self._rollout.result()))
         if self._chat[: len(before)] != before:
             raise RuntimeError(
-                f"{self._settings.name} rewrites the chat between two turns; only what is added can be shown"
+                f"{self._settings.name} rewrites the chat between two turns; it may only append messages"
             )
         return StepResult(Observation(self._chat[len(before) :]))
 
@@ -95,15 +95,16 @@ class Verifiers:
 
     async def _create(self, messages: list[dict[str, Any]], tools: Any = None, **_: Any) -> Any:
         """`client.chat.completions.create`, called by the environment's rollout."""
-        if tools:
-            raise NotImplementedError("environments with native tool calls are not supported")
-        chat = [Message(role=message["role"], content=_text(message["content"])) for message in messages]
+        if tools or not all(isinstance(message["content"], str) for message in messages):
+            what = "native tool calls" if tools else "messages that are not plain text"
+            raise NotImplementedError(f"environments with {what} are not supported")
+        chat = [Message(role=message["role"], content=message["content"]) for message in messages]
         answer = asyncio.get_running_loop().create_future()
         self._requests.put_nowait((chat, answer))
         return await answer
 
     async def _next_request(self) -> bool:
-        """Wait until the environment asks for words (True) or has ended (False)."""
+        """Wait for the environment's next request (True) or its end (False)."""
         assert self._rollout is not None
         request = asyncio.ensure_future(self._requests.get())
         await asyncio.wait({request, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,32 +121,32 @@ class Verifiers:
         await self._environment.rubric.cleanup(state)
         reward = float(state["reward"])
         if not math.isfinite(reward):
-            raise ValueError(f"{self._settings.name} gave the reward {reward}")
+            raise ValueError(f"{self._settings.name} returned the reward {reward}; it must be finite")
         return Score(reward, {name: float(value) for name, value in (state["metrics"] or {}).items()})
+
+
+def _load(name: str, arguments: str) -> Any:
+    with _load_lock:
+        return _load_once(name, arguments)
 
 
 @lru_cache(maxsize=8)
 def _load_once(name: str, arguments: str) -> Any:
     module = importlib.import_module("verifiers.envs.environment")
-    # Its environments take SIGINT and SIGTERM over, which are the run's, and can be taken in the main thread only.
+    # Its environments replace the handlers of SIGINT and SIGTERM, which belong to the run.
     module.__dict__["signal"] = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
     return importlib.import_module("verifiers").load_environment(name, **json.loads(arguments))
 
 
-def _load(name: str, arguments: str) -> Any:
-    with _loading:
-        return _load_once(name, arguments)
-
-
-def _lacking(environment: Any) -> str:
-    """Why it cannot be played one episode at a time as a chat; empty where it can."""
+def _unsupported_feature(environment: Any) -> str:
+    """Why the environment cannot be played as single text chats; empty if it can."""
     if environment.message_type != "chat":
-        return "it completes texts; only environments that chat are supported"
+        return "it completes texts; only chat environments are supported"
     if environment.requires_group_rollouts:
-        return "its rubric compares the episodes of a group; only rewards of one episode are supported"
+        return "its rubric compares the episodes of a group; only rewards of single episodes are supported"
     if environment.tool_defs:
         names = ", ".join(tool.name for tool in environment.tool_defs)
-        return f"the model is to call tools natively ({names}), which is not supported"
+        return f"it uses native tool calls ({names}), which are not supported"
     return ""
 
 
@@ -158,13 +159,7 @@ def _completion(text: str) -> Any:
     )
 
 
-def _text(content: Any) -> str:
-    if not isinstance(content, str):
-        raise NotImplementedError(f"messages of text are supported, not of {type(content).__name__}")
-    return content
-
-
 def _error(state: Any) -> str:
-    """The error that ended an environment's rollout, with its cause; empty without one."""
+    """The error that ended a rollout, with its cause; empty if there was none."""
     error = state["error"]
     return "" if error is None else f"{error!r} ({error.__cause__!r})"

@@ -1,1 +1,1 @@
-"""What a model may call while it thinks, and the sandbox that its code runs in."""
+"""Tools that a model can call in an episode, and the sandbox that runs its code."""

@@ -1,4 +1,4 @@
-"""A tool from a plain function: its schema is read off the signature and the docstring.
+"""Tools made of plain functions; the schema comes from the signature and the docstring.
 
 @tool
 def add(a: int, b: int = 0) -> int:
@@ -16,53 +16,52 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar, get_type_hints
 
+import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SECTION = re.compile(r"^(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?):\s*$")
-_ARGUMENT = re.compile(r"^(\s+)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
-
 
 def function_tool(function: Callable[..., Any]) -> FunctionTool:
-    """Make a tool of a function. Sync ones run in a thread, where nothing can stop them: let those that may take long
-    be async.
+    """Make a tool of a function.
 
-    Each parameter needs a type; one that is named `session` gets the episode's Session and is no argument. The
-    function returns a text, something that JSON can hold, or a ToolResult; what it raises becomes an error that the
-    model sees, except ToolFailedError.
+    A sync function runs in a thread, where a timeout cannot stop it, so slow functions should be async. Each parameter
+    needs a type; a parameter named `session` receives the episode's Session and is not an argument. The function
+    returns a text, anything that JSON can represent, or a ToolResult. The model sees its exceptions as errors, except
+    ToolFailedError.
 
-    ValueError: a parameter without a type, *args or **kwargs, or no docstring.
+    Raises ValueError for a parameter without a type, *args or **kwargs, or a missing docstring.
     """
     return FunctionTool(function)
 
 
 def tool(function: F) -> F:
-    """Register a function as a tool under its own name, for `env.tools`. It stays as it is."""
+    """Decorator: register a function as a tool under its own name, for `env.tools`."""
     made = function_tool(function)
     tools.register(made.name)(lambda: made)
     return function
 
 
 class FunctionTool:
-    """See function_tool."""
+    """Tool that calls a function; see function_tool."""
 
     text_argument: str | None = None
 
     def __init__(self, function: Callable[..., Any]):
+        docstring = docstring_parser.parse(function.__doc__ or "")
         self.name = function.__name__
-        self.description, descriptions = read_docstring(inspect.getdoc(function) or "")
+        self.description = (docstring.description or "").strip()
         if not self.description:
-            raise ValueError(f"tool {self.name}: it has no docstring, from which the model could know what it does.")
+            raise ValueError(f"the tool {self.name} has no docstring. Add one: it tells the model what the tool does.")
         self._function = function
         self._takes_session = "session" in inspect.signature(function).parameters
-        self._model = _arguments_model(function, descriptions)
+        texts = {one.arg_name.lstrip("*"): " ".join((one.description or "").split()) for one in docstring.params}
+        self._model = _arguments_model(function, texts)
         self.parameters = _schema(self._model)
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
@@ -82,35 +81,14 @@ class FunctionTool:
                 answer = await asyncio.to_thread(self._function, **values)
         except ToolFailedError:
             raise
-        except Exception as error:  # noqa: BLE001  the model called it so; it is shown what came of it
+        except Exception as error:  # noqa: BLE001  the model sees the exceptions of its call
             return ToolResult(f"{type(error).__name__}: {error}", ToolStatus.ERROR)
         if isinstance(answer, ToolResult):
             return answer
         text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
         return ToolResult(text, ToolStatus.OK)
 
-    async def close(self) -> None:
-        return None
-
-
-def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring in Google's style says before its sections, and of each argument."""
-    about: list[str] = []
-    arguments: dict[str, str] = {}
-    section, current, indent = "", "", 0
-    for line in text.splitlines():
-        if match := _SECTION.match(line):
-            section = match[1]
-        elif not section:
-            about.append(line)
-        elif section in ("Args", "Arguments"):
-            found = _ARGUMENT.match(line)
-            if found and (not current or len(found[1]) <= indent):
-                indent, current = len(found[1]), found[2]
-                arguments[current] = found[3].strip()
-            elif current and line.strip():
-                arguments[current] = f"{arguments[current]} {line.strip()}".strip()
-    return "\n".join(about).strip(), arguments
+    async def close(self) -> None: ...
 
 
 def _arguments_model(function: Callable[..., Any], descriptions: dict[str, str]) -> type[BaseModel]:
@@ -120,13 +98,14 @@ def _arguments_model(function: Callable[..., Any], descriptions: dict[str, str])
         if name == "session":
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ValueError(f"tool {function.__name__}: {parameter} cannot be given by name; write each argument out.")
-        if name not in hints:
             raise ValueError(
-                f"tool {function.__name__}: argument {name} has no type; write `{name}: str`, for example."
+                f"the tool {function.__name__} has the parameter {parameter}, which a model cannot name. Write each "
+                "argument out."
             )
+        if name not in hints:
+            raise ValueError(f"the tool {function.__name__}: argument {name} has no type. Add one, e.g. `{name}: str`.")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], Field(default, description=descriptions.get(name)))
+        fields[name] = (hints[name], Field(default, description=descriptions.get(name) or None))
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
 
 

@@ -1,4 +1,4 @@
-"""The tool `python_code`: runs the model's Python in the sandbox."""
+"""The tool `python_code`, which runs the model's Python in the sandbox."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolSt
 
 @tools.register("python_code")
 class PythonCode:
-    """What a snippet prints, and the value of its last expression.
+    """Output of a snippet and the value of its last expression.
 
     Args:
-        timeout: seconds for one snippet.
-        memory_mb: MiB for one snippet, beyond the interpreter's own.
-        keep_state: the snippets of an episode share their variables; otherwise each starts afresh.
-        sandbox: where it runs; default: the one that this process shares.
+        timeout: seconds per snippet.
+        memory_mb: MiB per snippet, beyond the interpreter's own.
+        keep_state: the snippets of an episode share their variables; otherwise each has an interpreter of its own.
+        sandbox: default: the one that this process shares.
     """
 
     name = "python_code"
-    parameters: dict[str, Any] = {  # noqa: RUF012  the protocol's
+    parameters: dict[str, Any] = {  # noqa: RUF012  required by the protocol
         "type": "object",
         "properties": {"code": {"type": "string", "description": "Python code. Print what you want to see."}},
         "required": ["code"],
@@ -44,9 +44,7 @@ class PythonCode:
             "Run Python code and return what it prints and the value of a last expression. numpy, scipy and sympy are "
             f"installed; there is no network. {kept} Time limit: {timeout:g} s."
         )
-        self._timeout = timeout
-        self._memory_mb = memory_mb
-        self._keep_state = keep_state
+        self._timeout, self._memory_mb, self._keep_state = timeout, memory_mb, keep_state
         self._sandbox = sandbox or default_sandbox()
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
@@ -60,14 +58,13 @@ class PythonCode:
             )
         except (SandboxError, SandboxUnavailableError) as error:
             raise ToolFailedError(f"{self.name}: {error}") from error
-        return ToolResult(text_of(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
+        return ToolResult(format_result(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
 
-    async def close(self) -> None:
-        return None  # the sandbox may be shared
+    async def close(self) -> None: ...  # the sandbox may be shared
 
 
-def text_of(result: SandboxResult) -> str:
-    """What the model is shown: the output, then the errors, then why it was stopped."""
+def format_result(result: SandboxResult) -> str:
+    """Text for the model: the output, then the errors, then why the snippet was stopped."""
     parts = [result.stdout, result.stderr]
     if result.restarted:
         parts.insert(0, "[the interpreter was restarted: earlier variables are lost]\n")

@@ -1,10 +1,10 @@
-"""Run Python files in the sandbox, as the tool python_code would.
+"""Run Python files in the sandbox, as the tool python_code does.
 
-    python -m alphaapollo.tools.python_sandbox FILE...          one JSON object a file, in their order
+    python -m alphaapollo.tools.python_sandbox FILE...          prints one JSON object per file
     echo 'print(6 * 7)' | python -m alphaapollo.tools.python_sandbox -
 
-Each object has status (ok, error, timeout, memory, output, refused), stdout, stderr, seconds, mode (the layers that
-held it), reason and file. The exit code is 0 if every file was run, however it ended, else 2.
+Each object has status (ok, error, timeout, memory, output, refused), stdout, stderr, seconds, mode (the layers in use),
+reason and file. The exit code is 0 if every file was run, with any status, else 2.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import sys
 from pathlib import Path
 
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, Status
-from alphaapollo.tools.sandbox.pool import OPTIONAL_LAYERS, UNSAFE_VARIABLE
+from alphaapollo.tools.sandbox.sandbox import OPTIONAL_LAYERS, UNSAFE_VARIABLE
+
+FIELDS = ("status", "stdout", "stderr", "seconds", "mode", "reason")
 
 
 def main() -> int:
-    options = _parse()
-    unsafe = options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1"
+    options = _parse_arguments()
     all_run = True
-    sandbox = Sandbox(options.without, unsafe)
+    sandbox = Sandbox(options.without, options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1")
     try:
         for name in options.files:
-            result = _run(sandbox, name, options)
-            shown = {
-                field: getattr(result, field) for field in ("status", "stdout", "stderr", "seconds", "mode", "reason")
-            }
+            result = _run_file(sandbox, name, options)
+            shown = {field: getattr(result, field) for field in FIELDS}
             print(json.dumps({**shown, "seconds": round(result.seconds, 4), "file": name}), flush=True)
             all_run &= result.status is not Status.REFUSED
     finally:
@@ -37,20 +36,20 @@ def main() -> int:
     return 0 if all_run else 2
 
 
-def _parse() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE", help="Python files; - is standard input")
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for each file (default 10)")
-    parser.add_argument("--memory-mb", type=int, default=1024, help="MiB for each file (default 1024)")
-    parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="leave a layer out")
-    parser.add_argument("--unsafe", action="store_true", help="run even where no seccomp filter holds the code")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds per file (default 10)")
+    parser.add_argument("--memory-mb", type=int, default=1024, help="MiB per file (default 1024)")
+    parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="layer not to use")
+    parser.add_argument("--unsafe", action="store_true", help="run even without a seccomp filter")
     options = parser.parse_args()
     if options.timeout <= 0 or options.memory_mb <= 0:
         parser.error("--timeout and --memory-mb must be above 0")
     return options
 
 
-def _run(sandbox: Sandbox, name: str, options: argparse.Namespace) -> SandboxResult:
+def _run_file(sandbox: Sandbox, name: str, options: argparse.Namespace) -> SandboxResult:
     try:
         code = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
         return sandbox.run(code, timeout=options.timeout, memory_mb=options.memory_mb, echo=True)

@@ -1,4 +1,4 @@
-"""Where the calls that a model writes arrive: looked up, checked, limited, carried out."""
+"""Registry of a process's tools that looks calls up, checks them, applies limits and makes them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import jsonschema
 
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
-from alphaapollo.utils.registry import nearest
-from alphaapollo.utils.time_limit import queueing
+from alphaapollo.utils.registry import did_you_mean
+from alphaapollo.utils.time_limit import exclude_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -27,28 +27,24 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """Of the calls of one tool, over all episodes of a process."""
+    """Limits of one tool over all episodes of a process."""
 
-    timeout: float = 30.0
-    """Seconds a call may take. Waiting for its turn does not count."""
-    max_concurrent: int = 32
-    """Calls at work at a time."""
-    max_output: int = 8192
-    """Characters of an answer; more are cut from its middle."""
-    max_arguments: int = 1 << 16
-    """Bytes of a call's arguments."""
+    timeout: float = 30.0  # seconds of one call, without the wait for its turn
+    max_concurrent: int = 32  # calls at a time
+    max_output: int = 8192  # characters of an answer; the middle of longer ones is cut
+    max_arguments: int = 1 << 16  # bytes of a call's arguments
 
 
 class ToolBox:
-    """The tools of a process. Calls of many episodes may run at once; they belong to one event loop.
+    """The tools of a process, shared by all episodes. Belongs to one event loop.
 
     Args:
-        tools: by their names, which must differ.
-        limits: of each of them.
-        limits_of: where one has its own, by name.
-        owns: what is closed after the tools: what they share, e.g. the connection to a server.
+        tools: with different names.
+        limits: of each tool.
+        limits_of: limits of single tools, by name.
+        owns: shared resources to close after the tools, e.g. the connection to a server.
 
-    Raises ValueError for two tools of one name, limits of an unknown tool, or a schema that is none.
+    Raises ValueError for two tools with one name, limits of an unknown tool, or an invalid schema.
     """
 
     def __init__(
@@ -61,71 +57,62 @@ class ToolBox:
         self._tools = {tool.name: tool for tool in tools}
         self._owns = owns
         counts = Counter(tool.name for tool in tools)
-        if twice := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(f"several tools are named {', '.join(twice)}; offer one of each name.")
+        if duplicates := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"several tools are named {', '.join(duplicates)}. Names must be unique.")
         if unknown := sorted(set(limits_of or {}) - set(self._tools)):
             raise ValueError(f"limits of unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
         self._limits = {name: (limits_of or {}).get(name, limits) for name in self._tools}
-        self._turns = {name: asyncio.Semaphore(limit.max_concurrent) for name, limit in self._limits.items()}
-        self._validators = {name: _validator(tool) for name, tool in self._tools.items()}
+        self._slots = {name: asyncio.Semaphore(limit.max_concurrent) for name, limit in self._limits.items()}
+        self._validators = {name: _make_validator(tool) for name, tool in self._tools.items()}
 
     @property
     def names(self) -> list[str]:
         return sorted(self._tools)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The tools as chat templates and OpenAI-compatible servers take them."""
-        return [
-            {
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "description": self._tools[name].description,
-                    "parameters": self._tools[name].parameters,
-                },
-            }
+        """Schemas in the format of chat templates and OpenAI-compatible servers."""
+        functions = [
+            {"name": name, "description": self._tools[name].description, "parameters": self._tools[name].parameters}
             for name in self.names
         ]
+        return [{"type": "function", "function": function} for function in functions]
 
     async def call_text(self, name: str, text: str, session: Session) -> ToolResult:
-        """A call as a tag holds it: JSON, or for a tool with a `text_argument` the text of that one."""
+        """Make a call given the text of a tag: JSON, or the value of the tool's `text_argument`."""
         argument = self._tools[name].text_argument if name in self._tools else None
         return await self.call(name, {argument: text} if argument else text, session)
 
     async def call(self, name: str, arguments: dict[str, Any] | str, session: Session) -> ToolResult:
-        """Carry out one call. `arguments`: an object, or the JSON of one.
+        """Make one call. `arguments`: an object, or JSON of one.
 
-        Whatever a model may have written, the answer is a ToolResult that says what is wrong with it.
-        ToolFailedError: the tool itself is broken; the call was tried twice.
+        Any mistake of the model gives a ToolResult that explains it. A call that raises ToolFailedError is retried
+        once; then the error is raised.
         """
         start = time.monotonic()
         checked = self._check(name, arguments)
         if isinstance(checked, str):
             return ToolResult(checked, ToolStatus.REFUSED, seconds=time.monotonic() - start)
-        limit = self._limits[name]
-        with queueing():
-            await self._turns[name].acquire()
+        with exclude_waiting():
+            await self._slots[name].acquire()
         try:
             start = time.monotonic()
-            result = await self._carry_out_or_again(name, checked, session)
+            try:
+                result = await self._call_once(name, checked, session)
+            except ToolFailedError as error:
+                logger.warning("%s; the call is retried", error)
+                result = await self._call_once(name, checked, session)
         finally:
-            self._turns[name].release()
-        text = result.text.encode("utf-8", "replace").decode()  # lone surrogates end no tokenizer and no log
-        return replace(result, text=cut_middle(text, limit.max_output), seconds=time.monotonic() - start)
+            self._slots[name].release()
+        text = result.text.encode("utf-8", "replace").decode()  # tokenizers and logs reject lone surrogates
+        text = cut_middle(text, self._limits[name].max_output)
+        return replace(result, text=text, seconds=time.monotonic() - start)
 
     async def close(self) -> None:
-        """Close all tools, and what is owned."""
+        """Close all tools and the resources that the box owns."""
         for closable in (*self._tools.values(), *self._owns):
             await closable.close()
 
-    async def _carry_out_or_again(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
-        try:
-            return await self._carry_out(name, arguments, session)
-        except ToolFailedError as error:
-            logger.warning("%s; the call is tried once more", error)
-            return await self._carry_out(name, arguments, session)
-
-    async def _carry_out(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
+    async def _call_once(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
         limit = self._limits[name].timeout
         try:
             async with asyncio.timeout(limit) as scope:
@@ -141,11 +128,11 @@ class ToolBox:
     def _check(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
         """The arguments, or what is wrong with the call."""
         if name not in self._tools:
-            near = nearest(name[:100], self._tools, count=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            return f"unknown tool {name[:100]!r}.{hint} Known tools: {', '.join(self.names) or 'none'}."
-        limit = self._limits[name].max_arguments
-        if (size := _size(arguments)) > limit:
+            hint, known = did_you_mean(name, self._tools), ", ".join(self.names)
+            return f"unknown tool {name[:100]!r}.{hint} Known tools: {known or 'none'}."
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+        size, limit = len(text.encode("utf-8", "surrogatepass")), self._limits[name].max_arguments
+        if size > limit:
             return f"{name}: {size} bytes of arguments, the limit is {limit}."
         if isinstance(arguments, str):
             try:
@@ -155,34 +142,26 @@ class ToolBox:
             except RecursionError:
                 return f"{name}: the arguments are nested too deeply."
         if not isinstance(arguments, dict):
-            return f"{name}: the arguments are not a JSON object but {_kind(arguments)}."
+            return f"{name}: the arguments are not a JSON object but {_json_type(arguments)}."
         problem = next(iter(self._validators[name].iter_errors(arguments)), None)
         if problem is not None:
             where = "".join(f" {part!r}" for part in problem.absolute_path)
             known = ", ".join(self._tools[name].parameters.get("properties", {})) or "none"
-            message = cut_middle(problem.message, 500)
-            return f"{name}: argument{where}: {message}. Arguments: {known}."
+            return f"{name}: argument{where}: {cut_middle(problem.message, 500)}. Arguments: {known}."
         return arguments
 
 
-def _validator(tool: Tool) -> Any:
-    kind = jsonschema.validators.validator_for(tool.parameters, default=jsonschema.Draft202012Validator)
+def _make_validator(tool: Tool) -> Any:
+    cls = jsonschema.validators.validator_for(tool.parameters, default=jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(tool.parameters)
+        cls.check_schema(tool.parameters)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"tool {tool.name}: its parameters are no JSON schema: {error.message}.") from error
-    if tool.parameters.get("type") != "object":
-        raise ValueError(
-            f"tool {tool.name}: its parameters are not of type object but {tool.parameters.get('type')!r}."
-        )
-    return kind(tool.parameters)
+        raise ValueError(f"the tool {tool.name}: its parameters are not a JSON schema: {error.message}.") from error
+    if (kind := tool.parameters.get("type")) != "object":
+        raise ValueError(f"the tool {tool.name}: its parameters must have the type 'object', not {kind!r}.")
+    return cls(tool.parameters)
 
 
-def _size(arguments: dict[str, Any] | str) -> int:
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-    return len(text.encode("utf-8", "surrogatepass"))
-
-
-def _kind(value: object) -> str:
+def _json_type(value: object) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")

@@ -14,6 +14,16 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
 
 
+def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
+    """Sentence for an error message about an unknown name; empty if no known name is similar.
+
+    >>> did_you_mean("add_", ["add", "sleep"])
+    " Did you mean 'add'?"
+    """
+    near = nearest(name[:100], known, count)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 class Registry(Generic[T]):
     """name -> T. A second registration under one name is an error, and so is an unknown name: it lists what there is.
 
@@ -37,9 +47,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         if name not in self._entries:
-            near = nearest(name, self._entries)
-            hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-            raise ValueError(f"unknown {self.what} {name!r}. {hint}Known: {', '.join(self.names())}.")
+            hint = did_you_mean(name, self._entries, count=3)
+            raise ValueError(f"unknown {self.what} {name!r}.{hint} Known: {', '.join(self.names())}.")
         return self._entries[name]
 
     def names(self) -> list[str]:

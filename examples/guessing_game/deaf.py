@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from alphaapollo.environments.base import register_environment
-from alphaapollo.environments.guessing_game import HIGHER, GuessingGame
-from alphaapollo.environments.text_game import Move
+from alphaapollo.environments.guessing_game import HIGHER, GuessingGameEnvironment
+from alphaapollo.environments.text_game import MoveResult
 
 
 @register_environment("deaf_guessing_game")
-class DeafGuessingGame(GuessingGame):
-    def play(self, action: str) -> Move:
+class DeafGuessingGame(GuessingGameEnvironment):
+    def play(self, action: str) -> MoveResult:
         move = super().play(action)
-        return Move(HIGHER) if move.valid and not move.won else move
+        return MoveResult(HIGHER) if move.valid and not move.won else move

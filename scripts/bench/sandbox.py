@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from alphaapollo.tools.sandbox import Sandbox, Status
-from alphaapollo.tools.sandbox.pool import OPTIONAL_LAYERS
+from alphaapollo.tools.sandbox.sandbox import OPTIONAL_LAYERS
 
 SNIPPETS = {
     "print": "print(6 * 7)",

@@ -17,7 +17,7 @@ from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_reply
-from alphaapollo.rollout.tool_call_parser import make_call_reader
+from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
@@ -42,7 +42,7 @@ def reader(parser: str) -> ToolCallParser:
     """Of the tokenizer's own response_template ("") or vLLM's of that name."""
     tokenizer = tokenizer_of()
     tokenizer.response_template = None if parser else RESPONSE_TEMPLATE
-    return make_call_reader(parser, ToolRenderer(tokenizer, [schema("add", a="integer")]))
+    return make_tool_call_parser(parser, ToolRenderer(tokenizer, [schema("add", a="integer")]))
 
 
 DEEP = "[" * 20_000

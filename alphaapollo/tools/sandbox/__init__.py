@@ -1,21 +1,20 @@
-"""A rootless sandbox for Python snippets: see docs/sandbox.md for what it stops and what it does not.
+"""Rootless sandbox for Python snippets; docs/sandbox.md says what it stops.
 
-Sandbox (pool.py) -> Supervisor, a thread -> zygote: an interpreter with numpy, scipy, sympy, inside bubblewrap
-                                              -> a child a snippet: rlimits, Landlock, seccomp
+Sandbox (sandbox.py) -> Supervisor, a thread -> zygote: an interpreter with numpy, scipy, sympy, inside bubblewrap
+                                             -> one child per snippet: rlimits, Landlock, seccomp
 """
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
-from alphaapollo.tools.sandbox.order import Options
-from alphaapollo.tools.sandbox.pool import Sandbox, default_sandbox
-from alphaapollo.tools.sandbox.result import SandboxError, SandboxResult, SandboxUnavailableError, Status
+from alphaapollo.tools.sandbox.sandbox import Sandbox, default_sandbox
+from alphaapollo.tools.sandbox.types import SandboxError, SandboxRequest, SandboxResult, SandboxUnavailableError, Status
 
 __all__ = [
-    "Options",
     "Sandbox",
     "SandboxError",
+    "SandboxRequest",
     "SandboxResult",
     "SandboxUnavailableError",
     "Status",
@@ -25,19 +24,19 @@ __all__ = [
 ]
 
 
-def run_python(code: str, **options: Unpack[Options]) -> SandboxResult:
-    """Run a Python snippet in this process's sandbox (started at the first use).
+def run_python(code: str, **options: Any) -> SandboxResult:
+    """Run a Python snippet in this process's sandbox, which starts at the first use.
 
-    numpy, scipy and sympy are there; the network, other processes and files outside its own empty folder are not.
-    `random` and `numpy.random` start from the same seed each time, so that a rollout can be repeated.
+    The snippet can use numpy, scipy and sympy, but not the network, other processes, or files outside its own empty
+    folder. `random` and `numpy.random` start from the same seed each time. The snippet can read everything in its code
+    and stdin, so compare its output with hidden answers outside.
 
     Args:
-        code: the program. Put nothing into it that it must not learn: hidden answers are compared outside.
+        code: the program.
         **options: stdin="", timeout=10.0 (seconds), memory_mb=1024, max_output=65536 (bytes), echo=False (print the
-            value of a last expression), session="" (share variables under this name); see `Options`.
+            value of a last expression), session="" (share variables under this name); see `SandboxRequest`.
 
-    Raises SandboxError when the sandbox itself fails (nothing is known about the snippet), SandboxUnavailableError
-    when this machine cannot hold one.
+    Raises SandboxError if the sandbox itself fails, SandboxUnavailableError if this machine cannot isolate code.
 
     >>> run_python("print(int(input()) + 1)", stdin="41").stdout
     '42\\n'
@@ -45,6 +44,6 @@ def run_python(code: str, **options: Unpack[Options]) -> SandboxResult:
     return default_sandbox().run(code, **options)
 
 
-async def run_python_async(code: str, **options: Unpack[Options]) -> SandboxResult:
+async def run_python_async(code: str, **options: Any) -> SandboxResult:
     """`run_python` without blocking the event loop."""
     return await default_sandbox().run_async(code, **options)

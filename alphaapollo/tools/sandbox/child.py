@@ -3,8 +3,9 @@
     new session -> descriptors -> resource limits -> unprivileged user -> die with the parent -> no new privileges
     -> Landlock -> seccomp
 
-Snippets arrive on the control socket (descriptor 3), one message each with the code in a memory file. The child sends READY
-before the first and, in a session, DONE with the exit code after each. Without a session it exits after the first.
+Snippets arrive on the control socket (descriptor 3), one message each with the code in a memory file. The child sends
+READY before the first and, in a session, DONE with the exit code after each. Without a session it exits after the
+first.
 """
 
 from __future__ import annotations

@@ -54,12 +54,18 @@ CHECKED: _Table = {  # allowed for some arguments, see _rules
     "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
     "getsockopt": (55, 209),
 }
+SHELL: _Table = {  # bash starts by execveat, which it does not call itself
+    "execveat": (322, 281), "fork": (57, None), "vfork": (58, None), "set_tid_address": (218, 96),
+}
+METADATA = {"stat", "lstat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statfs"}
 _CLONE3 = 435  # glibc falls back to clone, whose flags can be checked
 
 _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
 _FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicates, flags, locks; no owner, no lease, no notification
 _IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, its size, bytes ready, blocking, cloexec
 _GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; not whose the other end is
+_WRITE_FLAGS = 0x400643  # to write, create, truncate, append; a temporary file
+_AT_EMPTY_PATH = 0x1000  # of a descriptor
 _PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE, names of threads and of memory
 # fmt: on
 
@@ -116,6 +122,21 @@ def _block(conditions: list[_Condition]) -> list[_Instruction]:
 @cache
 def instructions(architecture: str, files: bool) -> tuple[_Instruction, ...]:
     """The filter as BPF, with _OWN_PID still in it. `files`: may open files (Landlock says which)."""
+    return _program(architecture, PLAIN | FILES if files else PLAIN, _rules())
+
+
+def shell_instructions(architecture: str) -> tuple[_Instruction, ...]:
+    """Filter for bash: as `instructions`, but it may fork, and open files for reading; paths have no metadata."""
+    rules = _rules() | {
+        "clone": [(_low(0), _NEW_NAMESPACES, [0])],
+        "open": [(_low(1), _WRITE_FLAGS, [0])],
+        "openat": [(_low(2), _WRITE_FLAGS, [0])],
+        "newfstatat": [(_low(3), _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
+    }
+    return _program(architecture, {name: PLAIN[name] for name in PLAIN.keys() - METADATA} | SHELL, rules)
+
+
+def _program(architecture: str, allowed: _Table, rules: dict[str, list[_Condition]]) -> tuple[_Instruction, ...]:
     column = list(_AUDIT_ARCH).index(architecture)
     program: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -125,14 +146,14 @@ def instructions(architecture: str, files: bool) -> tuple[_Instruction, ...]:
         (_JUMP_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
     ]
-    for numbers in (PLAIN | FILES if files else PLAIN).values():
-        if (number := numbers[column]) is not None:
+    for name, numbers in allowed.items():
+        if name not in rules and (number := numbers[column]) is not None:
             program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    for name, conditions in _rules().items():
-        number = CHECKED[name][column]
-        assert number is not None
-        block = _block(conditions)
-        program += [(_JUMP_EQUAL, 0, len(block), number), *block]
+    numbers_of = PLAIN | FILES | CHECKED
+    for name, conditions in rules.items():
+        if (number := numbers_of[name][column]) is not None:
+            block = _block(conditions)
+            program += [(_JUMP_EQUAL, 0, len(block), number), *block]
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     return (*program, (_RETURN, 0, 0, _ERRNO | _EPERM))
 
@@ -140,7 +161,10 @@ def instructions(architecture: str, files: bool) -> tuple[_Instruction, ...]:
 @cache
 def packed(architecture: str, files: bool) -> tuple[bytes, list[int]]:
     """The filter as the kernel takes it, and where the pid goes. Cached before the fork: a child only fills that in."""
-    program = instructions(architecture, files)
+    return _packed(instructions(architecture, files))
+
+
+def _packed(program: tuple[_Instruction, ...]) -> tuple[bytes, list[int]]:
     values = [max(value, 0) for *_, value in program]
     places = [8 * index + 4 for index, (*_, value) in enumerate(program) if value == _OWN_PID]
     return b"".join(struct.pack("=HBBI", *i[:3], v) for i, v in zip(program, values, strict=True)), places
@@ -148,7 +172,15 @@ def packed(architecture: str, files: bool) -> tuple[bytes, list[int]]:
 
 def restrict(files: bool, pid: int) -> None:
     """Put this process, which must have one thread, under the filter for good. Needs NO_NEW_PRIVS."""
-    program, places = packed(machine(), files)
+    _apply(*packed(machine(), files), pid)
+
+
+def restrict_shell(pid: int) -> None:
+    """Apply the filter of `shell_instructions` to this process. Only `execveat` can still start bash."""
+    _apply(*_packed(shell_instructions(machine())), pid)
+
+
+def _apply(program: bytes, places: list[int], pid: int) -> None:
     buffer = ctypes.create_string_buffer(program, len(program))
     for place in places:
         struct.pack_into("=I", buffer, place, pid)

@@ -1,11 +1,12 @@
-"""Pre-forked interpreter that has imported what snippets need and forks one child per run. Started by zygote_process.py.
+"""Pre-forked interpreter that has imported what snippets need and forks one child per run.
 
     supervisor --(socket on descriptor 0: ChildSpec with the child's descriptors | kill | idle | busy)--> zygote
     supervisor <--(ready | exit of a child)-- zygote --fork--> child
 
-Code, input and output go directly between supervisor and child, so the memory of the zygote, which every child inherits,
-contains none of them. The zygote enforces two limits that the kernel does not have: the number of threads of a child, and
-no computation between two snippets of a session. When the supervisor disappears it kills all children and exits.
+Code, input and output go directly between supervisor and child, so the memory of the zygote, which every child
+inherits, contains none of them. The zygote enforces two limits that the kernel does not have: the number of threads of
+a child, and no computation between two snippets of a session. When the supervisor disappears, it kills all children and
+exits.
 
 In bubblewrap this package is the only part of the project that exists: it must not import others.
 """
@@ -69,12 +70,12 @@ def main() -> None:
     zygote = Zygote(supervisor, _make_context(settings["packages"]), settings["folder"])
     facts = {
         "landlock": zygote.context.landlock_version > 0,
-        "seccomp": seccomp.is_supported(),
+        "seccomp": seccomp.supported(),
         "root": os.geteuid() == 0,
     }
     if facts["seccomp"]:
         for files in (True, False):
-            seccomp.packed_filter(linux.machine(), files)
+            seccomp.packed(linux.machine(), files)
     gc.collect()
     gc.freeze()
     supervisor.send(json.dumps(facts).encode())

@@ -12,7 +12,7 @@ from alphaapollo.cli.main import main
 from alphaapollo.cli.watched import Watched, watch
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
-from alphaapollo.environments.base import Observation, Services, StepResult, get_registered
+from alphaapollo.environments.base import Observation, Services, StepResult, get_environment_spec
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Message, Prompt, Score
 from examples.quickstart.make_task import make_model, make_tokenizer
@@ -97,7 +97,7 @@ def test_what_happens_is_shown_as_it_happens() -> None:
 
 def test_the_runs_environment_is_watched_and_not_graded() -> None:
     env = watch(Env(env_name="informal_math"), chat.View(Terminal(file=io.StringIO())))
-    registered = get_registered(env.env_name)
+    registered = get_environment_spec(env.env_name)
     assert not registered.graded
 
     async def graded(prompt: Prompt, text: str) -> Score:
@@ -124,9 +124,9 @@ def test_a_talk_with_a_runs_model(
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     play = chat.Chat._play
 
-    async def noted(self: chat.Chat, crew: object, prompt: Prompt) -> object:
+    async def noted(self: chat.Chat, workers: object, prompt: Prompt) -> object:
         played.append(prompt.content)
-        return await play(self, crew, prompt)  # type: ignore[arg-type]
+        return await play(self, workers, prompt)  # type: ignore[arg-type]
 
     monkeypatch.setattr(chat.Chat, "_play", noted)
     assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0

@@ -11,7 +11,7 @@ from typing import Any
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Environment, Services, StepResult
-from alphaapollo.environments.memory import Step, select
+from alphaapollo.environments.memory import Step, select_steps
 from alphaapollo.types import Prompt, Score
 
 Agent = Callable[[Environment, str], str]  # (environment, what it said last) -> text
@@ -66,7 +66,7 @@ def play(
             seen = result.observation.messages[-1]["content"]
             steps.append(Step(text, result.observation.messages, result.reward))
             if config.context == "memory":
-                seen = environment.recall(select(steps, config.history_length, config.memory_type))[-1]["content"]
+                seen = environment.recall(select_steps(steps, config.history_length, config.memory_type))[-1]["content"]
         await _await(environment.close())
         return results
 

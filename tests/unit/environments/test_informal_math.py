@@ -11,11 +11,11 @@ from pydantic import BaseModel, Field
 from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.environments import check_environment, get_environment
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.environments.informal_math import example_of, instruction, question_of
-from alphaapollo.environments.run_tools import make_toolbox
+from alphaapollo.environments.environment_tools import make_toolbox
+from alphaapollo.environments.informal_math import example_value, get_question, tag_instruction
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool
-from alphaapollo.tools.retrieval import build
+from alphaapollo.tools.retrieval import build_index
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
@@ -73,8 +73,7 @@ def test_the_question_is_asked_in_the_words_of_the_supervised_data():
 
 
 def test_own_words():
-    settings = InformalMath(prompt="{question} Go.")
-    config = Env(env_name="informal_math", informal_math=settings)
+    config = Env(env_name="informal_math", prompt="{question} Go.")
     environment = get_environment("informal_math")(Services(grade, config, None))
     first = asyncio.run(environment.reset(PROMPT))
     assert first.messages == [Message(role="user", content="What is 6 times 7? Go.")]
@@ -124,13 +123,13 @@ def test_a_bad_call_is_refused_with_the_reason(body, says):
     assert response(result)["status"] == "refused" and says in response(result)["text"] and not result.valid
     _, (right,) = play('<double>{"x": 21}</double>', tools=box)
     assert response(right) == {"status": "ok", "text": "42"}
-    assert '<double>{"x": 1}</double> (Twice x.)' in instruction(box)
+    assert '<double>{"x": 1}</double> (Twice x.)' in tag_instruction(box)
 
 
 def test_a_call_is_shown_as_it_would_be_accepted(tmp_path):
     (tmp_path / "docs" / "sympy").mkdir(parents=True)
     (tmp_path / "docs" / "sympy" / "a.md").write_text("dsolve solves equations")
-    build(tmp_path / "docs", tmp_path / "index")
+    build_index(tmp_path / "docs", tmp_path / "index")
     tools = make_toolbox(
         Env(
             env_name="informal_math",
@@ -139,7 +138,7 @@ def test_a_call_is_shown_as_it_would_be_accepted(tmp_path):
         )
     )
     call = '<local_rag>{"repo_name": "sympy", "query": "...", "top_k": 3}</local_rag>'
-    assert call in instruction(tools)
+    assert call in tag_instruction(tools)
     _, (result,) = play(call.replace("...", "dsolve"), tools=tools)
     assert response(result)["status"] == "ok"
 
@@ -164,12 +163,12 @@ def everything(
 def test_arguments_are_shown_in_their_types():
     box = ToolBox([function_tool(everything)], ToolLimits())
     arguments = '{"count": 2, "unit": "km", "where": {"x": 1.5}, "either": 1, "maybe": null, "many": [], "on": true}'
-    assert f"<everything>{arguments}</everything>" in instruction(box)
+    assert f"<everything>{arguments}</everything>" in tag_instruction(box)
     _, (result,) = play(f"<everything>{arguments}</everything>", tools=box)
     assert response(result)["status"] == "ok"
-    assert example_of({"type": ["string", "null"]}, {}) == example_of(True, {}) == "..."
+    assert example_value({"type": ["string", "null"]}, {}) == example_value(True, {}) == "..."
     itself = {"type": "object", "properties": {"next": {"$ref": "#/$defs/A"}}, "required": ["next"]}
-    assert example_of({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
+    assert example_value({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
 
 
 def test_a_broken_tool_is_the_environments_failure():
@@ -217,15 +216,15 @@ def test_a_random_agent_never_breaks_it():
 
 
 def test_the_question_of_a_row_without_one_is_its_prompt():
-    assert question_of(Prompt(0, "math", "2+2=?")) == "2+2=?"
-    assert question_of(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
+    assert get_question(Prompt(0, "math", "2+2=?")) == "2+2=?"
+    assert get_question(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
 
 
 def test_settings_that_nobody_would_read_are_refused():
     for settings in ({"tools": ["python_code"]}, {"action_format": "chat_template"}):
         with pytest.raises(ValueError, match="env_name=guessing_game calls no tools"):
             check_environment(Env(env_name="guessing_game", **settings))
-    with pytest.raises(ValueError, match=r"tool_parser=hermes reads .*set env\.action_format=chat_template"):
+    with pytest.raises(ValueError, match=r"tool_parser=hermes has no effect .*Set env\.action_format=chat_template"):
         check_environment(Env(env_name="informal_math", tool_parser="hermes"))
 
 
@@ -247,10 +246,10 @@ def test_the_time_for_python_stands_beside_its_other_settings():
 def test_python_may_not_take_longer_than_a_call():
     sixty = {"python_code_timeout": 60}
     with pytest.raises(
-        ValueError, match=r"informal_math\.python_code_timeout=60: env\.tool_limits\.timeout=30 would end"
+        ValueError, match=r"informal_math\.python_code_timeout=60 must not be above env\.tool_limits\.timeout=30"
     ):
         python_in(informal_math=sixty)
-    with pytest.raises(ValueError, match=r"tool_settings\.python_code\.timeout=60: env\.tool_limits\.timeout=30 would"):
+    with pytest.raises(ValueError, match=r"tool_settings\.python_code\.timeout=60 must not be above env\.tool_limits"):
         python_in(tool_settings={"python_code": {"timeout": 60}})
     assert "Time limit: 60 s" in python_in(informal_math=sixty, tool_limits={"timeout": 60})
 
@@ -260,18 +259,18 @@ def test_python_may_not_take_longer_than_a_call():
     [
         (
             {"tool_settings": {"pyhton_code": {}}},
-            r"pyhton_code: .*Did you mean 'python_code'\?.*given: python_code\. Known",
+            r"pyhton_code: .*Did you mean 'python_code'\?.*It uses: python_code\. Known",
         ),
         (
             {"tool_settings": {"local_rag": {"index": "x"}}},
-            r"local_rag: .*given: python_code\. Known.*Name it in env\.tools",
+            r"local_rag: .*It uses: python_code\. Known.*Add the tool to env\.tools",
         ),
         ({"tool_settings": {"python_code": {"timeout": "abc"}}}, r"python_code\.timeout=abc: .*a valid number"),
         ({"tool_settings": {"python_code": {"memory_mb": -1}}}, r"python_code\.memory_mb=-1: .*greater than 0"),
-        ({"tool_settings": {"python_code": {"memory": 1}}}, "no setting memory; it has timeout, memory_mb"),
+        ({"tool_settings": {"python_code": {"memory": 1}}}, r"no setting memory\. Known: timeout, memory_mb"),
         (
             {"informal_math": {"enable_local_rag": True}},
-            r"set env\.tool_settings\.local_rag\.index.*retrieval build FOLDER",
+            r"Set env\.tool_settings\.local_rag\.index.*retrieval build FOLDER",
         ),
     ],
 )
@@ -281,5 +280,5 @@ def test_wrong_settings_of_tools_are_refused(env, says):
 
 
 def test_settings_of_tools_are_refused_where_nothing_is_called():
-    with pytest.raises(ValueError, match=r"single_turn is given no such tool\. It is given: none"):
+    with pytest.raises(ValueError, match=r"single_turn does not use this tool\. It uses: none"):
         make_toolbox(Env(tool_settings={"python_code": {"timeout": 3}}))

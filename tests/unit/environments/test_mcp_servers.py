@@ -12,9 +12,9 @@ pytest.importorskip("mcp")
 from alphaapollo.config.schema import Env, McpServer
 from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Services, StepResult
-from alphaapollo.environments.informal_math import instruction
-from alphaapollo.environments.run_tools import open_toolbox
-from alphaapollo.tools.written_calls import Call
+from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.environments.informal_math import tag_instruction
+from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.types import Outcome, Prompt, Score
 
 COMMAND = [sys.executable, str(Path(__file__).parents[1] / "tools" / "mcp_server.py")]
@@ -36,11 +36,11 @@ def play(env: Env, *actions: str) -> list[StepResult]:
         box = await open_toolbox(env)
         assert box is not None
 
-        def read_calls(text: str) -> list[Call]:
-            return [Call(*text.split(" ", 1))] if "{" in text else []
+        def parse_calls(text: str) -> list[ToolCall]:
+            return [ToolCall(*text.split(" ", 1))] if "{" in text else []
 
         try:
-            environment = get_environment("informal_math")(Services(grade, env, box, read_calls))
+            environment = get_environment("informal_math")(Services(grade, env, box, parse_calls))
             await environment.reset(PROMPT)
             return [await environment.step(action) for action in actions]
         finally:
@@ -71,7 +71,7 @@ def test_the_tools_that_are_offered_can_be_chosen():
         box = await open_toolbox(config("count", "add", tools=["python_code"]))
         try:
             assert box.names == ["add", "count", "python_code"]
-            return instruction(box)
+            return tag_instruction(box)
         finally:
             await box.close()
 
@@ -82,17 +82,17 @@ def test_a_server_that_dies_again_and_again_is_a_failure_with_a_name_and_the_nex
     env = config("die", "count")
     counted, died, counted_again = play(env, "<count>{}</count>", "<die>{}</die>", "<count>{}</count>")
     assert died.done and died.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert died.score.reason.startswith("MCP server small: Connection closed (its last words: cannot go on")
+    assert died.score.reason.startswith("MCP server small: Connection closed (last line of its stderr: cannot go on")
     assert [call["status"] for call in died.info["tool_calls"]] == ["failed"]
     for result in (counted, counted_again):
         assert '"text": "1"' in result.observation.messages[0]["content"]
 
 
 def test_what_is_wrong_with_a_server_shows_before_the_start():
-    refused(config(command=["/nowhere/server"]), "MCP server small: .*nowhere/server.*Is its command right")
+    refused(config(command=["/nowhere/server"]), "MCP server small: .*nowhere/server.*Check its command")
     refused(config("ad"), r"mcp_servers\.small\.tools: the server has no tool 'ad'\. Did you mean 'add'.*It has: add, ")
-    refused(config(command=[]), "MCP server small: give either its command or its url")
+    refused(config(command=[]), "MCP server small needs either a command or a url")
     two = config("add").model_copy(update={"mcp_servers": {name: McpServer(command=COMMAND) for name in ("a", "b")}})
     refused(two, "several tools are named add, count, sleep")
     closed = config().model_copy(update={"mcp_servers": {"small": McpServer(command=COMMAND, environment=["NO_SUCH"])}})
-    refused(closed, r"mcp_servers\.small\.environment: NO_SUCH is not set here")
+    refused(closed, r"mcp_servers\.small\.environment: the variable NO_SUCH is not set")

@@ -1,4 +1,4 @@
-from alphaapollo.environments.memory import Step, select
+from alphaapollo.environments.memory import Step, select_steps
 
 
 def steps(*pairs: tuple[str, float]) -> list[Step]:
@@ -6,13 +6,13 @@ def steps(*pairs: tuple[str, float]) -> list[Step]:
 
 
 def chosen(kind, count: int, *pairs: tuple[str, float]) -> list[str]:
-    return [step.action for step in select(steps(*pairs), count, kind)]
+    return [step.action for step in select_steps(steps(*pairs), count, kind)]
 
 
 def test_simple_takes_the_last():
     assert chosen("simple", 2, ("a", 3), ("b", 2), ("c", 1)) == ["b", "c"]
     assert chosen("simple", 9, ("a", 3), ("b", 2)) == ["a", "b"]
-    assert select([], 2, "simple") == []
+    assert select_steps([], 2, "simple") == []
 
 
 def test_score_takes_the_best_and_the_newest():

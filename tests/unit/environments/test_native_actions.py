@@ -12,7 +12,7 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments import get_environment
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import NATIVE
-from alphaapollo.rollout.call_reader import make_call_reader
+from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.rollout.worker import RolloutWorker
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import function_tool, tool
@@ -47,10 +47,10 @@ def take(*actions: str) -> list[StepResult]:
     box = ToolBox([function_tool(double), function_tool(broken)], ToolLimits())
     tokenizer = tokenizer_of()
     tokenizer.response_template = RESPONSE_TEMPLATE
-    read_calls = make_call_reader("", ToolRenderer(tokenizer, box.schemas()))
+    parse_calls = make_tool_call_parser("", ToolRenderer(tokenizer, box.schemas()))
 
     async def run() -> list[StepResult]:
-        environment = get_environment("informal_math")(Services(grade, native(), box, read_calls))
+        environment = get_environment("informal_math")(Services(grade, native(), box, parse_calls))
         first = await environment.reset(PROMPT)
         assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{NATIVE}"
         results = [await environment.step(action) for action in actions]
@@ -101,7 +101,7 @@ def test_a_call_that_is_refused_makes_the_turn_invalid(action, says):
 @pytest.mark.parametrize("action", [BROKEN, f"{call('double', x=1)}{BROKEN}", "<tool_call>"])
 def test_a_call_that_cannot_be_read_is_an_invalid_turn_too(action):
     (result,) = take(action)
-    assert answers(result)[0].startswith("refused: this tool call cannot be read")
+    assert answers(result)[0].startswith("refused: this tool call cannot be parsed")
     assert not result.valid and not result.done and result.info == {"tool_status": "unreadable"}
 
 

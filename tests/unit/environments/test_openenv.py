@@ -18,7 +18,7 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.types import Message, Prompt, Score
-from alphaapollo.utils.time_limit import Clock
+from alphaapollo.utils.time_limit import TimeLimit
 from tests.unit import virtual_time
 from tests.unit.environments.playing import check_results, make, play, random_agent
 
@@ -133,8 +133,9 @@ def package(monkeypatch):
         monkeypatch.setattr(adapter, "find_spec", lambda name: object())
 
 
-def env(url: str, **settings) -> Env:
-    return Env(env_name="openenv", max_steps=5, openenv={"url": url, "observation_field": "text", **settings})
+def env(url: str, prompt: str = "", **settings) -> Env:
+    openenv = {"url": url, "observation_field": "text", **settings}
+    return Env(env_name="openenv", prompt=prompt, max_steps=5, openenv=openenv)
 
 
 def row(id: int = 0) -> Prompt:
@@ -173,7 +174,7 @@ def test_actions_and_observations(url):
 def test_what_goes_wrong_there_is_raised_here(url):
     with pytest.raises(RuntimeError):
         run(env(url), "<answer>raise</answer>")
-    with pytest.raises(KeyError, match=r"the observation has .*text"):
+    with pytest.raises(KeyError, match=r"observation_field=board must be one of .*text"):
         run(env(url, observation_field="board"), "")
 
 
@@ -213,7 +214,7 @@ def test_the_wait_for_other_episodes_is_no_time_of_ones_own(url, monkeypatch, ou
     """A session that is in use for a minute: by an episode of ours, or by somebody else."""
 
     async def go() -> float:
-        clock, (first, second) = Clock(10.0), (make(env(url)), make(env(url)))
+        clock, (first, second) = TimeLimit(10.0), (make(env(url)), make(env(url)))
         for environment in (first, second):
             environment._connect = partial(Client, url, 10.0)
             environment._client = environment._connect()

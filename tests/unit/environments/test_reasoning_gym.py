@@ -32,8 +32,8 @@ def row(id: int = 0, **env_kwargs) -> Prompt:
     return Prompt(id, "text", [Message(role="user", content="...")], env_kwargs=env_kwargs)
 
 
-def env(*tasks: str, **settings) -> Env:
-    return Env(env_name="reasoning_gym", reasoning_gym={"tasks": list(tasks), **settings})
+def env(*tasks: str, prompt: str = "", **settings) -> Env:
+    return Env(env_name="reasoning_gym", prompt=prompt, reasoning_gym={"tasks": list(tasks), **settings})
 
 
 def answered(config: Env, prompt: Prompt, text: str | None = None):
@@ -139,7 +139,7 @@ def test_a_curriculum_is_a_file_of_rows_that_get_harder(tmp_path):
     ("config", "said"),
     [
         (env(), "env.reasoning_gym.tasks is empty"),
-        (env("chain_sums"), "no task 'chain_sums'. Did you mean chain_sum"),
+        (env("chain_sums"), "no task 'chain_sums'. Did you mean 'chain_sum'"),
         (env("chain_sum", settings={"sum": {}}), "no task 'sum'"),
         (env("chain_sum", settings={"chain_sum": {"terms": 2}}), "'chain_sum' cannot be created with {'terms': 2}"),
         (env("chain_sum", settings={"chain_sum": {"max_terms": 1}}), "max_terms must be >= min_terms"),

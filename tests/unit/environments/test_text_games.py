@@ -43,10 +43,8 @@ def shortest(environment, seen: str) -> str:
 
 CONFIGS = [
     env("guessing_game"),
-    env(
-        "guessing_game", 4, context="memory", history_length=9, guessing_game={"numbers": 15, "prompt": "1-{numbers}?"}
-    ),
-    env("grid_world", 12, grid_world={"step_penalty": 0.25}),
+    env("guessing_game", 4, context="memory", history_length=9, prompt="1-{numbers}?", guessing_game={"numbers": 15}),
+    env("grid_world", 12),
     env("grid_world", 9, context="memory", grid_world={"walls": 0.5, "view": "coordinates"}),
     env("grid_world", 1, grid_world={"size": 2, "walls": 0.5}),
 ]
@@ -57,7 +55,7 @@ def test_whatever_a_model_writes(config):
     for seed in range(300):
         results = play(config, random_agent(seed), prompt(seed))
         check_results(results, config.max_steps)
-        assert all(result.reward == -config.grid_world.step_penalty for result in results)
+        assert all(result.reward == 0.0 for result in results)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -111,7 +109,7 @@ def test_an_invalid_guess_costs_a_turn_and_is_left_whole(text, problem):
 
 
 def test_what_a_fresh_prompt_of_the_guessing_game_shows():
-    config = env("guessing_game", 3, context="memory", guessing_game={"prompt": "1 to {numbers}, {steps} guesses"})
+    config = env("guessing_game", 3, context="memory", prompt="1 to {numbers}, {steps} guesses")
     seen = []
     play(config, lambda environment, text: seen.append(text) or "?", prompt())
     assert seen == ["1 to 100, 3 guesses"] + [
@@ -150,7 +148,7 @@ def test_the_view_in_words(corner):
 
 
 def test_a_fresh_prompt_of_the_grid_shows_where_one_is_now():
-    config = env("grid_world", 3, context="memory", grid_world={"walls": 0.0, "prompt": "{size} {steps}\n{view}"})
+    config = env("grid_world", 3, context="memory", prompt="{size} {steps}\n{view}", grid_world={"walls": 0.0})
     seen: list[str] = []
 
     def agent(environment, text: str) -> str:
@@ -162,7 +160,7 @@ def test_a_fresh_prompt_of_the_grid_shows_where_one_is_now():
 
 
 def test_braces_of_a_prompt_of_ones_own_stay():
-    config = env("grid_world", grid_world={"prompt": '{"move": "up"} {nothing}'})
+    config = env("grid_world", prompt='{"move": "up"} {nothing}')
     assert first_prompt(config, prompt()) == '{"move": "up"} {nothing}'
 
 

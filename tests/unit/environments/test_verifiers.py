@@ -239,12 +239,12 @@ def test_checked_at_the_start(monkeypatch):
         check_environment(Env(env_name="verifiers"))
     with pytest.raises(ValueError, match=r"name=countdown_env: its rubric compares the episodes of a group"):
         check_environment(env(group=True))
-    with pytest.raises(ValueError, match=r"call tools natively \(add\), which is not supported"):
+    with pytest.raises(ValueError, match=r"uses native tool calls \(add\), which are not supported"):
         check_environment(env(tool=True))
     with pytest.raises(ValueError, match=r"cannot be loaded with env\.verifiers\.args=\{'colour': 1\} .*colour"):
         check_environment(env(colour=1))
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\): pip install -e '\.\[verifiers\]'"):
+    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\)\. Install it: pip install -e '\.\[verifiers\]'"):
         check_environment(env())
 
 
@@ -252,7 +252,7 @@ def test_another_version_is_refused_at_the_start(monkeypatch):
     other = ModuleType("verifiers")
     other.__spec__ = SimpleNamespace(name="verifiers")
     monkeypatch.setitem(sys.modules, "verifiers", other)
-    with pytest.raises(ValueError, match=r"needs the library in version 0\.1\.14 \(here is .*pip install"):
+    with pytest.raises(ValueError, match=r"needs the library verifiers 0\.1\.14 \(found .*pip install"):
         check_environment(env())
 
 

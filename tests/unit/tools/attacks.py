@@ -94,7 +94,9 @@ ATTACKS: dict[str, Attack] = {
     "read_through_root_link": Attack("attempt(lambda: open(f'/proc/self/root{CANARY}').read())"),
     "read_by_handle": kernel(304, 265),
     "open_by_another_call": kernel(437, 437, "-100, b'/etc/passwd', bytes(24), 24"),
-    "import_other_packages": Attack("attempt(lambda: __import__('torch'), lambda: __import__('alphaapollo.utils.registry'))"),
+    "import_other_packages": Attack(
+        "attempt(*(lambda n=n: __import__(n) for n in ('torch', 'alphaapollo.utils.registry')))"
+    ),
     "stat_outside": Attack("attempt(lambda: os.stat(CANARY))", layer="bubblewrap"),
     "own_environment": Attack("print('ESCAPED' if 'SECRET' in str(os.environ) else 'stopped')"),
     "other_runs_in_memory": Attack(SEARCH_MEMORY),

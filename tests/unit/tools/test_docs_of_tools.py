@@ -14,7 +14,7 @@ from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config
 from alphaapollo.tools.base import ToolStatus, make_tools
 from alphaapollo.tools.sandbox import Status
-from alphaapollo.tools.sandbox.supervisor import Layers
+from alphaapollo.tools.sandbox.types import LAYERS
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 from tests.unit.tools.attacks import ATTACKS
 
@@ -53,7 +53,7 @@ def test_the_page_names_every_status_and_layer() -> None:
     page = (DOCS / "sandbox.md").read_text(encoding="utf-8")
     for status in Status:
         assert f"| `{status}` |" in page
-    for layer in Layers(True, True, True, True).mode.split("+"):
+    for layer in ("prefork", *LAYERS):
         assert f"| `{layer}` |" in page
     for attack in ATTACKS.values():
         assert not attack.layer or f"| {attack.layer} |" in page

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("mcp")
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
-from alphaapollo.tools.mcp_client import McpServer, root_cause
+from alphaapollo.tools.mcp_client import McpClient, root_cause
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
@@ -24,7 +24,7 @@ COMMAND = [sys.executable, PROGRAM]
 Play = Callable[[ToolBox], Awaitable[None]]
 
 
-def with_server(server_of: Callable[[], McpServer], play: Play) -> None:
+def with_server(server_of: Callable[[], McpClient], play: Play) -> None:
     async def main() -> None:
         server = server_of()
         try:
@@ -35,8 +35,8 @@ def with_server(server_of: Callable[[], McpServer], play: Play) -> None:
     asyncio.run(main())
 
 
-def stdio() -> McpServer:
-    return McpServer("small", command=COMMAND)
+def stdio() -> McpClient:
+    return McpClient("small", command=COMMAND)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_calls_over_stdio() -> None:
 
 
 def test_calls_over_http(url: str) -> None:
-    with_server(lambda: McpServer("small", url=url), play_calls)
+    with_server(lambda: McpClient("small", url=url), play_calls)
 
 
 def test_a_server_that_dies_is_started_again_and_the_call_made_once_more(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_server_that_dies_again_and_again() -> None:
         other = asyncio.create_task(box.call("sleep", {"seconds": 30}, Session()))
         await asyncio.sleep(0.5)
         with pytest.raises(
-            ToolFailedError, match=r"MCP server small: Connection closed \(its last words: cannot go on"
+            ToolFailedError, match=r"MCP server small: Connection closed \(last line of its stderr: cannot go on"
         ):
             await box.call("die", {}, Session())
         with pytest.raises(ToolFailedError, match="Connection closed"):
@@ -119,7 +119,7 @@ def test_a_http_server_that_is_gone(url: str) -> None:
         with pytest.raises(ToolFailedError, match="MCP server small"):
             await box.call("add", {"a": 1}, Session())
 
-    with_server(lambda: McpServer("small", url=url), play)
+    with_server(lambda: McpClient("small", url=url), play)
 
 
 def test_a_slow_call_times_out_and_the_server_goes_on() -> None:
@@ -147,7 +147,7 @@ def test_a_server_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> Non
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3):
-                await McpServer("x", command=[sys.executable, "-c", program]).start()
+                await McpClient("x", command=[sys.executable, "-c", program]).start()
         assert mark.exists()
         for _ in range(200):
             if not mark.exists():
@@ -161,18 +161,18 @@ def test_a_server_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"command": ["/nowhere/server"]}, "MCP server x: .*Is its command right"),
-        ({"command": [sys.executable, "-c", "print('hello')"]}, "MCP server x: .*Is its command right"),
+        ({"command": ["/nowhere/server"]}, "MCP server x: .*Check its command"),
+        ({"command": [sys.executable, "-c", "print('hello')"]}, "MCP server x: .*Check its command"),
         (
             {"command": [sys.executable, "-c", "import sys; sys.exit('no licence')"]},
-            "MCP server x: .*its last words: no licence.*Is its command right",
+            "MCP server x: .*last line of its stderr: no licence.*Check its command",
         ),
-        ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Is its url right"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Check its url"),
     ],
 )
 def test_a_server_that_is_not_there_is_a_mistake_of_the_user(arguments: dict[str, object], message: str) -> None:
     async def main() -> None:
-        await McpServer("x", **arguments).start()  # type: ignore[arg-type]
+        await McpClient("x", **arguments).start()  # type: ignore[arg-type]
 
     with pytest.raises(ValueError, match=message):
         asyncio.run(main())
@@ -180,8 +180,8 @@ def test_a_server_that_is_not_there_is_a_mistake_of_the_user(arguments: dict[str
 
 def test_what_is_no_server() -> None:
     for arguments in ({}, {"command": ["a"], "url": "b"}):
-        with pytest.raises(ValueError, match="either its command or its url"):
-            McpServer("x", **arguments)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="either a command or a url"):
+            McpClient("x", **arguments)  # type: ignore[arg-type]
 
 
 def test_root_cause() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
-from alphaapollo.tools.python_code import PythonCode, text_of
+from alphaapollo.tools.python_code import PythonCode, format_result
 from alphaapollo.tools.sandbox import Sandbox, SandboxResult, Status
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 
@@ -60,12 +60,12 @@ def test_text() -> None:
     def result(status: Status, out: str, err: str, reason: str) -> SandboxResult:
         return SandboxResult(status, out, err, 0.1, "mode", reason)
 
-    assert text_of(result(Status.ERROR, "a\n", "Traceback\n", "exit code 1")) == "a\nTraceback"
-    assert text_of(result(Status.ERROR, "", "", "killed by SIGSEGV")) == "[killed by SIGSEGV]"
-    assert text_of(result(Status.OUTPUT, "a\n", "", "stopped after printing 16 MiB")) == (
+    assert format_result(result(Status.ERROR, "a\n", "Traceback\n", "exit code 1")) == "a\nTraceback"
+    assert format_result(result(Status.ERROR, "", "", "killed by SIGSEGV")) == "[killed by SIGSEGV]"
+    assert format_result(result(Status.OUTPUT, "a\n", "", "stopped after printing 16 MiB")) == (
         "a\n[stopped after printing 16 MiB]"
     )
-    assert text_of(result(Status.OK, "", "", "")) == ""
+    assert format_result(result(Status.OK, "", "", "")) == ""
 
 
 def test_a_machine_that_cannot_hold_code_is_a_failure_and_no_answer() -> None:

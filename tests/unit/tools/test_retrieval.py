@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
-from alphaapollo.tools.documents import PASSAGE_CHARACTERS, Passage, passages_of, words_of
-from alphaapollo.tools.retrieval import Index, LocalRag, build
+from alphaapollo.tools.documents import PASSAGE_CHARACTERS, Passage, split_passages, tokenize
+from alphaapollo.tools.retrieval import DocumentIndex, LocalRag, build_index
 from alphaapollo.tools.toolbox import ToolBox, ToolLimits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,7 +34,7 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "corpus" / name).write_text(text, encoding="utf-8")
     (folder / "corpus" / "sympy" / "latin.txt").write_bytes(b"\xff\xfe\xe4")
-    report = build(folder / "corpus", folder / "index")
+    report = build_index(folder / "corpus", folder / "index")
     assert report["geometry"] == (1, {})
     assert report["sympy"] == (3, {"not one of .md .markdown .rst .txt .py .pyi": 1, "not UTF-8": 1})
     return folder / "index"
@@ -52,13 +52,13 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_best_passage(index_folder: Path, repo_name: str, query: str, path: str) -> None:
-    hits = Index(index_folder).query(repo_name, query, 3)
+    hits = DocumentIndex(index_folder).query(repo_name, query, 3)
     assert hits[0].passage.path == path
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
 def test_repositories_are_apart_and_nothing_is_nothing(index_folder: Path) -> None:
-    index = Index(index_folder)
+    index = DocumentIndex(index_folder)
     assert index.names == ["geometry", "sympy"]
     assert index.query("geometry", "eigenvalues", 3) == []
     for query in ("", "the of and", "zzz", "!?"):
@@ -106,7 +106,7 @@ def test_a_missing_index_names_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"format": 0}'])
 def test_a_broken_index_says_so(tmp_path: Path, manifest: str) -> None:
     (tmp_path / "index.json").write_text(manifest)
-    with pytest.raises(ValueError, match=r"is broken, or not of format 1\. Make it again"):
+    with pytest.raises(ValueError, match=r"is corrupt or not of format 1\. Build it again"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
 
 
@@ -138,27 +138,27 @@ def test_the_command(tmp_path: Path) -> None:
 def test_what_cannot_be_built(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.pdf").write_text("x")
-    with pytest.raises(ValueError, match="no such folder"):
-        build(tmp_path / "none", tmp_path / "out")
-    with pytest.raises(ValueError, match=r"no documents in it \(1 files not one of"):
-        build(tmp_path / "docs", tmp_path / "out")
+    with pytest.raises(ValueError, match="is not a folder"):
+        build_index(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"has no documents \(1 files not one of"):
+        build_index(tmp_path / "docs", tmp_path / "out")
     with pytest.raises(ValueError, match="exists and is not an index"):
-        build(tmp_path / "docs", tmp_path / "docs")
+        build_index(tmp_path / "docs", tmp_path / "docs")
     (tmp_path / "docs" / "a.md").write_text("x")
-    with pytest.raises(ValueError, match="the index cannot be made"):
-        build(tmp_path / "docs", "/dev/null/out")
+    with pytest.raises(ValueError, match="cannot be written"):
+        build_index(tmp_path / "docs", "/dev/null/out")
     assert not (tmp_path / "out").exists()
 
 
 def test_words() -> None:
-    assert words_of("Use the BlockMatrix.from_list") == ["blockmatrix", "block", "matrix", "from_list", "list"]
-    assert words_of("HTTPServer2 x² Größe") == ["httpserver2", "http", "server", "2", "x²", "größe"]
+    assert tokenize("Use the BlockMatrix.from_list") == ["blockmatrix", "block", "matrix", "from_list", "list"]
+    assert tokenize("HTTPServer2 x² Größe") == ["httpserver2", "http", "server", "2", "x²", "größe"]
 
 
 def test_passages() -> None:
-    assert list(passages_of("a", "")) == list(passages_of("a", "\n \n")) == []
-    assert list(passages_of("a", "\n\none\ntwo\n")) == [Passage("a", 3, "one\ntwo")]
+    assert list(split_passages("a", "")) == list(split_passages("a", "\n \n")) == []
+    assert list(split_passages("a", "\n\none\ntwo\n")) == [Passage("a", 3, "one\ntwo")]
     block = "x" * 99 + "\n"
-    parts = list(passages_of("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
+    parts = list(split_passages("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
     assert [part.line for part in parts] == [1, 12, 23, 38, 53]
     assert all(len(part.text) <= PASSAGE_CHARACTERS for part in parts)

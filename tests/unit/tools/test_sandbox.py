@@ -18,9 +18,8 @@ import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, Status, run_python, run_python_async
 from alphaapollo.tools.sandbox import supervisor as supervisor_module
-from alphaapollo.tools.sandbox.capture import Capture
-from alphaapollo.tools.sandbox.order import MAX_CODE_BYTES, Order
 from alphaapollo.tools.sandbox.supervisor import wait_status
+from alphaapollo.tools.sandbox.types import MAX_CODE_BYTES, OutputCapture, SandboxRequest
 from alphaapollo.tools.sandbox.zygote import remove_tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -230,10 +229,10 @@ def test_a_session_can_only_fool_itself(sandbox: Sandbox) -> None:
 
 def test_the_interpreter_is_replaced_when_it_dies(sandbox: Sandbox) -> None:
     supervisor = sandbox.start()._supervisor
-    assert supervisor is not None and supervisor.interpreter._zygote is not None
-    signal.pidfd_send_signal(supervisor.interpreter._zygote, signal.SIGKILL)
+    assert supervisor is not None
+    supervisor.zygote.kill()
     supervisor._thread.join(20)
-    assert supervisor.death
+    assert supervisor.failure
     assert sandbox.run("print('again')").stdout == "again\n"
 
 
@@ -241,8 +240,8 @@ def test_what_has_no_result_when_it_closes_fails() -> None:
     with Sandbox(without=["bubblewrap"]) as sandbox:
         supervisor = sandbox._supervisor
         assert supervisor is not None
-        future = supervisor.submit(Order("import time; time.sleep(60)", timeout=90))
-        folder = Path(supervisor.interpreter.folder)
+        future = supervisor.submit(SandboxRequest("import time; time.sleep(60)", timeout=90))
+        folder = Path(supervisor.zygote.folder)
         assert folder.is_dir()
     with pytest.raises(SandboxError, match="closed"):
         future.result(timeout=10)
@@ -261,7 +260,7 @@ def test_nothing_outlives_a_killed_program() -> None:
         "sandbox = Sandbox(without=['bubblewrap']).start()\n"
         "threading.Thread(target=sandbox.run, args=('import time; time.sleep(60)',), kwargs={'timeout': 90}).start()\n"
         "import time; time.sleep(0.5)\n"
-        "print(sandbox._supervisor.interpreter.process.pid, sandbox._supervisor.interpreter.folder, flush=True)\n"
+        "print(sandbox._supervisor.zygote.process.pid, sandbox._supervisor.zygote.folder, flush=True)\n"
         "time.sleep(60)"
     )
     host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -318,11 +317,11 @@ def test_a_wrong_layer() -> None:
 
 
 def test_capture() -> None:
-    capture = Capture(10)
+    capture = OutputCapture(10)
     for letter in b"abcdefghijklmnopqrstuvwxyz" * 1000:
         capture.feed(bytes([letter]))
     assert capture.text() == "abcde\n... [25990 bytes cut] ...\nvwxyz"
-    exact = Capture(4)
+    exact = OutputCapture(4)
     exact.feed(b"abcd")
     assert exact.text() == "abcd"
 
@@ -348,7 +347,7 @@ def test_what_fails_in_the_thread_fails_the_run(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(threading, "excepthook", lambda arguments: None)
             assert sandbox._supervisor is not None
             with pytest.raises(SandboxError, match="RuntimeError: a mistake of ours"):
-                sandbox._supervisor.submit(Order("2")).result(timeout=20)
+                sandbox._supervisor.submit(SandboxRequest("2")).result(timeout=20)
 
 
 def test_remove_tree(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, SandboxUnavailableError
-from alphaapollo.tools.sandbox.launch import bubblewrap_missing
 from tests.unit.tools.attacks import ATTACKS, PRELUDE, Outcome
 
 HERE = Path(__file__).parent
@@ -112,7 +112,7 @@ def test_an_unheld_attack_is_seen() -> None:
             assert "ESCAPED" in result.stdout, (name, result)
 
 
-@pytest.mark.skipif(bool(bubblewrap_missing()), reason="no bubblewrap")
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="no bubblewrap")
 def test_bubblewrap_that_does_not_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose profile forbids user namespaces."""
     broken = tmp_path / "bwrap"

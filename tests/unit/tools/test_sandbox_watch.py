@@ -51,7 +51,7 @@ def test_a_session_that_takes_no_orders_ends_no_other_run() -> None:
         sandbox.run(stubborn, session="g", timeout=2)
         for _ in range(500):  # more than its socket holds
             sandbox.run("pass", session="g", timeout=0.5)
-        assert not supervisor.death
+        assert not supervisor.failure
         assert sandbox.run("print(1)").stdout == "1\n"
 
 
@@ -61,7 +61,7 @@ def test_a_name_that_is_no_text_ends_no_run() -> None:
         supervisor = sandbox.start()._supervisor
         assert supervisor is not None
         assert sandbox.run(named).stdout == "named\n"
-        assert not supervisor.death
+        assert not supervisor.failure
 
 
 def test_many_threads_work_as_long_as_they_are_not_too_many(sandbox: Sandbox) -> None:
@@ -91,15 +91,15 @@ def test_a_run_that_cannot_be_started_fails_alone(name: str, tmp_path: Path, mon
     def broken(*arguments: object) -> None:
         raise OSError(errno.EAGAIN, "no more to be had")
 
-    launch = child.Launch(7, False, False, False, 1024, 10, False)
+    spec = child.ChildSpec(7, [], 1024, 10, False)
     with ours, theirs, monkeypatch.context() as patch:
-        zygote = Zygote(theirs, child.Ground(0, [], "", 0, os.getpid()), str(tmp_path))
+        zygote = Zygote(theirs, child.ForkContext(os.getpid(), 0, "", 0, []), str(tmp_path))
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         patch.setattr(os, name, broken)
-        socket.send_fds(ours, [json.dumps(dataclasses.asdict(launch)).encode()], [null])
-        assert zygote._obey()
+        socket.send_fds(ours, [json.dumps(dataclasses.asdict(spec)).encode()], [null])
+        assert zygote._handle_message()
         notice = json.loads(ours.recv(4096))
     os.close(null)
-    assert notice["exit"] == 7 and "no more to be had" in notice["stopped"]
+    assert notice["exit"] == 7 and "no more to be had" in notice["stop_reason"]
     assert not list(tmp_path.iterdir())

@@ -11,8 +11,8 @@ from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_es
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Config, Env, GenerationConfig
-from alphaapollo.controller.worker_counts import Machine
-from alphaapollo.environments.base import get_registered
+from alphaapollo.controller.placement import Machine
+from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import environment_notices
 from alphaapollo.trainer.setup.combinations import check_combinations
 from alphaapollo.trainer.setup.plan import make_plan
@@ -335,9 +335,9 @@ def test_who_uses_the_keys_of_rewards():
     components = {"reward": {"components": {"format": 0.1}}}
     for name in ("single_turn", "informal_math", "reasoning_gym"):
         env = Env(env_name=name, max_steps=4 if name == "informal_math" else 1)
-        assert environment_notices(GenerationConfig(env=env, **components), get_registered(name)) == []
+        assert environment_notices(GenerationConfig(env=env, **components), get_environment_spec(name)) == []
     for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
-        said = environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_registered(name))
+        said = environment_notices(GenerationConfig(env=Env(env_name=name), **components), get_environment_spec(name))
         assert said == [COMPONENTS.replace("guessing_game", name)]
 
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from alphaapollo.environments.read_tags import Action, Unreadable, read_action
+from alphaapollo.environments.tag_parser import Action, UnreadableAction, read_action
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,17 @@ def test_the_first_complete_action_counts(text, content, kept):
     "text", ["", "7", "<answer>7", "7</answer>", "<think><answer>7</answer>", "<ANSWER>7</ANSWER>", "</think>"]
 )
 def test_no_action(text):
-    assert read_action(text) == Unreadable("no action; write <answer>...</answer>")
+    assert read_action(text) == UnreadableAction("no action; write <answer>...</answer>")
 
 
 def test_several_kinds_at_once():
     tags = ["python_code", "answer"]
     assert read_action("<python_code>1+1</python_code>", tags) == Action("python_code", "1+1", None)
     both = read_action("<python_code>1+1</python_code> so <answer>2</answer>", tags)
-    assert both == Unreadable("several kinds of action at once (python_code, answer); make one")
+    assert both == UnreadableAction("several kinds of action at once (python_code, answer); make one")
     thought = "<think><answer>2</answer></think><python_code>1+1</python_code>"
     assert read_action(thought, tags) == Action("python_code", "1+1", None)
-    assert read_action("what?", tags) == Unreadable(
+    assert read_action("what?", tags) == UnreadableAction(
         "no action; write <python_code>...</python_code> or <answer>...</answer>"
     )
 
@@ -58,7 +58,7 @@ def test_a_bare_word(text, word, kept):
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>up", "<think>a</think> <think>up"])
 def test_no_bare_word(text):
-    assert isinstance(read_action(text, bare_word=True), Unreadable)
+    assert isinstance(read_action(text, bare_word=True), UnreadableAction)
 
 
 def test_a_megabyte_is_read_in_linear_time():

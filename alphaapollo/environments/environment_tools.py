@@ -1,0 +1,115 @@
+"""Tools of a rollout worker: those of env.tools and env.mcp_servers, and those that the environment enables."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from alphaapollo.config.schema import Env, InformalMath
+from alphaapollo.config.schema import McpServer as McpSettings
+from alphaapollo.environments.actions import ANSWER
+from alphaapollo.environments.base import get_environment_spec
+from alphaapollo.environments.tag_parser import THINK
+from alphaapollo.tools import python_code as python_code
+from alphaapollo.tools import retrieval as retrieval
+from alphaapollo.tools.base import Tool, make_tools
+from alphaapollo.tools.base import tools as tool_registry
+from alphaapollo.tools.toolbox import Closable, ToolBox, ToolLimits
+from alphaapollo.utils.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from alphaapollo.tools.mcp_client import McpClient
+
+
+async def open_toolbox(config: Env) -> ToolBox | None:
+    """Connect to the servers of env.mcp_servers and make all tools. None if there are no tools.
+
+    Raises ValueError as make_toolbox does, or if a server cannot be reached or lacks a tool.
+    """
+    clients = {name: _make_client(name, settings) for name, settings in config.mcp_servers.items()}
+    try:
+        offered = await asyncio.gather(*(_start(client, config.mcp_servers[name]) for name, client in clients.items()))
+        return make_toolbox(config, [tool for tools in offered for tool in tools], list(clients.values()))
+    except BaseException:
+        await asyncio.gather(*(client.close() for client in clients.values()))
+        raise
+
+
+def make_toolbox(config: Env, more: Sequence[Tool] = (), owns: Sequence[Closable] = ()) -> ToolBox | None:
+    """Make the registered tools and add `more`; None if there are no tools. The box closes what it `owns`.
+
+    Raises ValueError for an unknown or misnamed tool, invalid settings, a missing index, or a time limit for Python
+    above env.tool_limits.timeout.
+    """
+    names_of = get_environment_spec(config.env_name).tools
+    names = names_of(config) if names_of else []
+    settings = _tool_settings(config, names)
+    tools = [*make_tools(names, settings), *more]
+    _check_python_timeout(config, settings)
+    if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
+        raise ValueError(
+            f"the tool name {taken[0]} is reserved: <{taken[0]}> has another meaning with env.action_format=tags. "
+            "Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set env.action_format=chat_template."
+        )
+    limits = config.tool_limits
+    box_limits = ToolLimits(limits.timeout, limits.max_concurrent, limits.max_output)
+    return ToolBox(tools, box_limits, owns=owns) if tools else None
+
+
+def _tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """env.tool_settings, with env.informal_math.python_code_timeout as the timeout of python_code."""
+    settings, timeout = config.tool_settings, config.informal_math.python_code_timeout
+    for name in settings:
+        if name not in names:
+            known = tool_registry.names()
+            hint = "" if name in known else did_you_mean(name, known)
+            raise ValueError(
+                f"env.tool_settings.{name}: the environment {config.env_name} does not use this tool.{hint} It uses: "
+                f"{', '.join(names) or 'none'}. Known: {', '.join(known)}. "
+                "Add the tool to env.tools or remove its settings."
+            )
+    if "python_code" not in names:
+        return settings
+    own = settings.get("python_code", {})
+    if own.get("timeout", timeout) != timeout != InformalMath().python_code_timeout:
+        raise ValueError(
+            f"env.tool_settings.python_code.timeout={own['timeout']} and "
+            f"env.informal_math.python_code_timeout={timeout:g} are the same setting. Remove one."
+        )
+    return {**settings, "python_code": {"timeout": timeout, **own}}
+
+
+def _check_python_timeout(config: Env, settings: dict[str, dict[str, Any]]) -> None:
+    """`settings`: validated by make_tools."""
+    limit, seconds = config.tool_limits.timeout, float(settings.get("python_code", {}).get("timeout", 0))
+    if seconds > limit:
+        in_settings = "timeout" in config.tool_settings.get("python_code", {})
+        key = "tool_settings.python_code.timeout" if in_settings else "informal_math.python_code_timeout"
+        raise ValueError(
+            f"env.{key}={seconds:g} must not be above env.tool_limits.timeout={limit:g}. Raise the limit or lower the "
+            "timeout."
+        )
+
+
+def _make_client(name: str, settings: McpSettings) -> McpClient:
+    from alphaapollo.tools.mcp_client import McpClient
+
+    if missing := [variable for variable in settings.environment if variable not in os.environ]:
+        raise ValueError(
+            f"env.mcp_servers.{name}.environment: the variable {', '.join(missing)} is not set. Set it or remove it "
+            "from the list."
+        )
+    environment = {variable: os.environ[variable] for variable in settings.environment}
+    return McpClient(name, settings.command, settings.url, environment)
+
+
+async def _start(client: McpClient, settings: McpSettings) -> list[Tool]:
+    tools = {tool.name: tool for tool in await client.start()}
+    if unknown := [name for name in settings.tools if name not in tools]:
+        raise ValueError(
+            f"env.mcp_servers.{client.name}.tools: the server has no tool {unknown[0]!r}."
+            f"{did_you_mean(unknown[0], tools)} It has: {', '.join(tools)}."
+        )
+    return [tools[name] for name in settings.tools or tools]

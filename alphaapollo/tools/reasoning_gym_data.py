@@ -1,0 +1,35 @@
+"""Puzzle generation with the package reasoning-gym, for the environment and the grader of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def make_dataset(task: str, level: int | None, settings: Mapping[str, Any], seed: int) -> Any:
+    """Data set of one puzzle.
+
+    Args:
+        task: one of reasoning_gym's tasks.
+        level: of the package's curriculum for the task; None: the task's default settings.
+        settings: of the task; they override the level's.
+        seed: of the puzzle.
+
+    Raises ValueError if the package cannot make the task with these values.
+    """
+    from reasoning_gym import factory  # takes seconds to import
+
+    dataset_class, config_class = factory.DATASETS[task]
+    own = {"seed": seed, "size": 1}
+    try:
+        if level is None:
+            return dataset_class(config_class(**settings, **own))
+        curriculum = factory.create_curriculum(task)
+        curriculum.set_global_level(level)
+        config = curriculum.generate_configuration({**settings, **own})
+        for name, value in settings.items():
+            setattr(config, name, value)
+        return dataset_class(config)
+    except (AssertionError, TypeError, ValueError) as error:
+        at = "" if level is None else f" at level {level}"
+        raise ValueError(f"reasoning_gym's task {task!r} cannot be created{at} with {dict(settings)}: {error}") from error

@@ -1,0 +1,117 @@
+"""Bash that can compute but do nothing else: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
+
+The script can start no program, open no network connection, write no file, signal no other process and read no file but
+bash's own libraries. It gets 10 seconds and 64 processes. stdin is empty; stdout and stderr are cut after 4 MiB.
+Exit code 124: stopped at a limit. 126: this machine has no bash, or no seccomp (Linux on x86_64 or aarch64).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+from alphaapollo.tools.sandbox import landlock, seccomp
+from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+
+TIME_LIMIT = 10.0  # seconds
+MAX_PROCESSES = 64
+LIMITS = {
+    resource.RLIMIT_AS: 128 << 20,
+    resource.RLIMIT_CPU: 10,
+    resource.RLIMIT_FSIZE: 4 << 20,
+    resource.RLIMIT_NOFILE: 64,
+    resource.RLIMIT_CORE: 0,
+}
+NOBODY = 65534
+LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null"]
+_EXECUTE = 1  # right of Landlock
+
+
+def main(arguments: list[str]) -> int:
+    bash = shutil.which("bash")
+    if bash is None or not seccomp.supported():
+        print("No bash can run in a sandbox here. Use Linux on x86_64 or aarch64, with bash.", file=sys.stderr)
+        return 126
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
+        child = os.fork()
+        if child == 0:
+            _become_bash(bash, arguments, output.fileno(), messages.fileno())
+        code = _wait(child)
+        for file, stream in ((output, sys.stdout), (messages, sys.stderr)):
+            file.seek(0)
+            stream.buffer.write(file.read())
+    if code == 124:
+        print(f"stopped: more than {TIME_LIMIT:g} seconds or {MAX_PROCESSES} processes", file=sys.stderr)
+    return code
+
+
+def _wait(child: int) -> int:
+    """Exit code of bash; 124 if it was stopped. Its other processes end with it."""
+    deadline = time.monotonic() + TIME_LIMIT
+    try:
+        while time.monotonic() < deadline and _group_size(child) <= MAX_PROCESSES:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status) & 0xFF
+            time.sleep(0.005)
+        return 124
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+
+
+def _group_size(group: int) -> int:
+    size = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(ProcessLookupError):
+            size += os.getpgid(int(name)) == group
+    return size
+
+
+def _become_bash(bash: str, arguments: list[str], output: int, messages: int) -> None:
+    """Never returns. Bash cannot leave its process group, because the filter lacks setpgid and setsid."""
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for target, source in enumerate((null, output, messages)):
+            os.dup2(source, target)
+        program = os.open(bash, os.O_RDONLY)
+        os.closerange(program + 1, 1 << 16)
+        os.chdir("/")
+        os.nice(19)
+        for limit, value in LIMITS.items():
+            hard = resource.getrlimit(limit)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (value, value))
+        if os.getuid() == 0:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        if version := landlock.version():
+            landlock.restrict(landlock.build_ruleset(_readable(bash), version))
+        seccomp.restrict_shell(os.getpid())
+        os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})
+    except BaseException as error:  # noqa: BLE001  the frames above belong to the supervisor
+        print(f"bash cannot run in a sandbox here: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(126)
+
+
+def _readable(bash: str) -> list[tuple[int, int]]:
+    rules = []
+    for path in filter(os.path.exists, [*LIBRARIES, os.path.realpath(bash)]):
+        rights = landlock.READ if os.path.isdir(path) else landlock.READ_FILE
+        rules.append((os.open(path, os.O_PATH | os.O_CLOEXEC), rights | _EXECUTE))
+    return rules
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
