@@ -1,6 +1,6 @@
 """A language model as judge, behind an OpenAI-compatible server: its requests, retries and verdicts.
 
-The openai client retries a request `reward.judge.max_retries` times, with growing pauses, after status 408, 409, 429 or
+The openai client retries a request MAX_RETRIES times, with growing pauses, after status 408, 409, 429 or
 5xx and after a broken connection. A reply without a verdict is a failure of the grader, never a reward of 0; as any
 failed grade, it is requested once more (grader_processes.client).
 """
@@ -18,6 +18,7 @@ from alphaapollo.types import Prompt, Score
 
 VERDICT = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
 THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
+MAX_RETRIES = 4  # of a request
 MAX_SHOWN = 120  # characters of a reply in a reason
 
 
@@ -33,7 +34,7 @@ def make_judge(settings: Mapping[str, Any]) -> RewardFunction:
     connection = make_connection_options("reward.judge", judge.base_url, judge.api_key_env)
     import openai
 
-    client = openai.OpenAI(**connection, timeout=judge.timeout, max_retries=judge.max_retries)
+    client = openai.OpenAI(**connection, timeout=judge.timeout, max_retries=MAX_RETRIES)
 
     def grade(prompt: Prompt, completion: str) -> Score:
         """The judge's score, from 0 to 1; `accuracy` is 1 from 0.5 on."""

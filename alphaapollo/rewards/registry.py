@@ -14,7 +14,7 @@ from alphaapollo.types import Prompt
 
 
 @dataclass(frozen=True)
-class Grader:
+class BuiltInGrader:
     """Built-in reward function. Its module is imported only in the process that grades."""
 
     name: str
@@ -24,27 +24,27 @@ class Grader:
 
 
 GRADERS = (
-    Grader("gsm8k", "gsm8k:grade", ("*gsm8k*", "*svamp*")),
-    Grader("exact", "exact_match:grade", ("exact", "exact/*")),
-    Grader("reasoning_gym", "reasoning_gym:grade", ("reasoning_gym", "reasoning_gym/*")),
-    Grader("judge", "judge:make_judge", ("judge", "judge/*"), is_judge=True),
-    Grader("search_f1", "search:grade_f1", ("search_f1", "search_f1/*")),
-    Grader(
+    BuiltInGrader("gsm8k", "gsm8k:grade", ("*gsm8k*", "*svamp*")),
+    BuiltInGrader("exact", "exact_match:grade", ("exact", "exact/*")),
+    BuiltInGrader("reasoning_gym", "reasoning_gym:grade", ("reasoning_gym", "reasoning_gym/*")),
+    BuiltInGrader("judge", "judge:make_judge", ("judge", "judge/*"), is_judge=True),
+    BuiltInGrader("search_f1", "search:grade_f1", ("search_f1", "search_f1/*")),
+    BuiltInGrader(
         "search",
         "search:grade",
         ("search", "search/*", "nq", "nq/*", "*nq_open*", "*trivia*qa*", "*popqa*", "*hotpot*", "*musique*", "*squad*"),
     ),
-    Grader(
+    BuiltInGrader(
         "multiple_choice",
         "multiple_choice:grade",
         ("multiple_choice", "multiple_choice/*", "*mmlu*", "*gpqa*", "*ai2_arc*", "*commonsense_qa*", "*medqa*"),
     ),
-    Grader(
+    BuiltInGrader(
         "code",
         "code.grader:grade",
         ("code", "code/*", "*humaneval*", "*mbpp*", "*livecodebench*", "*code_contests*", "*/apps", "*taco*"),
     ),
-    Grader(
+    BuiltInGrader(
         "math",
         "math.grader:grade",
         ("*math*", "*aime*", "*amc*", "*hmmt*", "*olympiad*", "*minerva*", "*numina*", "*deepscaler*", "*dapo*"),
@@ -52,13 +52,13 @@ GRADERS = (
 )
 
 
-def match_grader(data_source: str) -> Grader | None:
+def match_grader(data_source: str) -> BuiltInGrader | None:
     """Return the first built-in grader with a pattern that matches the data source."""
     matching = (one for one in GRADERS if any(fnmatchcase(data_source.lower(), pattern) for pattern in one.patterns))
     return next(matching, None)
 
 
-def find_grader(data_source: str) -> Grader:
+def find_grader(data_source: str) -> BuiltInGrader:
     """Return the built-in grader of a data source, e.g. `openai/gsm8k`, `DigitalLearningGmbH/MATH-lighteval`.
 
     Raises:

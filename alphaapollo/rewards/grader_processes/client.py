@@ -11,7 +11,7 @@ from alphaapollo.rewards.base import failed_score
 from alphaapollo.rewards.grader_processes.pool import GraderError, GraderPool
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
 from alphaapollo.types import Prompt, Score, Turn
-from alphaapollo.utils.time_limit import queueing
+from alphaapollo.utils.time_limit import exclude_waiting
 
 MAX_ATTEMPTS = 2  # for one completion
 
@@ -41,7 +41,7 @@ class RewardClient:
             return failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
             try:
-                with queueing(), SPANS("grade", within=self._pool.max_job_seconds):
+                with exclude_waiting(), SPANS("grade", within=self._pool.max_job_seconds):
                     score = decode_reply(await self._pool.run(request))
             except GraderError as error:
                 score = failed_score(str(error))

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Judge, Reward
+from alphaapollo.rewards import judge
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judge import fill_template, make_judge, read_verdict
 from alphaapollo.rewards.registry import check_gradable, check_judge
@@ -85,8 +86,8 @@ def test_a_server_of_another_kind_is_a_failure_that_says_so(server, body):
 
 
 def test_a_refusal_for_ever_is_a_failure_with_its_reason(server):
-    score = judged(server, 429, max_retries=2)
-    assert len(server.requests) == 3
+    score = judged(server, 429)
+    assert len(server.requests) == 1 + judge.MAX_RETRIES
     assert score.outcome is Outcome.GRADER_FAILED and math.isnan(score.reward)
     assert "the judge gave no answer: RateLimitError" in score.reason and "slow down" in score.reason
 
@@ -96,8 +97,9 @@ def test_what_is_wrong_with_the_request_is_not_repeated(server):
     assert len(server.requests) == 1
 
 
-def test_a_server_that_is_not_there():
-    grade = make_judge(Judge(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0).model_dump())
+def test_a_server_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(judge, "MAX_RETRIES", 0)
+    grade = make_judge(Judge(model="m", base_url="http://127.0.0.1:9/v1").model_dump())
     assert "the judge gave no answer: APIConnectionError" in grade(PROMPT, "4").reason
 
 
@@ -147,7 +149,7 @@ def test_what_is_missing_is_said(monkeypatch):
     with pytest.raises(ValueError, match="environment variable OPENAI_API_KEY"):
         make_judge({"model": "m"})
     check_judge(["gsm8k"], Reward())
-    with pytest.raises(ValueError, match=r"'judge/a' is graded by a judge: set reward\.judge\.model"):
+    with pytest.raises(ValueError, match=r"'judge/a' is graded by a judge. Set reward\.judge\.model"):
         check_judge(["gsm8k", "judge/a"], Reward())
     with pytest.raises(ValueError, match=r"reward\.timeout=10 must exceed reward\.judge\.timeout=60"):
         check_judge(["judge"], Reward(judge=Judge(model="m")))

@@ -49,7 +49,7 @@ def test_verls_result_in_our_words():
     ("parameters", "what"),
     [
         ("solution_str, tokenizer", r"is called with solution_str by name.*missing a required argument: 'tokenizer'"),
-        ("data_sources, solution_strs, ground_truths, extra_infos", "takes a whole batch .*write it for one"),
+        ("data_sources, solution_strs, ground_truths, extra_infos", "takes a whole batch .*Write it for one"),
         ("solution_str, /", "is called with solution_str by name"),
     ],
 )

@@ -125,7 +125,7 @@ def test_where_a_limit_comes_first_it_sees_what_was_played(tmp_path):
     group = with_client(tmp_path, lambda client: play(client, max_turns=1))
     score = group.trajectories[0].score
     parts = {"accuracy": 0.0, "calls": 1.0, "told": 8.0, "step": 0.25, "last": 4.0, "open": 0.0}
-    assert score == Score(1.0, parts, reason="no score before the turn limit")
+    assert score == Score(1.0, parts, reason="no answer before the turn limit")
 
 
 def test_a_text_alone_is_one_turn(tmp_path):
