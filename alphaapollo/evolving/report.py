@@ -106,8 +106,8 @@ def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int])
     for candidate in graded:
         judgement = pool.judgements.get(candidate.key)
         if judgement is not None and judgement.right is not None:
-            votes = VoteCount(judgement.votes_for, judgement.votes_against, bool(candidate.right))
-            by_problem[candidate.place.problem].append(votes)
+            count = VoteCount(judgement.votes_for, judgement.votes_against, bool(candidate.right))
+            by_problem[candidate.place.problem].append(count)
     votes = [one for own in by_problem.values() for one in own]
     if not votes:
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from alphaapollo.config.check import check
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.controller.health.stall_monitor import StallLimits, StallMonitor
+from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts
@@ -156,10 +156,8 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
                 tracker.log(number, round_metrics(pool, problems, number))
 
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
-        patience = StallLimits(config.trainer.stall_notice, config.trainer.stall_timeout)
-        stall_monitor = StallMonitor(
-            [], patience, device, folder, note, lambda: "stopped; run the same command to resume"
-        )
+        settings = StallSettings(config.trainer.stall_notice, config.trainer.stall_timeout, device, folder)
+        stall_monitor = StallMonitor([], settings, note, lambda: "stopped; run the same command to resume")
         async with _start(prepared, pool, log_round) as loop, stall_monitor:
             with HEARTBEAT.call("the rounds"):
                 stopped = await loop.run(prepared.prompts)

@@ -1,5 +1,5 @@
-"""Self-evolution as a process of its own: killed in the middle and resumed, no call is made again, and it comes to what
-an undisturbed run comes to; on engines of the run's own and on a server that counts."""
+"""Self-evolution in its own process, with engines of the run and with a server: a killed run resumes, repeats no call
+and ends with the results of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 PROBLEMS, ROUNDS, VOTES = 3, 2, 2
 ROLES = f'''
-"""Short words for a small model, and a kill at an instant of its own where a file called death is beside this one."""
+"""Short prompts for a small model. If a file named kill is beside this one, it is killed at a fixed call."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ from pathlib import Path
 
 from alphaapollo.evolving.roles import Proposer, VerifierReport, Verifier, register_role, user
 
-DEATH = Path(__file__).with_name("death")
+KILL = Path(__file__).with_name("kill")
 built = []
 
 
@@ -47,19 +47,19 @@ class Short(Proposer):
 
 @register_role("digits")
 class Digits(Verifier):
-    """Votes by the digits of what the model says; without one there is no report, and it is asked again."""
+    """Votes by the number of digits in the reply; without digits there is no report, and it is asked again."""
 
     def build(self, view):
         built.append(view)
-        if len(built) == {PROBLEMS * VOTES + 2} and DEATH.exists():
-            DEATH.unlink()
+        if len(built) == {PROBLEMS * VOTES + 2} and KILL.exists():
+            KILL.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return user(f"{{view.question}} {{view.solution}} ?")
 
     def read(self, reply):
         digits = sum(map(str.isdigit, reply.text))
         return VerifierReport(digits % 2 == 0, reply.text) if digits else None
-'''  # in the second round, with others in flight
+'''  # the kill is in the second round, with other calls in flight
 
 
 class EvolvingRunner(Runner):
@@ -99,7 +99,7 @@ def evolving(task: Task, tmp_path: Path) -> Iterator[EvolvingRunner]:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """All that a run has come to, but for the clock."""
+    """All results of a run, without times."""
     report = json.loads((folder / "report.json").read_text())
     for cost in report["roles"].values():
         del cost["seconds"]
@@ -108,35 +108,39 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "hf"])
-def test_an_engine_of_the_run(evolving: EvolvingRunner, engine: str) -> None:
+def test_killed_run_with_its_own_engine_resumes(evolving: EvolvingRunner, engine: str) -> None:
     words = [f"rollout.name={engine}"]
     whole = evolving.finish(evolving.start(*words, name="whole", warm=True), "whole")
     assert whole.code == 0, whole.output[-4000:]
 
-    (evolving.out / "death").touch()
-    killed = evolving.finish(evolving.start(*words, warm=engine == "vllm"))  # one of them starts as a user's does
-    assert killed.code == -signal.SIGKILL and not (evolving.out / "death").exists(), killed.output[-4000:]
+    (evolving.out / "kill").touch()
+    killed = evolving.finish(
+        evolving.start(*words, warm=engine == "vllm")
+    )  # one engine starts without preloaded imports, like a user's command
+    assert killed.code == -signal.SIGKILL and not (evolving.out / "kill").exists(), killed.output[-4000:]
     wait_until_nothing_is_left(evolving)
-    held = Pool(killed.folder)
-    assert 0 < len(held.judgements) < len(held.candidates) and not held.choices, "killed in the middle"
+    killed_pool = Pool(killed.folder)
+    assert 0 < len(killed_pool.judgements) < len(killed_pool.candidates) and not killed_pool.choices, (
+        "killed in the middle"
+    )
 
     resumed = evolving.finish(evolving.start(*words, warm=True))
     assert resumed.code == 0, resumed.output[-4000:]
-    assert f"goes on from {len(held.calls)} calls, {len(held.candidates)} candidates" in resumed.output
+    assert f"resuming from {len(killed_pool.calls)} calls, {len(killed_pool.candidates)} candidates" in resumed.output
     wait_until_nothing_is_left(evolving)
     pool = Pool(resumed.folder)
-    assert len(pool.all_calls) == len(pool.calls), "a call was made again"
+    assert len(pool.all_calls) == len(pool.calls), "a call was repeated"
     assert any(one.parents for one in pool.candidates.values())
     assert results(resumed.folder) == results(whole.folder)
 
 
-def test_an_engine_core_that_is_stopped_is_named_and_ends_the_run(evolving: EvolvingRunner) -> None:
+def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner) -> None:
     limits = ("trainer.stall_notice=1", "trainer.stall_timeout=3")
     program = evolving.start("rollout.name=vllm", "evolving.rounds=1000", *limits)
     folder, last = evolving.out / "test/run", time.monotonic() + 150
     while len(Pool(folder).calls) < 3:
         assert program.wait(0.05) is None, program.printed[-4000:]
-        assert time.monotonic() < last, "it does not get going"
+        assert time.monotonic() < last, "the run makes no calls"
     (pid,) = [pid for pid, line in processes_of(evolving).items() if "EngineCore" in line]
     os.kill(pid, signal.SIGSTOP)
     done = evolving.finish(program, deadline=100)
@@ -148,7 +152,7 @@ def test_an_engine_core_that_is_stopped_is_named_and_ends_the_run(evolving: Evol
 
 
 class Gate:
-    """A script that answers so many requests, and nobody after them. `answered`: how often each was."""
+    """A script that answers `count` requests and blocks all later ones. `answered`: how often each request was."""
 
     def __init__(self, count: int):
         self.answered: Counter[str] = Counter()
@@ -164,12 +168,12 @@ class Gate:
         return arithmetic(messages, request) if passes else 503
 
     def close(self) -> None:
-        """Let go of those who wait."""
+        """Release blocked requests."""
         self._closed.set()
 
 
 class OnServer(EvolvingRunner):
-    """With the roles as they are, on a server."""
+    """Starts evolving.main with the default roles, on a server."""
 
     def __init__(self, task: Task, out: Path, server: Server):
         super().__init__(task, out)
@@ -179,14 +183,14 @@ class OnServer(EvolvingRunner):
         own = {"models.policy.max_concurrent": 3, "trainer.output_dir": self.out, "trainer.experiment_name": name}
         return self.defaults | own
 
-    def through(self, gate: Gate, end: signal.Signals, calls: int, warm: bool) -> Finished:
-        """Ended by a signal when it has noted so many calls, and waits for others."""
+    def run_until_signal(self, gate: Gate, end: signal.Signals, calls: int, warm: bool) -> Finished:
+        """Send a signal when `calls` calls are logged and further ones are blocked."""
         self.server.script = gate
         program = self.start(warm=warm)
         folder, last = self.out / "test/run", time.monotonic() + 150
         while len(Pool(folder).calls) < calls:
             assert program.wait(0.05) is None, program.printed[-4000:]
-            assert time.monotonic() < last, "it does not get going"
+            assert time.monotonic() < last, "the run makes no calls"
         program.signal(end)
         done = self.finish(program, deadline=60)
         gate.close()
@@ -204,24 +208,25 @@ def on_server(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         runner.close()
 
 
-def test_killed_and_interrupted_no_request_is_made_again(on_server: OnServer) -> None:
+def test_killed_and_interrupted_runs_repeat_no_request(on_server: OnServer) -> None:
     everything = Gate(10**6)
     on_server.server.script = everything
     whole = on_server.finish(on_server.start(name="whole", warm=True), "whole")
     assert whole.code == 0, whole.output[-4000:]
 
     killed, interrupted, rest = Gate(14), Gate(13), Gate(10**6)
-    assert on_server.through(killed, signal.SIGKILL, 14, warm=False).code == -signal.SIGKILL
-    told = on_server.through(interrupted, signal.SIGTERM, 27, warm=True)
-    assert told.code == 130 and "resuming from 14 calls" in told.output, told.output[-4000:]
-    assert "interrupted; run the same command to resume" in told.output and "Traceback" not in told.output, told.output
+    assert on_server.run_until_signal(killed, signal.SIGKILL, 14, warm=False).code == -signal.SIGKILL
+    stopped = on_server.run_until_signal(interrupted, signal.SIGTERM, 27, warm=True)
+    assert stopped.code == 130 and "resuming from 14 calls" in stopped.output, stopped.output[-4000:]
+    assert "interrupted; run the same command to resume" in stopped.output, stopped.output
+    assert "Traceback" not in stopped.output, stopped.output
     on_server.server.script = rest
     done = on_server.finish(on_server.start(warm=True))
     assert done.code == 0 and "resuming from 27 calls" in done.output, done.output[-4000:]
     wait_until_nothing_is_left(on_server)
 
     answered = killed.answered + interrupted.answered + rest.answered
-    assert answered == everything.answered, "the same requests, each answered once"
+    assert answered == everything.answered, "the same requests, once each"
     assert set(answered.values()) == {1} and answered.total() == 4 * 2 * 5
     assert len(Pool(done.folder).all_calls) == answered.total()
     assert results(done.folder) == results(whole.folder)
@@ -232,7 +237,7 @@ class Short(Proposer):
         return user(" ".join([view.question, *(past.solution for past in view.past)]))
 
 
-class Cheerful(Verifier):
+class AlwaysFor(Verifier):
     def build(self, view: RoleView) -> list[Message]:
         return user(f"{view.solution} ?")
 
@@ -248,15 +253,15 @@ def test_python_objects(evolving: EvolvingRunner, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(MARK, str(evolving.out))
     given = ("custom_reward_function.path", "evolving.custom_module", "roles.proposer.plugin", "roles.verifier.plugin")
     settings = {key: value for key, value in evolving.sizes("run").items() if key not in given}
-    told: list[tuple[int, float]] = []
+    rounds: list[tuple[int, float]] = []
 
     run = api.evolve(
         settings | {"rollout.name": "fake", "roles.summariser.plugin": ""},
         reward=likes_digits,
-        roles={"proposer": Short, "verifier": Cheerful},
-        on_round=lambda number, figures: told.append((number, figures["candidates/made"])),
+        roles={"proposer": Short, "verifier": AlwaysFor},
+        on_round=lambda number, metrics: rounds.append((number, metrics["candidates/made"])),
     )
-    assert told == [(0, PROBLEMS), (1, PROBLEMS)]
+    assert rounds == [(0, PROBLEMS), (1, PROBLEMS)]
     assert run.metrics["accuracy/sampled"].between(0, 1).all()
     assert run.metrics["table/right_for"].sum() + run.metrics["table/wrong_for"].sum() == PROBLEMS * ROUNDS
     assert run.report["roles"]["verifier"]["calls"] == PROBLEMS * ROUNDS * VOTES

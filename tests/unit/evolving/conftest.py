@@ -21,8 +21,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-class GradersHere:
-    """The reward client without its processes: what is graded here is a script's."""
+class InProcessGrader:
+    """Reward client that grades in this process."""
 
     def __init__(self, *_: Any):
         pass
@@ -39,5 +39,5 @@ class GradersHere:
 
 @pytest.fixture
 def command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    monkeypatch.setattr(evolving_run, "RewardClient", GradersHere)
+    monkeypatch.setattr(evolving_run, "RewardClient", InProcessGrader)
     return Command(tmp_path, server.url)

@@ -1,4 +1,4 @@
-"""A model that answers by a script: behind a small HTTP server, and the command line of a run against it."""
+"""HTTP server with scripted replies, and the command line of a run against it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from alphaapollo.evolving.pool import Pool
 from alphaapollo.observability.terminal import Terminal
 
 Script = Callable[[list[dict[str, str]], dict[str, Any]], Any]
-"""(messages, the whole request) -> a text, a status, or the bytes of a body."""
+"""(messages, request) -> reply text, HTTP status, or response body."""
 SUM = re.compile(r"What is (\d+) \+ (\d+)\?")
 
 
@@ -41,7 +41,7 @@ def role_of(text: str) -> str:
 
 
 def arithmetic(messages: list[dict[str, str]], request: dict[str, Any]) -> str:
-    """Right in four cases of ten; as a verifier in nine of ten; as a referee always."""
+    """Right with probability 0.4 as proposer, 0.9 as verifier, 1 as referee."""
     text, draws = messages[0]["content"], random.Random(request["seed"])
     left, right = map(int, SUM.search(text).groups())
     answers = [int(number) for number in re.findall(r"so (\d+)", text)]
@@ -62,7 +62,7 @@ def arithmetic(messages: list[dict[str, str]], request: dict[str, Any]) -> str:
 
 
 class Server:
-    """`script` answers, `requests` are those that came."""
+    """Replies by `script` and records `requests`."""
 
     def __init__(self, script: Script):
         self.script, self.requests = script, list[dict[str, Any]]()
@@ -92,7 +92,7 @@ class Server:
                 pass
 
         class Listener(ThreadingHTTPServer):
-            request_queue_size = 256  # as many as may come at once
+            request_queue_size = 256  # connections at once
 
         self._http = Listener(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
@@ -113,7 +113,7 @@ def serving(script: Script) -> Iterator[Server]:
 
 
 class Command:
-    """The command line of a small evolution, run here."""
+    """Runs a small evolution in this process."""
 
     def __init__(self, folder: Path, url: str, problems: int = 6):
         self.folder = folder / "out/test/run"
@@ -143,7 +143,7 @@ class Command:
         return [*(f"{key}={value}" for key, value in self.defaults.items() if key not in given), *overrides]
 
     def run(self, *overrides: str) -> str:
-        """To the end; what it printed."""
+        """Run to the end and return the output."""
         out = StringIO()
         terminal = Terminal(file=out, width=200, highlight=False)
         config = load_config(EvolvingConfig, "evolving", self.words(*overrides))

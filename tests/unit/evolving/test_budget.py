@@ -17,13 +17,13 @@ def budget(tmp_path: Path, spent: Usage = NOTHING, **limits: Any) -> Budget:
     return Budget(Limits(**limits), spent, 0.0, tmp_path / "STOP", clock=lambda: 0.0)
 
 
-def test_a_promise_is_room_until_it_is_settled(tmp_path: Path) -> None:
+def test_maximum_of_a_call_is_blocked_until_it_is_settled(tmp_path: Path) -> None:
     async def script() -> None:
         own = budget(tmp_path, Usage(1, 30, 0.0), tokens=100, reserve=0.1)
-        await own.admit(Usage(1, 60))  # 90 of the 90 that are not kept
+        await own.admit(Usage(1, 60))  # 90 tokens remain besides the reserve
         waiting = asyncio.ensure_future(own.admit(Usage(1, 20)))
         await asyncio.sleep(0)
-        assert not waiting.done(), "something in flight may give back"
+        assert not waiting.done(), "a call in flight may return budget"
         await own.settle(Usage(1, 60), Usage(1, 25))
         await waiting
         assert own.used == Usage(2, 55)
@@ -52,7 +52,7 @@ def test_calls_money_and_seconds(tmp_path: Path) -> None:
     asyncio.run(script())
 
 
-def test_the_stop_file(tmp_path: Path) -> None:
+def test_stop_file(tmp_path: Path) -> None:
     own = budget(tmp_path)
     (tmp_path / "STOP").touch()
     with pytest.raises(EvolutionStopped, match="STOP exists"):

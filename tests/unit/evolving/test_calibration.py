@@ -22,24 +22,24 @@ def test_single_votes() -> None:
     assert found == ConfusionMatrix(5, 2, 1, 4)
     assert (found.true_positive_rate, found.false_positive_rate) == (5 / 6, 2 / 6)
     assert found.balanced_accuracy == pytest.approx(0.75)
-    assert math.isnan(ConfusionMatrix(1, 0, 1, 0).false_positive_rate), "nothing was wrong"
+    assert math.isnan(ConfusionMatrix(1, 0, 1, 0).false_positive_rate), "no wrong candidate"
 
 
-def test_the_area_is_the_share_of_pairs_in_order() -> None:
+def test_area_under_curve_is_the_share_of_ordered_pairs() -> None:
     points = roc_curve(VOTES)
     assert points == [(0, 0), (0, 0.5), (0.5, 1), (1, 1)]
     assert area_under_curve(points) == 3.5 / 4  # three pairs in order, one tie
     assert roc_curve(VOTES[:2]) == [] and math.isnan(area_under_curve([]))
 
 
-def test_best_of_n_is_the_mean_over_all_draws() -> None:
+def test_best_of_n() -> None:
     assert best_of_n(VOTES, 1) == pytest.approx(2 / 4)
     assert best_of_n(VOTES, 2) == pytest.approx((1 + 1 + 1 + 0.5 + 1 + 0) / 6)  # AB AC AD BC BD CD
     assert best_of_n(VOTES, 4) == 1
     assert math.isnan(best_of_n(VOTES, 5))
 
 
-def test_majorities_of_fewer_votes() -> None:
+def test_majority_of_k() -> None:
     one, two, three = (majority_of_k(VOTES, k) for k in (1, 2, 3))
     assert vars(one) == pytest.approx(vars(ConfusionMatrix(5 / 3, 2 / 3, 1 / 3, 4 / 3)))
     assert vars(two) == pytest.approx(vars(ConfusionMatrix(4 / 3, 1 / 3, 2 / 3, 5 / 3)))  # a tie is against

@@ -12,22 +12,22 @@ from alphaapollo.evolving.verifier_reward import compute_score
 from alphaapollo.types import Message, Outcome, Score
 
 
-def said(*texts: str) -> tuple[Message, ...]:
+def chat(*texts: str) -> tuple[Message, ...]:
     roles = ("user", "assistant", "user", "assistant")
     return tuple(Message(role=role, content=text) for role, text in zip(roles, texts, strict=False))
 
 
 def fill(folder: Path) -> Pool:
-    """Two rounds of one problem, with a tool turn: first wrong, then right; the verifiers say the opposite."""
+    """Two rounds of one problem: a wrong candidate, then a right one with a tool turn. The votes are the opposite."""
     made = [
-        (CandidateId(7, 0, 0, 0), (), said("2+2?", "5"), 0.0, (2, 1)),
-        (CandidateId(7, 1, 0, 0), ("p7.r0.b0.i0",), said("2+2? before: 5", "call", "4", "so 4"), 1.0, (0, 3)),
+        (CandidateId(7, 0, 0, 0), (), chat("2+2?", "5"), 0.0, (2, 1)),
+        (CandidateId(7, 1, 0, 0), ("p7.r0.b0.i0",), chat("2+2? before: 5", "call", "4", "so 4"), 1.0, (0, 3)),
     ]
     with Pool(folder) as pool:
         for place, parents, messages, reward, votes in made:
             one = Candidate(place.key, place, "m", parents, 0, messages, 1, "s", "s", None, Grade.of(Score(reward)))
             pool.append(one)
-            pool.append(VerifierVerdict(one.key, 0, "m", said(f"judge {messages[-1]['content']}"), True, "report"))
+            pool.append(VerifierVerdict(one.key, 0, "m", chat(f"judge {messages[-1]['content']}"), True, "report"))
             pool.append(Judgement(one.key, *votes, "report"))
     return pool
 
@@ -35,9 +35,9 @@ def fill(folder: Path) -> Pool:
 def test_rows_by_truth_and_by_votes(tmp_path: Path) -> None:
     pool = fill(tmp_path)
     rows = make_rows(pool, "truth", 4)
-    (lesson,), (pair,), judged = rows["sft"], rows["preference"], rows["verifier"]
-    assert [one["content"] for one in lesson["messages"]] == ["2+2? before: 5", "call", "4", "so 4"]
-    assert [one["content"] for one in pair["prompt"]] == ["2+2?"], "the bare question"
+    (example,), (pair,), judged = rows["sft"], rows["preference"], rows["verifier"]
+    assert [one["content"] for one in example["messages"]] == ["2+2? before: 5", "call", "4", "so 4"]
+    assert [one["content"] for one in pair["prompt"]] == ["2+2?"], "without past solutions"
     assert [one["content"] for one in pair["chosen"]] == ["call", "4", "so 4"]
     assert [one["content"] for one in pair["rejected"]] == ["5"]
     assert [row["reward_model"]["ground_truth"] for row in judged] == ["wrong", "right"]
@@ -45,7 +45,7 @@ def test_rows_by_truth_and_by_votes(tmp_path: Path) -> None:
     assert by_votes["sft"][0]["messages"][-1]["content"] == "5" and by_votes["verifier"] == []
 
 
-def test_files_are_those_that_training_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_files_are_valid_training_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path)
     assert main([str(tmp_path), str(tmp_path / "out")]) == 0
     assert "verifier.parquet: 2 rows" in capsys.readouterr().out
@@ -57,6 +57,6 @@ def test_files_are_those_that_training_reads(tmp_path: Path, capsys: pytest.Capt
     assert compute_score(prompts[0], "fine").outcome is Outcome.WRONG_FORMAT
 
 
-def test_a_folder_without_a_pool_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_a_pool_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), str(tmp_path / "out")]) == 2
     assert "has no pool.jsonl" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A model that this run serves, and tools: the proposer's and the verifiers'."""
+"""A model served by the run, and tools of proposer and verifiers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As tiny's, with a tokenizer that knows chats."""
+    """A tiny model with a chat template."""
     from transformers import AutoTokenizer
 
     folder = tiny.save_model("qwen3", tmp_path_factory.mktemp("model"))
@@ -26,8 +26,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_engine_of_this_run(command: Command, server: Server, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)  # this process is not the run's own
+def test_engine_of_the_run(command: Command, server: Server, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)  # it would end the test process
     for key in ("models.policy.base_url", "models.policy.name", "models.policy.max_retries"):
         del command.defaults[key]
     words = [
@@ -69,9 +69,11 @@ def test_proposer_and_verifiers_call_tools(command: Command, server: Server) -> 
     pool = command.pool
     candidate = pool.candidates["p2.r0.b0.i0"]
     assert [message["role"] for message in candidate.messages] == ["user", "assistant", "user", "assistant"]
-    assert candidate.messages[1]["content"] == "<python_code>13 + 34</python_code>", "what follows the call is cut"
+    assert candidate.messages[1]["content"] == "<python_code>13 + 34</python_code>", (
+        "the text after the call is removed"
+    )
     assert candidate.right is True and candidate.answer == "47"
     assert command.report()["table"]["right_for"] == 6
     asked = pool.verdicts["p2.r0.b0.i0"][0].messages[0]["content"]
     assert "<python_code>" in asked and "VERDICT" in asked
-    assert sum(call.role == "verifier" for call in pool.calls.values()) == 12, "a call of a tool, and the report"
+    assert sum(call.role == "verifier" for call in pool.calls.values()) == 12, "a tool call, then the report"

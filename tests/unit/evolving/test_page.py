@@ -1,4 +1,4 @@
-"""docs/evolving.md names a command, keys and roles that there are."""
+"""docs/evolving.md: its commands, keys and roles exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if not PAGE.exists():
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
-def test_the_commands_are_accepted() -> None:
+def test_commands_are_accepted() -> None:
     (words,) = re.findall(r"python -m alphaapollo\.evolving\.main((?:[^\n]*\\\n)*[^\n]*)", TEXT)
     config = load_config(EvolvingConfig, "evolving", words.replace("\\\n", " ").split())
     assert config.models["policy"].path == "outputs/model" and config.evolving.votes == 3
@@ -25,7 +25,7 @@ def test_the_commands_are_accepted() -> None:
     assert load_config(EvolvingConfig, "evolving", [server]).models["policy"].name == "Qwen/Qwen3-8B"
 
 
-def test_the_keys_exist() -> None:
+def test_keys_exist() -> None:
     known = {*accepted_keys(EvolvingConfig), *sections(EvolvingConfig)}
     named = re.findall(r"`((?:data|evolving|roles|budget|rollout|env|trainer)\.\w[\w.]*\w)", TEXT)
     of_slots = [key.replace("roles.SLOT.", "roles.verifier.") for key in named]
@@ -35,6 +35,6 @@ def test_the_keys_exist() -> None:
     assert set(keys) == set(ServedModel.model_fields)
 
 
-def test_the_slots_are_those_that_there_are() -> None:
+def test_slots_exist() -> None:
     table = TEXT.partition("| slot |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(Roles.model_fields)

@@ -1,4 +1,4 @@
-"""Roles, memory and selection on made-up records."""
+"""Roles, votes, memory and selection on hand-written records."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def candidate(round: int, summary: str, answer: str | None = None, failure: str 
         ("VERDICT: perhaps", None),
     ],
 )
-def test_a_report_is_read_strictly(text: str, report: VerifierReport | None) -> None:
+def test_verifier_reports_are_read_strictly(text: str, report: VerifierReport | None) -> None:
     assert Verifier().read(ModelReply(text)) == report
 
 
-def test_the_other_roles_read() -> None:
+def test_other_roles_read() -> None:
     assert Referee().read(ModelReply("BETTER: 2")) is False and Referee().read(ModelReply("both")) is None
     assert Summariser().read(ModelReply("<think>hm</think><answer>It is 4.</answer>")) == "It is 4."
     assert Summariser().read(ModelReply("<think>hm</think>")) is None
 
 
-def test_a_proposer_is_shown_the_past() -> None:
+def test_proposer_prompt_has_past_solutions() -> None:
     asked = (Message(role="system", content="s"), Message(role="user", content="2+2?"))
     assert Proposer().build(RoleView("2+2?", asked)) == list(asked)
     system, user = Proposer().build(RoleView("2+2?", asked, past=(PastSolution("It is 5.", 1, 2, "No."),)))
@@ -57,7 +57,7 @@ def test_a_proposer_is_shown_the_past() -> None:
         assert part in user["content"]
 
 
-def test_votes_that_count_and_the_reports_of_their_majority() -> None:
+def test_vote_count_and_majority_reports() -> None:
     verdicts = [
         VerifierVerdict("c", 0, "m", vote=True, report="fine"),
         VerifierVerdict("c", 1, "m", vote=False, report="bad"),
@@ -66,11 +66,11 @@ def test_votes_that_count_and_the_reports_of_their_majority() -> None:
         VerifierVerdict("c", 4, "m", failure="no report"),
     ]
     assert count_votes(verdicts) == (2, 1) and majority_reports(verdicts) == ["fine"]
-    assert majority_reports(verdicts[1:3]) == ["bad"], "a tie is against"
+    assert majority_reports(verdicts[1:3]) == ["bad"], "a tie counts as against"
     assert count_votes([]) == (0, 0) and majority_reports([]) == []
 
 
-def test_memory_and_choice_go_by_votes_and_brevity(tmp_path: Path) -> None:
+def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
     made = [
         (candidate(0, "long and right"), (3, 0)),
         (candidate(1, "right"), (3, 0)),
@@ -82,7 +82,10 @@ def test_memory_and_choice_go_by_votes_and_brevity(tmp_path: Path) -> None:
             pool.append(one)
             pool.append(Judgement(one.key, *votes, "report"))
         pool.append(candidate(4, "", failure="gone"))
-    assert [one.summary for one, _ in recall(pool, 0, 3, 2, "score")] == ["right", "no"]  # the newest is always there
+    assert [one.summary for one, _ in recall(pool, 0, 3, 2, "score")] == [
+        "right",
+        "no",
+    ]  # the newest is always included
     assert [one.summary for one, _ in recall(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
     assert recall(pool, 0, 4, 0, "simple") == [] and recall(pool, 0, 0, 3, "simple") == []
     assert best_by_vote(pool, 0, 1).summary == "long and right"  # type: ignore[union-attr]
@@ -90,6 +93,6 @@ def test_memory_and_choice_go_by_votes_and_brevity(tmp_path: Path) -> None:
     assert best_by_vote(pool, 5) is None
 
 
-def test_finalists_have_answers_that_differ() -> None:
+def test_finalists_have_different_answers() -> None:
     own = [candidate(0, "a", "4"), candidate(1, "b", "4"), candidate(2, "c", "5"), candidate(3, "d"), candidate(4, "e")]
     assert [one.summary for one in finalists(own, 3)] == ["a", "c", "d"]

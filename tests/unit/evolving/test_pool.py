@@ -27,7 +27,7 @@ RECORDS: list[Record] = [
     ModelCall("p17.r2.b0.i1/verifier.0/ask0.turn0", "verifier", "policy", "cd", 1, 2.5, 0.5, failure="status 503"),
     Candidate(PLACE.key, PLACE, "policy", ("p17.r1.b0.i0",), 3, MESSAGES, 1, "4", "4", "4", Grade.of(Score(1.0))),
     VerifierVerdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good", upheld=False),
-    VerifierVerdict(PLACE.key, 0, "policy", failure="asked 3 times"),
+    VerifierVerdict(PLACE.key, 0, "policy", failure="no result"),
     Judgement(PLACE.key, 2, 1, "good"),
     Match(17, 0, PLACE.key, "p17.r0.b0.i0", PLACE.key, 2, 0),
     Choice(17, PLACE.key, "vote"),
@@ -41,7 +41,7 @@ def filled(folder: Path) -> Pool:
     return pool
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
     filled(tmp_path)
     pool = Pool(tmp_path)
     calls, candidate = list(pool.calls.values()), pool.candidates[PLACE.key]
@@ -54,7 +54,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert (pool.seconds, pool.torn_bytes) == (2.5, 0)
 
 
-def test_a_torn_last_line_goes_and_nothing_else(tmp_path: Path) -> None:
+def test_only_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     whole = filled(tmp_path).path.read_bytes()
     (tmp_path / FILE).write_bytes(whole[:-20])
     pool = Pool(tmp_path)
@@ -65,7 +65,7 @@ def test_a_torn_last_line_goes_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / FILE).read_bytes() == whole
 
 
-def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+def test_invalid_line_is_an_error(tmp_path: Path) -> None:
     lines = filled(tmp_path).path.read_text().splitlines()
     for bad in ("rubbish", '{"kind": "guess"}', '{"kind": "choice"}', "[]"):
         (tmp_path / FILE).write_text("\n".join([lines[0], bad, *lines[1:], ""]))
@@ -73,7 +73,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
             Pool(tmp_path)
 
 
-def test_a_failed_grade_is_no_wrong_answer(tmp_path: Path) -> None:
+def test_failed_grade_is_not_a_wrong_answer(tmp_path: Path) -> None:
     grade = Grade.of(Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="it crashed"))
     assert (grade.reward, grade.right) == (None, None)
     with Pool(tmp_path) as pool:
@@ -81,6 +81,6 @@ def test_a_failed_grade_is_no_wrong_answer(tmp_path: Path) -> None:
     assert Pool(tmp_path).candidates[PLACE.key].right is None
 
 
-def test_a_judgement_without_votes_says_nothing() -> None:
+def test_judgement_without_votes() -> None:
     assert Judgement("c", 0, 0, "").right is None and Judgement("c", 0, 0, "").share == 0.5
     assert Judgement("c", 1, 1, "").right is False, "a tie is against"

@@ -1,4 +1,4 @@
-"""Whole evolutions against a scripted server, in this process: what is written, what goes on, what is refused."""
+"""Complete evolutions against a scripted server, in this process: results, resume, invalid configurations."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_from_problems_to_results(command: Command, server: Server) -> None:
     assert len(later) == PROBLEMS and all("of 3 reviewers say it is right" in text for text in later)
 
 
-def test_what_a_python_program_gets(command: Command, server: Server) -> None:
+def test_evolved_run_of_the_python_api(command: Command, server: Server) -> None:
     command.run("budget.calls=40")  # nine tenths: round 0 takes 30 of them
     run = EvolvedRun(command.folder, EvolvingConfig())
     assert undocumented(run.metrics.columns) == []
-    assert run.metrics["cost/calls"].to_dict() == {0: 30, 1: 6}, "the round that was cut short, too"
+    assert run.metrics["cost/calls"].to_dict() == {0: 30, 1: 6}, "includes the round that was cut short"
     command.run()
     rounds, metrics = run.report["rounds"], run.metrics
     assert metrics["accuracy/oracle"].to_list() == [one["oracle"]["value"] for one in rounds]
@@ -60,7 +60,7 @@ def test_what_a_python_program_gets(command: Command, server: Server) -> None:
         run.plot("cost/token")
 
 
-def test_the_same_seed_gives_the_same_evolution_in_any_order(command: Command, server: Server) -> None:
+def test_order_of_calls_changes_nothing(command: Command, server: Server) -> None:
     command.run("models.policy.max_concurrent=1")
     one = {key: call.text for key, call in command.pool.calls.items()}
     command.run("trainer.experiment_name=other")
@@ -68,11 +68,11 @@ def test_the_same_seed_gives_the_same_evolution_in_any_order(command: Command, s
     assert {key: call.text for key, call in command.pool.calls.items()} == one
 
 
-def test_what_was_killed_goes_on_and_asks_nothing_again(command: Command, server: Server) -> None:
+def test_killed_run_resumes_without_repeating_calls(command: Command, server: Server) -> None:
     command.run()
     whole = command.pool.path.read_bytes()
     choices = command.pool.choices
-    for cut in (0.2, 0.5, 0.83):  # a kill leaves the start of the file, torn anywhere
+    for cut in (0.2, 0.5, 0.83):  # a kill truncates the file anywhere
         kept = whole[: int(len(whole) * cut)]
         command.pool.path.write_bytes(kept)
         held = {line["key"] for line in map(json.loads, kept.splitlines()[:-1]) if line["kind"] == "call"}
@@ -83,7 +83,7 @@ def test_what_was_killed_goes_on_and_asks_nothing_again(command: Command, server
         assert command.pool.choices == choices
 
 
-def test_more_rounds_build_on_those_that_are_there(command: Command, server: Server) -> None:
+def test_more_rounds_continue_an_earlier_run(command: Command, server: Server) -> None:
     command.run()
     server.requests.clear()
     command.run("evolving.rounds=3")
@@ -92,7 +92,7 @@ def test_more_rounds_build_on_those_that_are_there(command: Command, server: Ser
         command.run("evolving.votes=5")
 
 
-def test_a_server_that_fails_in_the_middle_is_counted_and_nothing_is_lost(command: Command, server: Server) -> None:
+def test_server_failures_are_counted_and_excluded(command: Command, server: Server) -> None:
     lock, count = threading.Lock(), iter(range(10**6))
     bad = [429, 503, b"<html>", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', 400, ""]
 
@@ -110,10 +110,10 @@ def test_a_server_that_fails_in_the_middle_is_counted_and_nothing_is_lost(comman
     made = [one for one in pool.candidates.values() if not one.failure]
     assert len(made) < PROBLEMS * ROUNDS == len(pool.candidates)
     graded = sum(sum(own["table"].values()) for own in report["rounds"])
-    assert graded == len(made), "what could not be had is in no figure"
+    assert graded == len(made), "failures are excluded"
 
 
-def test_a_server_that_is_gone_ends_the_run_and_the_same_command_goes_on(command: Command, server: Server) -> None:
+def test_run_stops_while_the_server_is_down_and_resumes(command: Command, server: Server) -> None:
     lock, count = threading.Lock(), iter(range(10**6))
 
     def dies(messages: list, request: dict):
@@ -132,7 +132,7 @@ def test_a_server_that_is_gone_ends_the_run_and_the_same_command_goes_on(command
     assert command.report()["failures"]["calls"] >= 3
 
 
-def test_a_budget_is_kept_and_a_larger_one_goes_on(command: Command, server: Server) -> None:
+def test_budget_is_kept_and_a_larger_one_resumes(command: Command, server: Server) -> None:
     printed = command.run("budget.calls=40")
     assert len(server.requests) == 36  # nine tenths
     assert "the run ended early: budget.calls=40 is spent; 10% of it is reserved for the final selection" in printed
@@ -141,7 +141,7 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(command: Command, server: Ser
     assert len(server.requests) == CALLS and command.report()["halted"] == ""
 
 
-def test_a_tournament_may_take_the_reserve(command: Command, server: Server) -> None:
+def test_tournament_uses_the_reserve(command: Command, server: Server) -> None:
     words = ["evolving.select=tournament", "data.n_samples=3", "evolving.votes=1", "evolving.rounds=1"]
     command.run(*words, "budget.calls=60", "budget.reserve=0.2")
     matches = list(command.pool.matches.values())
@@ -151,7 +151,7 @@ def test_a_tournament_may_take_the_reserve(command: Command, server: Server) -> 
         assert match.votes_first + match.votes_second == 2
 
 
-def test_the_stop_file_ends_it_with_results(command: Command, server: Server) -> None:
+def test_stop_file_ends_the_run_with_results(command: Command, server: Server) -> None:
     def stops(messages: list, request: dict):
         if len(server.requests) == 20:
             (command.folder / "STOP").touch()
@@ -165,7 +165,7 @@ def test_the_stop_file_ends_it_with_results(command: Command, server: Server) ->
     assert len(server.requests) == CALLS
 
 
-def test_missing_reports_are_asked_for_again_and_then_counted(command: Command, server: Server) -> None:
+def test_missing_reports_are_requested_again_and_then_counted(command: Command, server: Server) -> None:
     def shy(messages: list, request: dict):
         text = messages[0]["content"]
         return "Hm." if role_of(text) == "verifier" and "11 + 20" in text else arithmetic(messages, request)
@@ -178,7 +178,7 @@ def test_missing_reports_are_asked_for_again_and_then_counted(command: Command, 
     assert command.report()["table"]["unjudged"] == ROUNDS
 
 
-def test_without_an_answer_one_is_asked_for(command: Command, server: Server) -> None:
+def test_missing_answer_is_requested(command: Command, server: Server) -> None:
     def forgets(messages: list, request: dict):
         if role_of(messages[0]["content"]) == "proposer" and len(messages) == 1:
             return "I would rather not say."
@@ -191,7 +191,7 @@ def test_without_an_answer_one_is_asked_for(command: Command, server: Server) ->
     assert "Give your final answer now" in candidate.messages[2]["content"] and candidate.right is not None
 
 
-def test_roles_of_other_models_and_branches(command: Command, server: Server) -> None:
+def test_roles_with_own_models_and_branches(command: Command, server: Server) -> None:
     models = (
         f"models={{a: {{base_url: '{server.url}', name: A}}, b: {{base_url: '{server.url}', name: B, price_in: 1000}}}}"
     )
@@ -217,26 +217,26 @@ def test_roles_of_other_models_and_branches(command: Command, server: Server) ->
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("models.policy.path=here/model", "models.policy: it needs either a path"),
-        ("roles.verifier.model=polcy", "Did you mean 'policy'?"),
-        ("roles.verifier.plugin=''", "evolving.votes=3: roles.verifier.plugin is empty"),
-        ("budget.money=3", "no model has a price"),
-        ("env.context=memory", "an episode is shown whole here"),
-        ("env.action_format=chat_template", "models may be anywhere here"),
-        ("roles.proposer.max_tokens=2000", "over data.max_response_length=1024"),
+        ("models.policy.path=here/model", "set either path"),
+        ("roles.verifier.model=polcy", "polcy is not in models. Set one of policy"),
+        ("roles.verifier.plugin=''", "evolving.votes=3 needs roles.verifier.plugin"),
+        ("budget.money=3", "budget.money=3 needs prices"),
+        ("env.context=memory", "expected append, got memory"),
+        ("env.action_format=chat_template", "expected tags, got chat_template"),
+        ("roles.proposer.max_tokens=2000", "exceeds data.max_response_length=1024"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(command: Command, word: str, problem: str) -> None:
+def test_invalid_configurations(command: Command, word: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem.replace("(", r"\(").replace("?", r"\?")):
         command.run(word)
 
 
-def test_an_unknown_role_is_refused(command: Command) -> None:
+def test_unknown_role(command: Command) -> None:
     with pytest.raises(ValueError, match=r"unknown role 'verifer'\. Did you mean 'verifier'"):
         command.run("roles.verifier.plugin=verifer")
 
 
-def test_other_data_under_the_same_name_is_refused(command: Command, server: Server) -> None:
+def test_changed_data_is_an_error(command: Command, server: Server) -> None:
     command.run("evolving.rounds=1")
     rows = pd.read_parquet(command.defaults["data.path"])
     rows.iloc[::-1].to_parquet(command.defaults["data.path"])
@@ -244,7 +244,7 @@ def test_other_data_under_the_same_name_is_refused(command: Command, server: Ser
         command.run("evolving.rounds=2")
 
 
-def test_a_folder_of_another_kind_is_refused(command: Command) -> None:
+def test_folder_without_a_configuration_is_an_error(command: Command) -> None:
     command.folder.mkdir(parents=True)
     (command.folder / "pool.jsonl").write_text('{"kind": "call"}\nrubbish\n')
     with pytest.raises(ValueError, match=r"config.yaml cannot be read"):
