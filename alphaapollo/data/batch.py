@@ -238,7 +238,7 @@ class TrainBatch:
         return spans
 
 
-class TunedBatch(Protocol):
+class FinetuningBatch(Protocol):
     """What a group of ranks gets for an optimiser step of a fine-tuning, or for an evaluation: RankBatch, or one that
     has more. Of a step it has one mini-batch."""
 
@@ -250,10 +250,10 @@ class TunedBatch(Protocol):
 
 
 @dataclass(frozen=True)
-class Stepped:
+class FinetuningStep:
     """What one optimiser step of a fine-tuning made; the same on all ranks.
 
-    Example: `Stepped({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
+    Example: `FinetuningStep({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
     """
 
     sums: dict[str, float]  # over all ranks and micro-batches, of what the batch's figures are made

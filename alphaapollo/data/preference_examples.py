@@ -23,7 +23,7 @@ from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.data.prompts import raise_problems, read_chat
 from alphaapollo.data.rendering import Renderer, measure
 from alphaapollo.data.sft_examples import Piece, answer_pieces, read_text, text_pieces, tokenize
-from alphaapollo.data.sources import Read
+from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
@@ -53,7 +53,7 @@ class PreferenceExample:
 
 
 @dataclass(frozen=True)
-class _Read:
+class LoadedExample:
     """A data row in pieces: of a pair both sides, of a single answer one."""
 
     sides: list[list[Piece]]
@@ -65,7 +65,7 @@ class _Read:
 
 def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
-) -> Read[PreferenceExample]:
+) -> LoadedExamples[PreferenceExample]:
     """The pairs of parquet or jsonl files, in order; `max_samples` of them where it is above 0 (stream.choose_rows).
 
     Raises:
@@ -81,7 +81,7 @@ def load_pairs(
 
 def load_labelled(
     files: str | Sequence[str], renderer: Renderer, data: PreferenceData, max_samples: int = -1
-) -> Read[PreferenceExample]:
+) -> LoadedExamples[PreferenceExample]:
     """Single answers, each with an unrelated one, as load_pairs reads pairs; a row with a pair gives two of them.
 
     Raises:
@@ -142,9 +142,9 @@ def _joined(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
 def _read_all(
     files: str | Sequence[str],
     data: PairData,
-    reader_of: Callable[[str, set[str]], Callable[[DataRow], _Read]],
-) -> list[_Read]:
-    read: list[_Read] = []
+    reader_of: Callable[[str, set[str]], Callable[[DataRow], LoadedExample]],
+) -> list[LoadedExample]:
+    read: list[LoadedExample] = []
     for number, path in enumerate(file_list(files)):
         rows = read_rows(path)
         reader, problems = reader_of(path, {*columns_of(rows)}), []
@@ -157,27 +157,29 @@ def _read_all(
     return read
 
 
-def _choose(read: list[_Read], max_samples: int, data: PairData) -> list[_Read]:
+def _choose(read: list[LoadedExample], max_samples: int, data: PairData) -> list[LoadedExample]:
     return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
 
 
 def _fit(
     examples: list[PreferenceExample], files: list[int], num_files: int, what: str, data: PairData
-) -> Read[PreferenceExample]:
+) -> LoadedExamples[PreferenceExample]:
     """Those within data.max_length. files: the number of each example's file."""
     lengths = [example.longest for example in examples]
     counts = measure(lengths, range(len(lengths)), what, "data.max_length", data.max_length, data.truncation)
     kept = [index for index, length in enumerate(lengths) if length <= data.max_length]
     sizes = Counter(files[index] for index in kept)
     dropped = [f"{counts.too_long} of {counts.total} {what} are over data.max_length: left out."]
-    return Read(
+    return LoadedExamples(
         [examples[index] for index in kept],
         [sizes[number] for number in range(num_files)],
         dropped if counts.too_long else [],
     )
 
 
-def _pair_reader(path: str, columns: set[str], renderer: Renderer, data: PairData) -> Callable[[DataRow], _Read]:
+def _pair_reader(
+    path: str, columns: set[str], renderer: Renderer, data: PairData
+) -> Callable[[DataRow], LoadedExample]:
     if not {data.chosen_key, data.rejected_key} <= columns:
         more = ""
         if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= columns:
@@ -192,7 +194,7 @@ def _pair_reader(path: str, columns: set[str], renderer: Renderer, data: PairDat
 
 def _labelled_reader(
     path: str, columns: set[str], renderer: Renderer, data: PreferenceData
-) -> Callable[[DataRow], _Read]:
+) -> Callable[[DataRow], LoadedExample]:
     if {data.response_key, data.label_key} <= columns:
         return lambda row: _read_labelled(row, renderer, data)
     if {data.chosen_key, data.rejected_key} <= columns:
@@ -204,7 +206,7 @@ def _labelled_reader(
     )
 
 
-def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> _Read:
+def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> LoadedExample:
     chosen, rejected = (_answer(row, key) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise ValueError(f"one of {data.chosen_key!r} and {data.rejected_key!r} is a text, and the other messages.")
@@ -214,15 +216,17 @@ def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> _Read:
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         prompt, chosen, rejected = _split_chats(chosen, rejected, data)
     sides = [_in_pieces(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
-    return _Read(sides, _source(row), margin=_margin(row, data))
+    return LoadedExample(sides, _source(row), margin=_margin(row, data))
 
 
-def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> _Read:
+def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> LoadedExample:
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0, too
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
     answer = _answer(row, data.response_key)
-    return _Read([_in_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _source(row), good=bool(label))
+    return LoadedExample(
+        [_in_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _source(row), good=bool(label)
+    )
 
 
 def _answer(row: DataRow, key: str) -> str | list[Message]:

@@ -15,7 +15,7 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.data.prompts import raise_problems, read_chat
 from alphaapollo.data.rendering import Lengths, Renderer, Truncation, cut_prompt, measure
-from alphaapollo.data.sources import Read
+from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
 
@@ -29,7 +29,9 @@ class Piece:
     rendered: bool = True  # by the chat template; else plain text, which gets the tokenizer's BOS and EOS
 
 
-def load_examples(files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1) -> Read[Row]:
+def load_examples(
+    files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
+) -> LoadedExamples[Row]:
     """The examples of parquet or jsonl files, in order, `max_samples` of them where it is above 0 (stream.choose_rows),
     cut or dropped as data.truncation says, which is told.
 
@@ -60,7 +62,7 @@ def load_examples(files: str | Sequence[str], renderer: Renderer, data: SftData,
     fitted = [_fit(row, data.max_length, data.truncation) for row in rows_of_tokens]
     kept = [(row, source[index]) for row, index in zip(fitted, chosen, strict=True) if row is not None]
     sizes = [sum(own == number for _, own in kept) for number in range(len(paths))]
-    return Read([row for row, _ in kept], sizes, length_notices(counts, data.truncation))
+    return LoadedExamples([row for row, _ in kept], sizes, length_notices(counts, data.truncation))
 
 
 def length_notices(counts: Lengths, truncation: Truncation) -> list[str]:

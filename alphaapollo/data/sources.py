@@ -13,10 +13,10 @@ E = TypeVar("E")
 
 
 @dataclass(frozen=True)
-class Read(Generic[E]):
+class LoadedExamples(Generic[E]):
     """What a kind of fine-tuning has read of its files.
 
-    Example: `Read([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
+    Example: `LoadedExamples([row, row, row], sizes=[2, 1], notices=["data.train_files: 1 of 4 examples ..."])`.
     """
 
     examples: list[E]  # of all files, one after the other

@@ -1,6 +1,6 @@
-"""Training on preferences: DPO and its family on pairs of answers, KTO on single ones with a label.
+"""Preference training: DPO and related losses on pairs of responses, KTO on single labeled responses.
 
-files -> pairs with exact masks -> [the reference's log-probs, once] -> the mean loss over the pairs of a batch
+files -> pairs with exact masks -> [reference log-probs, once] -> mean loss over the pairs of a batch
 """
 
 from __future__ import annotations
@@ -13,144 +13,129 @@ import numpy as np
 
 from alphaapollo.algorithms.preference_losses import check_preference, figures_of, get_preference_loss
 from alphaapollo.algorithms.try_user_functions import try_preference_loss
-from alphaapollo.config.check_tuning import check_tuning
-from alphaapollo.config.diff import OTHER_DATA, ROUNDING, SAME_NAME, Verdict
-from alphaapollo.config.notices import void_lines
+from alphaapollo.config.check import check
 from alphaapollo.config.schema import DpoConfig, Model, Preference
 from alphaapollo.data.preference_batch import PreferenceBatch, deal_scored, scores_of
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled, load_pairs
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sources import Read
-from alphaapollo.finetuning import change_rule, pairs, reference
+from alphaapollo.data.sources import LoadedExamples
+from alphaapollo.finetuning import pairs, reference_logps
 from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.station import MemoryRequest, Station
+from alphaapollo.finetuning.memory import MemoryRequest
+from alphaapollo.finetuning.task import FinetuningTask
 from alphaapollo.utils.user_module import load_user_module
 
 if TYPE_CHECKING:
     from alphaapollo.controller.ranks import Ranks
-    from alphaapollo.finetuning.loop import TuningRun
+    from alphaapollo.finetuning.task import FinetuningRun
     from alphaapollo.workers.preference import PreferenceWorker
     from alphaapollo.workers.process_group import RankPlacement
 
-COLUMNS = tuple(f"data.{name}_key" for name in ("prompt", "chosen", "rejected", "response", "label"))
-OF_THE_LOSS = {"preference.loss": "another algorithm", "preference.custom_module": SAME_NAME}
-IDENTITY = change_rule.IDENTITY | dict.fromkeys(COLUMNS, OTHER_DATA) | OF_THE_LOSS
-EFFECTS = change_rule.EFFECTS | {
-    "data.use_prefix_grouper": ROUNDING,
-    "preference.reference": ROUNDING,
-    **dict.fromkeys(
-        [
-            f"preference.{name}"
-            for name in Preference.model_fields
-            if name not in ("loss", "custom_module", "reference")
-        ],
-        "losses before and after do not compare",
-    ),
-}
-AT_ONCE = 1024  # examples whose log-probs the reference computes in one call
-FILE = "reference.npz"
+REFERENCE_BATCH = 1024  # examples per call when reference log-probs are computed
+REFERENCE_FILE = "reference.npz"
 
 
-class Dpo(Station[DpoConfig, PreferenceExample, PreferenceBatch]):
-    """An example is a pair, or a single answer with an unrelated one. What the start finds out about the model:
-    share_prompts."""
+class DpoTask(FinetuningTask[DpoConfig, PreferenceExample, PreferenceBatch]):
+    """Preference training. An example is a pair, or a labeled response with an unrelated one (KTO).
+
+    share_prompts: whether the model can compute the prompt of a pair once; determined at the start.
+    """
 
     share_prompts = False
 
     def check(self, config: DpoConfig, num_gpus: int) -> list[str]:
         load_losses(config.preference)
-        return [*check_tuning(config, num_gpus, problems(config)), *void_lines(config, void_keys(config))]
-
-    def change_rule(self, key: str) -> tuple[Verdict, str]:
-        return ("refused", IDENTITY[key]) if key in IDENTITY else ("applied", EFFECTS.get(key, ""))
+        return check(config, num_gpus, problems=find_problems(config), ineffective=ineffective_keys(config))
 
     def read(
         self, config: DpoConfig, files: str | Sequence[str], max_samples: int, renderer: Renderer
-    ) -> Read[PreferenceExample]:
+    ) -> LoadedExamples[PreferenceExample]:
         load = load_pairs if get_preference_loss(config.preference.loss).of_pairs else load_labelled
         return load(files, renderer, config.data, max_samples)
 
-    def demand(self, config: DpoConfig, examples: Sequence[PreferenceExample]) -> MemoryRequest:
+    def memory_request(self, config: DpoConfig, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         preference = config.preference
         live = get_preference_loss(preference.loss).needs_reference and preference.reference == "live"
         longest = max(example.longest for example in examples)
         return MemoryRequest(longest, rows=len(examples[0].rows), reference=live)
 
-    def deal(self, config: DpoConfig, examples: Sequence[PreferenceExample], layout: Layout) -> list[PreferenceBatch]:
-        return pairs.deal(examples, layout, self.share_prompts)
+    def make_batches(
+        self, config: DpoConfig, examples: Sequence[PreferenceExample], layout: Layout
+    ) -> list[PreferenceBatch]:
+        return pairs.make_batches(examples, layout, self.share_prompts)
 
-    def builder(
+    def worker_builder(
         self, config: DpoConfig, model: Model, optimizer_steps: int, saves_in_background: bool
     ) -> Callable[[RankPlacement], PreferenceWorker]:
         return partial(build_worker, config, model, optimizer_steps, saves_in_background)
 
-    def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return figures_of(sums) | pairs.accuracies(sums) | {"tokens": sums["tokens"]}
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return figures_of(sums) | pairs.pair_accuracies(sums) | {"tokens": sums["tokens"]}
 
-    async def begin(self, run: TuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
-        self.share_prompts = await pairs.may_share(run)
-        preference = run.prepared.config.preference
+    async def begin(self, run: FinetuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
+        self.share_prompts = await pairs.can_share_prompts(run)
+        preference = run.plan.config.preference
         if get_preference_loss(preference.loss).needs_reference and preference.reference == "kept":
-            await self._give_reference(run)
+            await self._add_reference_logps(run)
 
-    async def _give_reference(self, run: TuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
-        """Read the reference's log-probs, or compute and keep them: the model is still what it began as."""
-        prepared, ranks = run.prepared, workers_of(run)
-        examples = [*prepared.train.examples, *(example for own in prepared.val.values() for example in own)]
+    async def _add_reference_logps(self, run: FinetuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
+        """Read the saved reference log-probs, or compute and save them. The model still has its initial weights."""
+        plan, ranks = run.plan, workers_of(run)
+        examples = [*plan.train.examples, *(example for own in plan.val.values() for example in own)]
         parts = await ranks.call(lambda worker: worker.weights_digest())
-        digest = reference.digest_of(examples, f"{sum(parts) % 2**64:016x}", prepared.model.dtype)
-        path = prepared.config.trainer.folder / FILE
-        logps = reference.read_kept(path, digest, run.console.notice)
+        digest = reference_logps.reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
+        path = plan.config.trainer.folder / REFERENCE_FILE
+        logps = reference_logps.read_reference(path, digest, run.console.notice)
         if logps is None:
-            logps = await self._compute(run, examples)
-            reference.keep(path, digest, logps)
-        reference.give(examples, logps)
+            logps = await self._compute_reference(run, examples)
+            reference_logps.save_reference(path, digest, logps)
+        reference_logps.assign_reference(examples, logps)
 
-    async def _compute(self, run: TuningRun[Any, Any, Any], examples: Sequence[PreferenceExample]) -> np.ndarray:
-        layout, shared = run.prepared.layout, run.trainer.sequence_parallel
+    async def _compute_reference(
+        self, run: FinetuningRun[Any, Any, Any], examples: Sequence[PreferenceExample]
+    ) -> np.ndarray:
+        layout, shared = run.plan.layout, run.trainer.sequence_parallel
         parts = []
-        for start in range(0, len(examples), AT_ONCE):
+        for start in range(0, len(examples), REFERENCE_BATCH):
             run.console.phase("reference", start, len(examples))
-            some = examples[start : start + AT_ONCE]
+            some = examples[start : start + REFERENCE_BATCH]
             dealt = deal_scored(some, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
             batches = [batch for batch in dealt.rank_batches for _ in range(shared)]
-            columns = await workers_of(run).call_each(lambda worker, batch: worker.compute_ref(batch), batches)
+            columns = await workers_of(run).call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
             parts.append(scores_of(dealt, columns[::shared]))
         return np.concatenate(parts)
 
 
-def workers_of(run: TuningRun[Any, Any, Any]) -> Ranks[PreferenceWorker]:
-    """The ranks as what this kind has built them."""
+def workers_of(run: FinetuningRun[Any, Any, Any]) -> Ranks[PreferenceWorker]:
+    """Ranks with the worker type of this task."""
     return cast("Ranks[PreferenceWorker]", run.trainer.ranks)
 
 
 def load_losses(preference: Preference) -> None:
-    """Those of the user's own file, into this process's registry. ValueError: it is not there, or does not import."""
+    """Register the losses of preference.custom_module. Raises ValueError if the file cannot be imported."""
     if preference.custom_module:
         load_user_module(preference.custom_module, "preference.custom_module")
 
 
-def problems(config: DpoConfig) -> Iterator[str]:
-    """What cannot work."""
+def find_problems(config: DpoConfig) -> Iterator[str]:
+    """Yield errors about the loss and its keys."""
     try:
         try_preference_loss(get_preference_loss(config.preference.loss), config.preference)
         check_preference(config.preference)
     except ValueError as error:
         yield f"preference.loss: {error}"
-    if config.data.truncation in ("left", "right"):
-        yield "data.truncation: an answer that was cut is no better or worse. Set error or drop."
 
 
-def void_keys(config: DpoConfig) -> list[tuple[str, str]]:
-    """Keys that the loss, a known one, does not read, and why."""
+def ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
+    """List (key, reason) for keys without effect with the selected loss."""
     loss = get_preference_loss(config.preference.loss)
     others = {*Preference.model_fields} - {*loss.reads, "loss", "reference", "custom_module"}
-    void = [(f"preference.{name}", f"preference.loss={loss.name} does not read it") for name in sorted(others)]
+    keys = [(f"preference.{name}", f"preference.loss={loss.name} does not use it") for name in sorted(others)]
     if not loss.needs_reference:
-        void.append(("preference.reference", f"preference.loss={loss.name} has no reference"))
+        keys.append(("preference.reference", f"preference.loss={loss.name} has no reference"))
     if loss.of_pairs:
-        void += [(f"data.{name}_key", f"preference.loss={loss.name} is of pairs") for name in ("response", "label")]
-    return void
+        keys += [(f"data.{name}_key", f"preference.loss={loss.name} uses pairs") for name in ("response", "label")]
+    return keys
 
 
 def build_worker(

@@ -1,4 +1,4 @@
-"""How the examples of an optimiser step become a batch for each group of ranks."""
+"""Distribute the examples of an optimizer step to batches, one per group of ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from alphaapollo.types import Row
 
 @dataclass(frozen=True)
 class Layout:
-    """Of a run; the same for every step."""
+    """Batch layout of a run, the same for all steps."""
 
-    groups: int  # of ranks that share rows: each gets a batch of its own
-    max_tokens: int  # of a micro-batch of a group
-    padded: bool  # micro-batches are padded to their longest row
+    groups: int  # groups of ranks that share rows; each gets one batch
+    max_tokens: int  # per micro-batch of a group
+    padded: bool  # whether micro-batches are padded to their longest row
 
 
-def deal_rows(rows: Sequence[Row], layout: Layout) -> list[RankBatch]:
-    """All rows as one mini-batch, dealt to the groups; each row is an example."""
+def distribute_rows(rows: Sequence[Row], layout: Layout) -> list[RankBatch]:
+    """Distribute rows to the groups as one mini-batch; each row is an example."""
     return build_train_batch(
         rows,
         range(len(rows)),

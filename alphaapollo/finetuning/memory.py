@@ -1,13 +1,12 @@
-"""Memory of fine-tuning before it starts: gradient checkpointing chosen, and what cannot fit refused."""
+"""Memory plan of fine-tuning: choose gradient checkpointing and refuse what cannot fit."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.config.schema.base import Device
-from alphaapollo.finetuning.station import Demand
 from alphaapollo.launch.model_memory import (
     GIB,
     RAY,
@@ -24,8 +23,19 @@ from alphaapollo.models.footprint import FLOAT32, Held, Trained, frozen_slices
 ANSWERING = "answers"  # the moment of a validation in which prompts are answered
 
 
+@dataclass(frozen=True)
+class MemoryRequest:
+    """What a task needs to run on its examples."""
+
+    longest: int  # tokens of the longest row
+    rows: int = 1  # rows per example, which stay together
+    head: bool = True  # whether log-probs over the vocabulary are computed, rather than one number per row
+    reference: bool = False  # whether a frozen copy of the model is kept (with LoRA the base model serves as such)
+    answers: tuple[int, int, int] | None = None  # sampled at a time on a rank: number, prompt tokens, response tokens
+
+
 def fit(
-    config: TuningConfig, model: Model, device: Device, demand: Demand, capacity: int, host: int = 0
+    config: TuningConfig, model: Model, device: Device, memory_request: MemoryRequest, capacity: int, host: int = 0
 ) -> tuple[Model, MemoryPlan]:
     """The resolved model with gradient checkpointing on where the plan may choose and finds it needed.
 
@@ -38,7 +48,7 @@ def fit(
 
     def planned(one: Model, offload: bool = False) -> MemoryPlan:
         fsdp = config.fsdp_config.model_copy(update={"offload_policy": True}) if offload else config.fsdp_config
-        return plan_memory(config.model_copy(update={"fsdp_config": fsdp}), one, device, demand, capacity)
+        return plan_memory(config.model_copy(update={"fsdp_config": fsdp}), one, device, memory_request, capacity)
 
     checkpointing = model.model_copy(update={"enable_gradient_checkpointing": True})
     plan = planned(model)
@@ -65,17 +75,19 @@ def fit(
     return model, replace(plan, problem=problem)
 
 
-def plan_memory(config: TuningConfig, model: Model, device: Device, demand: Demand, capacity: int) -> MemoryPlan:
+def plan_memory(
+    config: TuningConfig, model: Model, device: Device, memory_request: MemoryRequest, capacity: int
+) -> MemoryPlan:
     """Of a resolved model."""
     trainer = config.trainer
-    size = micro_batch(config, demand)
-    trained = trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, demand.head)
+    size = micro_batch(config, memory_request)
+    trained = trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, memory_request.head)
     beside = Held(runtime=RUNTIME[device])
-    if demand.reference and not trained.adapters and not trained.offload_policy:
+    if memory_request.reference and not trained.adapters and not trained.offload_policy:
         beside += Held(frozen=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))
     own = trained.updating()
-    if demand.answers:
-        own[ANSWERING] = answering(trained, model, *demand.answers)
+    if memory_request.answers:
+        own[ANSWERING] = answering(trained, model, *memory_request.answers)
     moments = {name: held + beside for name, held in own.items()}
     copies = trained.saved() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
@@ -98,14 +110,14 @@ def answering(trained: Trained, model: Model, count: int, prompt: int, answer: i
     )
 
 
-def micro_batch(config: TuningConfig, demand: Demand) -> tuple[int, int]:
+def micro_batch(config: TuningConfig, memory_request: MemoryRequest) -> tuple[int, int]:
     """Rows and their length of the largest micro-batch of a rank."""
     data, shared = config.data, config.ulysses_sequence_parallel_size
     examples, tokens = largest_micro_batch(
-        demand.longest * demand.rows,
+        memory_request.longest * memory_request.rows,
         data.train_batch_size,
         data.max_token_len_per_gpu,
         config.trainer.num_ranks,
         shared,
     )
-    return examples * demand.rows, max(1, tokens // demand.rows)
+    return examples * memory_request.rows, max(1, tokens // memory_request.rows)

@@ -1,22 +1,19 @@
-"""A fine-tuning before it starts: everything is read, checked, measured and told. Nothing is started."""
+"""Plan a fine-tuning run: read and check all inputs and plan its memory. Starts nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from alphaapollo.config.diff import ChangeRule
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
-from alphaapollo.data.batch import TunedBatch
+from alphaapollo.data.batch import FinetuningBatch
 from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
-from alphaapollo.data.sources import Read, source_names
+from alphaapollo.data.sources import LoadedExamples, source_names
 from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.finetuning.layout import Layout
 from alphaapollo.finetuning.memory import fit
-from alphaapollo.finetuning.progress import Progress
-from alphaapollo.finetuning.station import Station
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch.cpu_threads import choose_tuning_threads
 from alphaapollo.launch.input_checks import (
     check_adapters,
@@ -27,65 +24,23 @@ from alphaapollo.launch.input_checks import (
     missing_cluster,
 )
 from alphaapollo.launch.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
-from alphaapollo.launch.resume import Start, find_start
+from alphaapollo.launch.resume import find_start
 from alphaapollo.models.folder_check import check_weights
 from alphaapollo.observability.trackers import check_trackers
 
 C = TypeVar("C", bound=TuningConfig)
 E = TypeVar("E")
-B = TypeVar("B", bound=TunedBatch)
+B = TypeVar("B", bound=FinetuningBatch)
 Stream = PromptStream | MixedStream
 
 
-@dataclass(frozen=True)
-class Prepared(Generic[C, E, B]):
-    """A run that has passed every check."""
-
-    station: Station[C, E, B]
-    config: C
-    model: Model  # dtype and attention chosen
-    counts: Placement
-    layout: Layout
-    train: Read[E]
-    val: dict[str, list[E]]  # by source
-    stream: Stream
-    total_steps: int
-    start: Start
-    notices: list[str]
-    memory: MemoryPlan | None  # of a rank's device; None: not known
-
-    @property
-    def progress(self) -> Progress:
-        """Of the checkpoint, or of a new run."""
-        return Progress.read(self.start.checkpoint) if self.start.checkpoint else Progress()
-
-    @property
-    def change_rule(self) -> ChangeRule:
-        return self.station.change_rule
-
-    def going_on(self, config: Any, start: Start) -> Prepared[C, E, B]:
-        """The same run from elsewhere."""
-        return replace(self, config=config, start=start)
-
-    @property
-    def saves_in_background(self) -> bool:
-        """Checkpoints are written while the next steps are made."""
-        return self.memory is None or self.memory.saves_in_background
-
-    @property
-    def complete(self) -> bool:
-        """No step remains, and the model is written."""
-        written = self.start.is_exported() or not self.config.trainer.export_hf
-        return self.start.step >= self.total_steps and written
-
-
-def prepare(station: Station[C, E, B], config: C) -> Prepared[C, E, B]:
-    """Check, read and measure everything. Raises ValueError for what cannot work."""
+def prepare(task: FinetuningTask[C, E, B], config: C) -> FinetuningPlan[C, E, B]:
+    """Check, read and measure everything. Raises ValueError for invalid input."""
     machine = find_machine(config.trainer)
-    notices = station.check(config, machine.num_gpus)
+    notices = task.check(config, machine.num_gpus)
     config, kept_threads = choose_tuning_threads(config, machine)
     check_trackers(config.trainer.logger)
-    start = find_start(config, station.change_rule)
+    start = find_start(config)
     trainer, data = config.trainer, config.data
     check_adapters(config.model, "model")
     check_experts(config.model, "model")
@@ -95,17 +50,17 @@ def prepare(station: Station[C, E, B], config: C) -> Prepared[C, E, B]:
     check_sequence_parallel(size, trainer.num_ranks, key, {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs)
-    train, val, more = _read(station, config, renderer)
-    more += station.read_more(config)
-    if trainer.keep_best and not (val or getattr(data, "val_prompts", "")):
+    train, val, more = _read(task, config, renderer)
+    more += task.read_more(config)
+    if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
     counts = _counts(config, machine)
-    model, memory, unmeasured = _fit(station, config, train, counts, machine)
+    model, memory, unmeasured = _fit(task, config, train, counts, machine)
     stream = make_stream(config, train.sizes)
     more += unread_arguments(data.apply_chat_template_kwargs, tokenizer)
     more += filter(None, [missing_cluster(trainer)])
-    return Prepared(
-        station=station,
+    return FinetuningPlan(
+        task=task,
         config=config,
         model=model,
         counts=counts,
@@ -122,17 +77,20 @@ def prepare(station: Station[C, E, B], config: C) -> Prepared[C, E, B]:
 
 
 def make_stream(config: TuningConfig, sizes: list[int]) -> Stream:
-    """Which example comes when; `sizes`: examples of each source."""
+    """Build the stream of examples. sizes: number of examples of each source."""
     data = config.data
     if data.source_weights is None:
         return PromptStream(sum(sizes), data.seed, data.shuffle)
     return MixedStream(sizes, data.source_weights, data.seed, data.shuffle)
 
 
-def _read(station: Station[C, E, B], config: C, renderer: Renderer) -> tuple[Read[E], dict[str, list[E]], list[str]]:
-    """Training examples, validation examples by source, and what to tell. ValueError: a source without any."""
+def _read(
+    task: FinetuningTask[C, E, B], config: C, renderer: Renderer
+) -> tuple[LoadedExamples[E], dict[str, list[E]], list[str]]:
+    """Read training examples, and validation examples by source. Returns notices. Raises ValueError for an empty
+    source."""
     data = config.data
-    train = station.read(config, data.train_files, data.train_max_samples, renderer)
+    train = task.read(config, data.train_files, data.train_max_samples, renderer)
     names = source_names(data.train_files)
     if data.source_weights is not None and 0 in train.sizes:
         raise ValueError(
@@ -142,7 +100,7 @@ def _read(station: Station[C, E, B], config: C, renderer: Renderer) -> tuple[Rea
     notices = [f"data.train_files: {notice}" for notice in train.notices]
     val: dict[str, list[E]] = {}
     if data.val_files:
-        read = station.read(config, data.val_files, data.val_max_samples, renderer)
+        read = task.read(config, data.val_files, data.val_max_samples, renderer)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
         sources = zip(source_names(data.val_files), read.by_source(), strict=True)
         val = {name: examples for name, examples in sources if examples}
@@ -161,14 +119,15 @@ def _counts(config: TuningConfig, machine: Machine) -> Placement:
 
 
 def _fit(
-    station: Station[C, E, B], config: C, train: Read[E], counts: Placement, machine: Machine
+    task: FinetuningTask[C, E, B], config: C, train: LoadedExamples[E], counts: Placement, machine: Machine
 ) -> tuple[Model, MemoryPlan | None, list[str]]:
-    """The model, resolved, its memory, and what to tell where that is not known. ValueError: it cannot fit."""
+    """Resolve the model and plan its memory. Returns a notice if it cannot be measured. Raises ValueError if it cannot
+    fit."""
     device = counts.device
     model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
-    demand = station.demand(config, train.examples)
+    memory_request = task.memory_request(config, train.examples)
     try:
-        model, memory = fit(config, model, device, demand, machine.memory_for(device), machine.memory)
+        model, memory = fit(config, model, device, memory_request, machine.memory_for(device), machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
         return model, None, [unmeasured_notice(config.model.path, error, may_choose)]
@@ -177,8 +136,8 @@ def _fit(
     return model, memory, []
 
 
-def print_plan(run: Prepared[C, E, B]) -> None:
-    """The numbers that people get wrong."""
+def print_plan(run: FinetuningPlan[C, E, B]) -> None:
+    """Print the plan."""
     config, size = run.config, run.config.data.train_batch_size
     epochs = run.total_steps * size / run.stream.num_prompts
     print(
@@ -195,25 +154,25 @@ def print_plan(run: Prepared[C, E, B]) -> None:
         print(f"note: {notice}")
 
 
-def _print_sources(run: Prepared[C, E, B], epochs: float) -> None:
-    """Of each source: its examples, how often they are seen in the whole run, and its share of the batches."""
+def _print_sources(run: FinetuningPlan[C, E, B], epochs: float) -> None:
+    """Print the examples, batch share and number of passes of each source."""
     data, sizes = run.config.data, run.train.sizes
     weights = data.source_weights or [1.0] * len(sizes)
     for name, size, weight in zip(source_names(data.train_files), sizes, weights, strict=True):
         share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))
-        print(f"  {name}: {size} examples x {weight:g} an epoch, {share:.0%} of a batch, {weight * epochs:.2f} passes")
+        print(f"  {name}: {size} examples x {weight:g} per epoch, {share:.0%} of a batch, {weight * epochs:.2f} passes")
 
 
 def _print_memory(memory: MemoryPlan, model: Model, trainer: Any) -> None:
     moment, held = memory.peak
     checkpointing = "on" if model.enable_gradient_checkpointing else "off"
     print(
-        f"memory: {held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}), by arithmetic; gradient "
+        f"memory: {held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}), calculated; gradient "
         f"checkpointing {checkpointing}"
     )
     if trainer.save_freq > 0:
-        behind = "behind the steps" if memory.saves_in_background else "between steps: their copies do not fit"
-        print(f"checkpoints: every {trainer.save_freq} steps, written {behind}")
+        when = "in the background" if memory.saves_in_background else "between steps: a copy in memory does not fit"
+        print(f"checkpoints: every {trainer.save_freq} steps, written {when}")
     for moment, held in memory.moments.items() if trainer.dry_run else ():
         parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_role().items() if size)
         print(f"  {moment}: {parts}")

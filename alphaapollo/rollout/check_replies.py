@@ -1,4 +1,4 @@
-"""What environments return, held to their protocol before anything uses it: they are the user's code."""
+"""Validate what environments return, which is user code, before it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alphaapollo.types import Message, Score
 
 
 def check_first(reply: object) -> list[Message] | str:
-    """What `reset` returned: a text, or an observation's messages (EnvironmentFailure: something else)."""
+    """Validate the result of `reset`: a text or an Observation. Raises EnvironmentFailure."""
     if isinstance(reply, str):
         return reply
     if not isinstance(reply, Observation):
@@ -21,40 +21,40 @@ def check_first(reply: object) -> list[Message] | str:
 
 
 def check_step(reply: object) -> StepResult:
-    """What `step` returned (EnvironmentFailure: it is no StepResult, or a field of it is of a wrong type)."""
+    """Validate the result of `step`: a StepResult with fields of the right types. Raises EnvironmentFailure."""
     if not isinstance(reply, StepResult):
         raise EnvironmentFailure(f"step returned {_kind(reply)}; return a StepResult")
     if not reply.done and reply.observation is None:
-        raise EnvironmentFailure("step returned neither done nor an observation; return one of them")
+        raise EnvironmentFailure("step returned neither done=True nor an observation; return one of them")
     if reply.observation is not None:
         if not isinstance(reply.observation, Observation):
-            raise EnvironmentFailure(f"step: observation is {_kind(reply.observation)}; give an Observation")
+            raise EnvironmentFailure(f"step: observation is {_kind(reply.observation)}; return an Observation")
         check_messages(reply.observation.messages, "step")
     _check_number(reply.reward, "reward")
     if reply.score is not None:
         _check_score(reply.score)
     if reply.kept_chars is not None and not isinstance(reply.kept_chars, int):
-        raise EnvironmentFailure(f"step: kept_chars is {_kind(reply.kept_chars)}; give a number of characters")
+        raise EnvironmentFailure(f"step: kept_chars is {_kind(reply.kept_chars)}; return a number of characters")
     if not isinstance(reply.info, dict) or not all(isinstance(key, str) for key in reply.info):
-        raise EnvironmentFailure("step: info is no dict with names as keys")
+        raise EnvironmentFailure("step: info must be a dict with str keys")
     _check_calls(reply.info.get("tool_calls", ()))
     return reply
 
 
 def check_messages(messages: Any, method: str) -> list[Message]:
-    """A chat that a template can render (EnvironmentFailure: it is none)."""
+    """Validate a list of chat messages. Raises EnvironmentFailure."""
     if not isinstance(messages, list) or not messages:
-        got = _kind(messages) if messages else "none"
-        raise EnvironmentFailure(f"{method}: messages are {got}; give a list of them")
+        got = _kind(messages) if messages else "empty"
+        raise EnvironmentFailure(f"{method}: messages is {got}; return a non-empty list")
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise EnvironmentFailure(f"{method}: {str(message)[:80]} is no message: role and content must be texts")
+            raise EnvironmentFailure(f"{method}: invalid message {str(message)[:80]}; role and content must be str")
     return messages
 
 
 def _check_score(score: object) -> None:
     if not isinstance(score, Score):
-        raise EnvironmentFailure(f"step: score is {_kind(score)}; give a Score")
+        raise EnvironmentFailure(f"step: score is {_kind(score)}; return a Score")
     if not score.outcome.failed:
         _check_number(score.reward, "score.reward")
         for name, value in score.components.items():
@@ -62,10 +62,10 @@ def _check_score(score: object) -> None:
 
 
 def _check_calls(calls: Any) -> None:
-    """The metrics count these."""
+    """Validate info['tool_calls'], which the metrics read."""
     for call in calls if isinstance(calls, list | tuple) else [calls]:
         if not isinstance(call, dict) or not isinstance(call.get("status"), str):
-            raise EnvironmentFailure("step: info['tool_calls'] is no list of {status, seconds, ...}")
+            raise EnvironmentFailure("step: info['tool_calls'] must be a list of {status, seconds, ...}")
         _check_number(call.get("seconds"), "info['tool_calls']: seconds")
 
 
@@ -76,7 +76,7 @@ def _check_number(value: object, what: str) -> None:
         number = math.inf
     if not abs(number) <= MAX_REWARD:  # nan, too
         got = f"{number:g}" if isinstance(value, Real) else _kind(value)
-        raise EnvironmentFailure(f"step: {what} is {got}; give a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")
+        raise EnvironmentFailure(f"step: {what} is {got}; return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")
 
 
 def _kind(value: object) -> str:

@@ -1,10 +1,9 @@
-"""An episode's past as tokens: the environment's reply is appended here, and turns become rows. Two ways, both
-token-exact.
+"""Token contexts of an episode. Both kinds are token-exact and used for one episode.
 
-    append   one growing sequence: prompt + action + what the environment added + action + ...     -> one Row
-    memory   a fresh prompt every turn, from the first observation and a few remembered steps      -> a Row a turn
+    append   one growing sequence: prompt + action + observation + action + ...                 -> one Row
+    memory   a new prompt each turn, from the first observation and a few remembered steps      -> one Row per turn
 
-Either is single-use, like the episode. `seen` is what the engine is shown next.
+`prompt_ids` is the engine's next prompt.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from alphaapollo.environments.base import Environment, blaming
-from alphaapollo.environments.memory import MemoryType, Step, select
+from alphaapollo.environments.base import Environment, wrap_environment_errors
+from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.rollout.check_replies import check_messages
 from alphaapollo.types import Completion, Message, Row, Turn
 
@@ -24,43 +23,43 @@ RenderDelta = Callable[[list[Message], int | None], list[int]]
 
 
 class Context(Protocol):
-    """The past of one episode."""
+    """Token context of one episode."""
 
-    seen: list[int]
+    prompt_ids: list[int]
 
     def begin(self, content: list[Message] | str) -> list[int]:
-        """The first observation; returns what it adds to `seen`."""
+        """Start with the first observation. Returns its tokens."""
         ...
 
-    def go_on(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        """After an action that the environment answered; returns the context of the next turn: what it adds to
-        `seen` (append), or all of it (memory)."""
+    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
+        """Add an action and the observation after it. Returns the context of the next turn: the observation's tokens
+        (append) or the new prompt (memory)."""
         ...
 
     def cost(self, context_ids: list[int]) -> int:
-        """Tokens of the response budget that a later turn's context takes."""
+        """Tokens that the context of a later turn takes from the response budget."""
         ...
 
     def rows(self, turns: Sequence[Turn]) -> list[Row]:
-        """What is trained on."""
+        """Training rows of the finished turns."""
         ...
 
 
 class AppendContext:
-    """One sequence. Nothing is rendered twice: sampled tokens stay as they were sampled."""
+    """One growing sequence. Sampled tokens are never rendered again."""
 
     def __init__(self, render_prompt: RenderPrompt, render_delta: RenderDelta):
         self._render_prompt, self._render_delta = render_prompt, render_delta
-        self.seen: list[int] = []
+        self.prompt_ids: list[int] = []
 
     def begin(self, content: list[Message] | str) -> list[int]:
-        self.seen = self._render_prompt(content)
-        return self.seen
+        self.prompt_ids = self._render_prompt(content)
+        return self.prompt_ids
 
-    def go_on(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        with blaming("rendering its observation"):
+    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
+        with wrap_environment_errors("rendering the observation"):
             delta = self._render_delta(step.observation, action_ids[-1])
-        self.seen = [*self.seen, *action_ids, *delta]
+        self.prompt_ids = [*self.prompt_ids, *action_ids, *delta]
         return delta
 
     def cost(self, context_ids: list[int]) -> int:
@@ -71,8 +70,8 @@ class AppendContext:
 
 
 class MemoryContext:
-    """A fresh prompt each turn: the first observation, then the remembered steps as messages; or what the environment's
-    own `recall(steps)` makes of them. Where that is longer than a prompt may be, the oldest step is left out first."""
+    """A new prompt each turn: the first observation and the remembered steps as messages, or the messages returned by
+    the environment's `recall(steps)`. If the prompt would be too long, the oldest steps are dropped first."""
 
     def __init__(
         self,
@@ -87,31 +86,31 @@ class MemoryContext:
         self._history_length, self._kind = history_length, kind
         self._first: list[Message] = []
         self._steps: list[Step] = []
-        self.seen: list[int] = []
+        self.prompt_ids: list[int] = []
 
     def begin(self, content: list[Message] | str) -> list[int]:
         self._first = [Message(role="user", content=content)] if isinstance(content, str) else content
-        self.seen = self._render_prompt(self._first)
-        return self.seen
+        self.prompt_ids = self._render_prompt(self._first)
+        return self.prompt_ids
 
-    def go_on(self, action_ids: Sequence[int], step: Step) -> list[int]:
+    def extend(self, action_ids: Sequence[int], step: Step) -> list[int]:
         self._steps.append(step)
-        chosen = select(self._steps, self._history_length, self._kind)
+        chosen = select_steps(self._steps, self._history_length, self._kind)
         messages = self._remember(chosen)
         while len(chosen) > 1 and not self._fits(messages):
             chosen = chosen[1:]
             messages = self._remember(chosen)
-        self.seen = self._render_prompt(messages)
-        return self.seen
+        self.prompt_ids = self._render_prompt(messages)
+        return self.prompt_ids
 
     def cost(self, context_ids: list[int]) -> int:
-        return 0  # a prompt of its own, held against the prompt's limit
+        return 0  # limited by data.max_prompt_length instead
 
     def rows(self, turns: Sequence[Turn]) -> list[Row]:
         return memory_context_rows(turns)
 
     def _remember(self, steps: Sequence[Step]) -> list[Message]:
-        with blaming("recall"):
+        with wrap_environment_errors("recall"):
             messages = self._recall(steps)
         return check_messages(messages, "recall")
 
@@ -121,21 +120,24 @@ class MemoryContext:
 
 
 def append_context_rows(turns: Sequence[Turn]) -> list[Row]:
-    """The one row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ... (none without
-    turns). Actions have mask 1 and the engine's log-probs, contexts 0 and 0.0."""
+    """Build the row of an append-context trajectory: context_0 + action_0 + context_1 + action_1 + ...
+
+    Actions have mask 1 and the engine's log-probs, contexts 0 and 0.0. Returns no row if there are no turns.
+    """
     return [_row(turns)] if turns else []
 
 
 def memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
-    """One row a turn: its whole prompt, then its action."""
+    """Build one row per turn: its prompt, then its action."""
     return [_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
 
 
 def experts_of(completions: Sequence[Completion], ends: Sequence[int]) -> np.ndarray | None:
-    """The experts of a row's tokens, each token's from the first completion after it. The last one was never computed:
-    it gets its neighbour's, and nothing reads what they make of it.
+    """Collect the routed experts of a row's tokens [T, layers, k], each from the first completion after the token.
 
-    `ends`: the position of each completion's last token. None where the engine gave none. -> [T, layers, k]"""
+    The last token was never computed and gets the experts of the token before it; its outputs are unused. ends:
+    position of each completion's last token. Returns None if the engine returned no experts.
+    """
     parts: list[np.ndarray] = []
     known = 0
     for completion, end in zip(completions, ends, strict=True):
@@ -147,7 +149,7 @@ def experts_of(completions: Sequence[Completion], ends: Sequence[int]) -> np.nda
 
 
 def _row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
-    """These turns, one after the other."""
+    """Concatenate turns."""
     token_ids: list[int] = []
     action_mask: list[int] = []
     logprobs: list[float] = []

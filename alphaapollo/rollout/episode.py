@@ -1,9 +1,9 @@
-"""One episode: an environment and an engine take turns.
+"""Play one episode: an environment and an engine take turns.
 
     reset -> context_0 -> [engine] -> action_0 -> [environment] -> context_1 -> [engine] -> action_1 -> ... -> score
 
-Tokens in, tokens out: the model's tokens are decoded for the environment and never encoded again where they are trained
-on; how the past is shown is context.py's. This file owns limits and time-outs; environments know none of them.
+The model's tokens are decoded for the environment and never re-encoded for training. context.py builds the engine's
+prompts; this file applies all limits and timeouts, so environments need none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from alphaapollo.engines.protocol import Engine
-from alphaapollo.environments.base import Environment, EnvironmentFailure, blaming
+from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.environments.memory import Step
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rollout.check_replies import check_first, check_step
@@ -23,7 +23,7 @@ from alphaapollo.rollout.check_rows import check_rows
 from alphaapollo.rollout.context import Context, append_context_rows
 from alphaapollo.rollout.environment_calls import call_environment, close_environment
 from alphaapollo.rollout.prompts import PromptTooLong
-from alphaapollo.rollout.sync_calls import SyncCalls
+from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
 from alphaapollo.types import (
     EpisodeEnd,
     Message,
@@ -36,18 +36,18 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
-from alphaapollo.utils.time_limit import Clock
+from alphaapollo.utils.time_limit import TimeLimit
 
-ATTEMPTS = 2  # a failing environment is tried again once
+ATTEMPTS = 2  # a failing environment is retried once
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """What one episode may take, besides its `sampling.max_tokens`."""
+    """Limits of one episode, besides its `sampling.max_tokens`."""
 
     max_turns: int
-    seconds: float  # that its environment takes, over all turns; the engine's time is not counted, nor are queues
-    tokens_per_turn: int | None = None  # sampled in one turn; None: what is left of the episode's
+    seconds: float  # of the environment over all turns, without engine time and waiting
+    tokens_per_turn: int | None = None  # sampled in one turn; None: the episode's remaining budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,22 @@ class EpisodeTask:
 
     prompt: Prompt
     sample: int
-    make_environment: Callable[[Sequence[Turn]], Environment]  # given the turns, to which the episode adds as it goes
-    sampling: Sampling  # max_tokens: of the whole episode; in append context what the environment adds counts too
+    make_environment: Callable[
+        [Sequence[Turn]], Environment
+    ]  # called with the list that the episode's turns are added to
+    sampling: Sampling  # max_tokens: of the episode; in append context observations count too
     seed_of_turn: Callable[[int], int]
     name: str  # unique among the episodes in flight
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """What one attempt has so far; it survives being cut short."""
+    """State of one attempt, readable after a failure."""
 
     turns: list[Turn] = field(default_factory=list)
-    seen: list[list[int]] = field(default_factory=list)  # what the engine was shown, a turn
+    engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
     score: Score | None = None
-    asked: list[Message] | str | None = None
+    first_observation: list[Message] | str | None = None
     rows: Callable[[Sequence[Turn]], list[Row]] = append_context_rows
 
 
@@ -77,8 +79,8 @@ class _Attempt:
 class EpisodeRunner:
     """Plays episodes.
 
-    `make_context` says how an episode's past is shown (see rollout.context). `grade` is the reward function of a graded
-    environment: an episode that a limit ends before its answer gets what that says of an empty one.
+    make_context: builds the token context of an episode (rollout/context.py). grade: reward function of a graded
+    environment, applied to an empty answer when a limit ends an episode before its answer.
     """
 
     engine: Engine
@@ -86,30 +88,29 @@ class EpisodeRunner:
     make_context: Callable[[Environment], Context]
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
-    sync_calls: SyncCalls = field(default_factory=SyncCalls)
+    sync_threads: SyncMethodThreads = field(default_factory=SyncMethodThreads)
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Play one episode.
 
-        A failing environment is replaced and the episode played once more from its start, then given up as
-        ENVIRONMENT_FAILED: masked, never scored 0. An environment that takes too long is such a failure without a
-        second try, and so is a prompt that is too long: it would be so again. An engine's error is not the
-        environment's: it leaves here.
+        If the environment fails, the episode is played once more in a new environment; a second failure ends it with
+        ENVIRONMENT_FAILED (masked, never scored 0). Timeouts and prompts that are too long are not retried. Engine
+        errors are raised.
         """
         with SPANS.at(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample):
             return await self._run(task)
 
     async def _run(self, task: EpisodeTask) -> Trajectory:
-        started, clock = time.perf_counter(), Clock(self.limits.seconds)
+        started, time_limit = time.perf_counter(), TimeLimit(self.limits.seconds)
         for number in range(1, ATTEMPTS + 1):
             attempt = _Attempt()
             try:
-                end = await self._play(task, attempt, clock)
-                score = attempt.score or await self._unscored(task.prompt, end, attempt.turns)
+                end = await self._play(task, attempt, time_limit)
+                score = attempt.score or await self._score_unanswered(task.prompt, end, attempt.turns)
                 break
             except TimeoutError:
                 end = EpisodeEnd.TIME_LIMIT
-                score = _failed(f"env.episode_timeout: {self.limits.seconds:g} s passed in turn {len(attempt.turns)}")
+                score = _failed(f"env.episode_timeout={self.limits.seconds:g} s exceeded in turn {len(attempt.turns)}")
                 break
             except PromptTooLong as failure:
                 end, score = EpisodeEnd.PROMPT_LIMIT, _failed(str(failure))
@@ -117,30 +118,34 @@ class EpisodeRunner:
             except EnvironmentFailure as failure:
                 end, score = EpisodeEnd.ENVIRONMENT_FAILED, _failed(f"{failure} (attempt {number} of {ATTEMPTS})")
         rows = attempt.rows(attempt.turns)
-        check_rows(rows, attempt.turns, attempt.seen)
-        for turn in attempt.turns:  # the rows have them
+        check_rows(rows, attempt.turns, attempt.engine_prompts)
+        for turn in attempt.turns:  # stored in the rows
             turn.completion = replace(turn.completion, routed_experts=None)
         seconds = time.perf_counter() - started
-        return Trajectory(task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.asked)
+        return Trajectory(
+            task.prompt.id, task.sample, attempt.turns, rows, score, end, seconds, attempt.first_observation
+        )
 
-    async def _play(self, task: EpisodeTask, attempt: _Attempt, clock: Clock) -> EpisodeEnd:
-        with blaming("making the environment"):
+    async def _play(self, task: EpisodeTask, attempt: _Attempt, time_limit: TimeLimit) -> EpisodeEnd:
+        with wrap_environment_errors("creating the environment"):
             environment = task.make_environment(attempt.turns)
         try:
             context = self.make_context(environment)
             attempt.rows = context.rows
-            content = check_first(await call_environment(self.sync_calls, clock, environment, "reset", task.prompt))
+            content = check_first(
+                await call_environment(self.sync_threads, time_limit, environment, "reset", task.prompt)
+            )
             first = context.begin(content)
-            attempt.asked = content
-            return await self._take_turns(task, attempt, clock, environment, context, first)
+            attempt.first_observation = content
+            return await self._take_turns(task, attempt, time_limit, environment, context, first)
         finally:
-            await close_environment(self.sync_calls, environment)
+            await close_environment(self.sync_threads, environment)
 
     async def _take_turns(
         self,
         task: EpisodeTask,
         attempt: _Attempt,
-        clock: Clock,
+        time_limit: TimeLimit,
         environment: Environment,
         context: Context,
         context_ids: list[int],
@@ -150,44 +155,44 @@ class EpisodeRunner:
             number = len(attempt.turns)
             limit = min(budget, self.limits.tokens_per_turn or budget)
             sampling = replace(task.sampling, max_tokens=limit, seed=task.seed_of_turn(number))
-            with SPANS("generate", turn=number, shown=len(context.seen)):
-                completion = await self.engine.generate(context.seen, sampling, f"{task.name}.{number}")
+            with SPANS("generate", turn=number, shown=len(context.prompt_ids)):
+                completion = await self.engine.generate(context.prompt_ids, sampling, f"{task.name}.{number}")
             turn = Turn(context_ids, completion, self.decode(completion.token_ids))
             attempt.turns.append(turn)
-            attempt.seen.append(context.seen)
+            attempt.engine_prompts.append(context.prompt_ids)
 
-            result = check_step(await call_environment(self.sync_calls, clock, environment, "step", turn.text))
+            result = check_step(await call_environment(self.sync_threads, time_limit, environment, "step", turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:
-                self._cut(turn, result.kept_chars)
+                self._truncate(turn, result.kept_chars)
             attempt.score = result.score
             budget -= len(turn.completion.token_ids)
             if result.done:
-                was_cut = turn.completion.stop_reason is StopReason.LENGTH  # by either limit
-                return EpisodeEnd.TOKEN_LIMIT if was_cut else EpisodeEnd.DONE
+                truncated = turn.completion.stop_reason is StopReason.LENGTH  # by either limit
+                return EpisodeEnd.TOKEN_LIMIT if truncated else EpisodeEnd.DONE
             if budget <= 0:
                 return EpisodeEnd.TOKEN_LIMIT
             if number + 1 >= self.limits.max_turns:
                 return EpisodeEnd.TURN_LIMIT
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
-            context_ids = context.go_on(turn.completion.token_ids, step)
+            context_ids = context.extend(turn.completion.token_ids, step)
             if context.cost(context_ids) >= budget:
                 return EpisodeEnd.TOKEN_LIMIT
             budget -= context.cost(context_ids)
 
-    async def _unscored(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
-        """What an episode without a score is worth: 0, or what the reward function says of an empty answer, so that it
-        has all named parts of the others' scores."""
+    async def _score_unanswered(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
+        """Score an episode without a score: 0, or the reward of an empty answer, so that all reward components
+        exist."""
         if end is EpisodeEnd.DONE:
-            return Score(0.0, reason="the environment gave no score")
+            return Score(0.0, reason="the environment returned no score")
         score = Score(0.0) if self.grade is None else await self.grade(prompt, "", turns)
-        reason = f"no score before the {end.replace('_', ' ')}"
+        reason = f"no answer before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 
-    def _cut(self, turn: Turn, kept_chars: int) -> None:
-        """Leave the shortest run of sampled tokens whose text has the first `kept_chars` characters."""
+    def _truncate(self, turn: Turn, kept_chars: int) -> None:
+        """Truncate the turn to the fewest tokens whose text contains the first `kept_chars` characters."""
         if kept_chars >= len(turn.text):
             return
         ids = turn.completion.token_ids

@@ -1,4 +1,4 @@
-"""The n episodes of one prompt: n single-use environments, played at once."""
+"""Play the n episodes of one prompt concurrently, each in its own environment."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from alphaapollo.utils.seeds import derive_seed
 async def run_group(
     request: GroupRequest, runner: EpisodeRunner, make_environment: Callable[[Sequence[Turn]], Environment]
 ) -> TrajectoryGroup:
-    """All episodes of the group, in sample order whatever order they end in, and the greedy baseline where it is asked
-    for. Should one of them raise (an engine's death), the others are cancelled."""
+    """Play all episodes of the group, and the greedy baseline if requested. Trajectories are in sample order.
+
+    If an episode raises (the engine died), the others are cancelled.
+    """
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling = request.prompt, request.sampling
 
@@ -40,7 +42,7 @@ async def run_group(
         baseline = trajectories.pop() if request.greedy_baseline else None
         untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
         for row in [row for one in untrained for row in one.rows]:
-            row.routed_experts = None  # which nobody reads
+            row.routed_experts = None  # not used
         return TrajectoryGroup(prompt, trajectories, baseline)
     finally:
         for episode in episodes:

@@ -1,4 +1,5 @@
-"""First observations, and in memory context all of them, to tokens within data.max_prompt_length."""
+"""Render observations to prompt tokens within data.max_prompt_length: the first one, and every one in memory
+context."""
 
 from __future__ import annotations
 
@@ -6,20 +7,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from alphaapollo.data.rendering import Truncation, cut_prompt
-from alphaapollo.environments.base import EnvironmentFailure, blaming
+from alphaapollo.environments.base import EnvironmentFailure, wrap_environment_errors
 from alphaapollo.types import Message
 
 
 class PromptTooLong(EnvironmentFailure):
-    """The environment asks more than a prompt may hold, and prompts are not cut."""
+    """An observation is longer than data.max_prompt_length and data.truncation does not cut it."""
 
 
 class PromptRenderer:
-    """Renders a first observation, cut to at most `max_tokens` where `truncation` says so.
+    """Renders observations to tokens, truncated to `max_tokens` if `truncation` says so.
 
-    The n samples of a prompt mostly begin alike, so the last `memory` renderings are kept: chat templates are slow.
-    The data's own prompts were held against the limit before training (data.rendering.fit_prompts); what is still
-    over it here was made longer by an environment: that costs its episode, never the run.
+    Chat templates are slow and the samples of a group start with the same observation, so the last `cache_size`
+    renderings are cached. Prompts of the dataset were checked before training (data.rendering.fit_prompts); a longer
+    one comes from an environment and fails its episode, not the run.
     """
 
     def __init__(
@@ -27,27 +28,27 @@ class PromptRenderer:
         render: Callable[[list[Message] | str], list[int]],
         max_tokens: int,
         truncation: Truncation,
-        memory: int = 256,
+        cache_size: int = 256,
     ):
         self._render = render
         self._max_tokens = max_tokens
         self._truncation = truncation
-        self._memory = memory
+        self._cache_size = cache_size
         self._rendered: OrderedDict[str, list[int]] = OrderedDict()
 
     def __call__(self, content: list[Message] | str) -> list[int]:
-        """The tokens, a list of its own.
+        """Return the prompt's tokens as a new list.
 
         Raises:
-            PromptTooLong: too long, and truncation is neither left nor right.
-            EnvironmentFailure: the chat template or the tokenizer refuses it.
+            PromptTooLong: the prompt is too long and truncation is neither left nor right.
+            EnvironmentFailure: the chat template or the tokenizer raised an error.
         """
         token_ids = self._tokens(content)
         if len(token_ids) <= self._max_tokens or self._truncation in ("left", "right"):
             return list(cut_prompt(token_ids, self._max_tokens, self._truncation))
         raise PromptTooLong(
-            f"the environment asks {len(token_ids)} tokens, data.max_prompt_length is {self._max_tokens}. "
-            "Raise it, or set data.truncation to left or right (cut)."
+            f"the observation has {len(token_ids)} tokens, more than data.max_prompt_length={self._max_tokens}. "
+            "Increase it, or set data.truncation to left or right."
         )
 
     def fits(self, content: list[Message] | str) -> bool:
@@ -57,8 +58,8 @@ class PromptRenderer:
         key = repr(content)
         token_ids = self._rendered.get(key)
         if token_ids is None:
-            with blaming("rendering its observation"):
+            with wrap_environment_errors("rendering the observation"):
                 token_ids = self._rendered[key] = self._render(content)
-            if len(self._rendered) > self._memory:
+            if len(self._rendered) > self._cache_size:
                 self._rendered.popitem(last=False)
         return token_ids

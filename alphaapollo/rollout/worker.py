@@ -1,8 +1,8 @@
-"""One engine replica with the environments that play on it and the reward functions that grade them.
+"""Rollout worker: one engine replica with its environments and reward functions.
 
-    GroupRequest -> n environments x engine, graded as they end -> TrajectoryGroup
+    GroupRequest -> n environments x engine -> graded episodes -> TrajectoryGroup
 
-A plain class with async methods: a Ray actor hosts it, or the driver's own process does.
+A plain class with async methods, hosted by a Ray actor or by the driver's process.
 """
 
 from __future__ import annotations
@@ -31,32 +31,31 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rollout.tool_call_parser import make_call_reader
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.time_limit import start_clocks, stop_clocks
+from alphaapollo.utils.time_limit import pause_time_limits, resume_time_limits
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import TransportKind
 
 if TYPE_CHECKING:
     from alphaapollo.engines.vllm.engine import VllmEngine
 
-THREADS = 64  # for what tools and sandbox do in threads
+THREADS = 64  # of the default executor, used by tools and the sandbox
 
 
 class RolloutWorker:
-    """Hosts the engine, the environments and the reward client. `await start()` before anything else.
+    """Hosts the engine, the environments and the reward client. Call `start` first.
 
-    `device` is cpu or cuda, and `rollout` resolved for it; `run_dir` is the run's folder (the engine's log goes to
-    `logs/` there); `index` tells the replicas apart; `transport` is how weights come, `weights_folder` where they lie
-    if that is through shared memory; `cleanup` are shared-memory folders to remove when this process dies; `engine`
-    replaces the engine that `rollout.name` picks (tests).
+    device: cpu or cuda; `rollout` must be resolved for it. run_dir: the run's folder (engine logs go to its `logs/`).
+    index: number of the replica. transport: weight transport, with `weights_folder` for shared memory. cleanup:
+    shared-memory folders to remove when this process dies. engine: replaces the engine of `rollout.name` (tests).
     """
 
     def __init__(
@@ -104,18 +103,19 @@ class RolloutWorker:
         self._runner: EpisodeRunner | None = None
 
     async def prepare(self) -> None:
-        """The imports of a start, which may go on while others hold the GPU."""
+        """Import libraries. Needs no GPU, so it may run while other workers use it."""
         await asyncio.to_thread(importlib.import_module, "transformers")
         await self.engine.prepare()
 
     async def start(self) -> None:
-        """The tools, which may be refused; then engine, graders and tokenizer, side by side."""
+        """Open the tools, then start engine, graders and tokenizer concurrently. Raises ValueError for unusable
+        tools."""
         env, path = self._env, self._model.tokenizer_path or self._model.path
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         self._tools = await open_toolbox(env)
-        gc.disable()  # imports make no garbage, and looking for it is a quarter of their time
+        gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
         try:
-            # Not two threads at once: while it is being imported, the other one would find no names in it.
+            # Import in one thread: a second one would see a partly imported module.
             await asyncio.to_thread(importlib.import_module, "transformers")
             tokenizer, *_ = await asyncio.gather(
                 asyncio.to_thread(load_tokenizer, path, self._model.trust_remote_code),
@@ -125,9 +125,9 @@ class RolloutWorker:
             template_arguments = self._data.apply_chat_template_kwargs
             renderer = Renderer(tokenizer, template_arguments)
             if env.action_format == "chat_template":
-                assert self._tools is not None, "a run checks this at its start"
+                assert self._tools is not None, "checked before the start"
                 renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas(), template_arguments)
-                self._read_calls = await asyncio.to_thread(make_call_reader, env.tool_parser, tool_renderer)
+                self._read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
         self._stop_token_ids = renderer.eos_token_ids
@@ -138,17 +138,19 @@ class RolloutWorker:
             limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
             grade=self._rewards.score if self._environment.graded else None,
         )
-        HEARTBEAT.watch(lambda: self.engine.progress(), self._helpers)
-        gc.freeze()  # looking through vLLM's million objects again and again would double the cost of an episode
+        HEARTBEAT.watch(lambda: self.engine.progress(), self._engine_processes)
+        gc.freeze()  # scanning vLLM's million objects would double the cost of an episode
 
-    def _helpers(self) -> dict[int, str]:
-        """Without whom nothing is generated."""
+    def _engine_processes(self) -> dict[int, str]:
+        """Processes that generation depends on: {pid: name}."""
         names = itertools.chain(["engine core"], itertools.repeat("engine worker"))
         return {pid: f"the {next(names)} of rollout worker {self._index}" for pid in self.engine.pids()}
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
-        """Play the group's episodes. Trouble of graders and environments is in the trajectories' scores; raises
-        EngineError for the engine's own. Without `sampling.stop_token_ids`, the tokenizer's end-of-turn tokens stop."""
+        """Play the group's episodes. Failures of graders and environments are recorded in the trajectories' scores.
+
+        Without `sampling.stop_token_ids`, the tokenizer's end-of-turn tokens stop. Raises EngineError.
+        """
         assert self._runner is not None, "start() first"
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
@@ -161,34 +163,33 @@ class RolloutWorker:
 
     @property
     def holds_weights(self) -> bool:
-        """False for the fake engine: there is nothing to prove after a publish."""
+        """False for the fake engine, which has no weights to verify."""
         return self.engine.holds_weights
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
-        """The engine's log-prob of each token after the first, at temperature 1."""
+        """Return the engine's log-prob of each token after the first, at temperature 1."""
         return await self.engine.log_probs(token_ids)
 
     async def pause(self, keep_cache: bool = False) -> None:
-        """The engine stops between two tokens (engines/protocol.py), and with it the clocks of the environments: the
-        machine may be the trainer's meanwhile."""
-        stop_clocks()
+        """Pause the engine between two tokens (engines/protocol.py) and the time limits of environments."""
+        pause_time_limits()
         await self.engine.pause(keep_cache)
 
     async def resume(self) -> None:
-        """Everything that was paused goes on."""
+        """Continue after `pause`."""
         await self.engine.resume()
-        start_clocks()
+        resume_time_limits()
 
     async def receive_weights(self, folder: str) -> None:
-        """Take what a training rank wrote into this node's shared memory; what generates must be paused."""
+        """Load weights that a training rank wrote into this node's shared memory. Running requests must be paused."""
         await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
-        """What the engine holds, after all of this version has come."""
+        """Finish the weight update and return the digest that the engine holds."""
         return await self.engine.confirm_weights(version)
 
     async def sleep(self) -> None:
-        """This and the next three hand the GPU's memory over (engines/protocol.py); nothing happens on a CPU."""
+        """First of four methods that free and allocate GPU memory (engines/protocol.py); no-ops on a CPU."""
         await self.engine.sleep()
 
     async def wake_weights(self) -> None:
@@ -201,11 +202,11 @@ class RolloutWorker:
         await self.engine.wake_cache()
 
     def memory(self) -> dict[str, float]:
-        """Peak resident memory in GiB of this process, and of the engine's processes taken together."""
+        """Peak resident memory in GiB of this process and of all engine processes together."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         return {"memory/rollout_gib": own, "memory/engine_gib": sum(map(peak_memory_gib, self.engine.pids()))}
 
-    # vLLM's own weight transfer (GPU): what its client calls on the engines' side
+    # Engine side of vLLM's weight transfer (GPU).
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         await self._vllm.init_weight_transfer_engine(init_info)
@@ -223,11 +224,11 @@ class RolloutWorker:
     def _vllm(self) -> VllmEngine:
         from alphaapollo.engines.vllm.engine import VllmEngine
 
-        assert isinstance(self.engine, VllmEngine), "only vLLM has a weight transfer of its own"
+        assert isinstance(self.engine, VllmEngine), "only vLLM has a weight transfer"
         return self.engine
 
     async def close(self) -> None:
-        """End the engine and the graders; a second call does nothing."""
+        """Stop the engine, the graders and the tools. Idempotent."""
         gc.unfreeze()
         await asyncio.gather(
             self.engine.close(), self._rewards.close(), *([self._tools.close()] if self._tools else [])
@@ -235,7 +236,7 @@ class RolloutWorker:
 
 
 def context_factory(env: Env, renderer: Renderer, data: Data | GenerationData) -> Callable[[Environment], Context]:
-    """How this run's episodes show their past. All share one renderer of prompts: samples of a group begin alike."""
+    """Return a function that builds the token context of an episode. All episodes share one cached prompt renderer."""
     prompts = PromptRenderer(renderer.prompt_ids, data.max_prompt_length, data.truncation)
     if env.context == "append":
         return lambda environment: AppendContext(prompts, renderer.delta_ids)

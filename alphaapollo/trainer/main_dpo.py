@@ -1,4 +1,4 @@
-"""Training on preferences: `python -m alphaapollo.trainer.main_dpo data.train_files=... model.path=...`"""
+"""Train on preferences: `python -m alphaapollo.trainer.main_dpo data.train_files=... model.path=...`"""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.config.schema import DpoConfig
-from alphaapollo.finetuning.command import tune
+from alphaapollo.finetuning.command import run_finetuning
 from alphaapollo.utils.entry_point import command
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """As finetuning/command.py has it."""
-    return tune(DpoConfig, "dpo", make_station, argv)
+    """Train on preferences; returns the exit code of finetuning/command.py."""
+    return run_finetuning(DpoConfig, "dpo", make_station, argv)
 
 
 def make_station() -> Any:
-    from alphaapollo.finetuning.dpo import Dpo  # torch from here on
+    from alphaapollo.finetuning.dpo import DpoTask  # imports torch
 
-    return Dpo()
+    return DpoTask()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training a reward model: `python -m alphaapollo.trainer.main_rm data.train_files=... model.path=...`"""
+"""Train a reward model: `python -m alphaapollo.trainer.main_rm data.train_files=... model.path=...`"""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.config.schema import RmConfig
-from alphaapollo.finetuning.command import tune
+from alphaapollo.finetuning.command import run_finetuning
 from alphaapollo.utils.entry_point import command
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """As finetuning/command.py has it."""
-    return tune(RmConfig, "rm", make_station, argv)
+    """Train a reward model; returns the exit code of finetuning/command.py."""
+    return run_finetuning(RmConfig, "rm", make_station, argv)
 
 
 def make_station() -> Any:
-    from alphaapollo.finetuning.rm import Rm  # torch from here on
+    from alphaapollo.finetuning.reward_model import RewardModelTask  # imports torch
 
-    return Rm()
+    return RewardModelTask()
 
 
 if __name__ == "__main__":

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.finetuning.command import tune
+from alphaapollo.finetuning.command import run_finetuning
 from alphaapollo.utils.entry_point import command
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """As finetuning/command.py has it."""
-    return tune(SftConfig, "sft", make_station, argv)
+    """Run supervised fine-tuning; returns the exit code of finetuning/command.py."""
+    return run_finetuning(SftConfig, "sft", make_station, argv)
 
 
 def make_station() -> Any:
-    from alphaapollo.finetuning.sft import Sft  # torch from here on
+    from alphaapollo.finetuning.sft import SftTask  # imports torch
 
-    return Sft()
+    return SftTask()
 
 
 if __name__ == "__main__":

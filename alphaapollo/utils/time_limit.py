@@ -1,12 +1,11 @@
-"""A time limit that counts only what it is about: while something waits for its turn at what is shared (a grader, a
-tool, a thread), its clock stands still, so that only who is slow is blamed.
+"""Time limit that excludes waiting for shared resources (a grader, a tool, a thread).
 
-    clock = Clock(seconds)
-    async with clock.running():   # TimeoutError once all such blocks together took longer
-        with queueing():          # anywhere below, other tasks that were started there included: not counted
+    limit = TimeLimit(seconds)
+    async with limit.running():     # TimeoutError once all such blocks together took longer
+        with exclude_waiting():     # in any function or task started inside the block: not counted
             await semaphore.acquire()
 
-stop_clocks and start_clocks are for all of a process at once: while the machine is somebody else's.
+pause_time_limits and resume_time_limits apply to all limits of the process, e.g. while the GPU is used by the trainer.
 """
 
 from __future__ import annotations
@@ -16,53 +15,53 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
-_current: ContextVar[Clock | None] = ContextVar("clock", default=None)
-_running: set[Clock] = set()  # those with a block at hand
-_stopped = False  # all of them
+_current: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=None)
+_running: set[TimeLimit] = set()  # limits inside a running() block
+_paused = False
 
 
-def stop_clocks() -> None:
-    """From here on no clock runs, until start_clocks."""
-    global _stopped
-    _stopped = True
-    for clock in _running:
-        clock._settle()
+def pause_time_limits() -> None:
+    """Stop counting time in all limits until resume_time_limits."""
+    global _paused
+    _paused = True
+    for limit in _running:
+        limit._update()
 
 
-def start_clocks() -> None:
-    global _stopped
-    _stopped = False
-    for clock in _running:
-        clock._settle()
+def resume_time_limits() -> None:
+    global _paused
+    _paused = False
+    for limit in _running:
+        limit._update()
 
 
-class Clock:
-    """`left`: seconds until the limit. Belongs to one event loop; its blocks do not nest."""
+class TimeLimit:
+    """`left`: seconds until the limit. Bound to one event loop; its blocks do not nest."""
 
     def __init__(self, seconds: float):
         self.left = seconds
-        self._scope: asyncio.Timeout | None = None  # of the block at hand
-        self._since: float | None = None  # when it began to run; None: it stands still
-        self._queues = 0
+        self._scope: asyncio.Timeout | None = None  # of the current block
+        self._since: float | None = None  # start of the counted time; None: not counting
+        self._waits = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Count the time of this block. TimeoutError, as asyncio.timeout raises it, where it is too long."""
+        """Count the time of this block. Raises TimeoutError when the limit is exceeded."""
         token = _current.set(self)
         try:
             async with asyncio.timeout(None) as self._scope:
                 _running.add(self)
-                self._settle()
+                self._update()
                 try:
                     yield
                 finally:
                     _running.discard(self)
-                    self._settle(ended=True)
+                    self._update(ended=True)
         finally:
             _current.reset(token)
 
-    def _settle(self, ended: bool = False) -> None:
-        """Take off what has passed, and run or stand still from here on."""
+    def _update(self, ended: bool = False) -> None:
+        """Subtract the time that has passed, then continue or stop counting."""
         scope, now = self._scope, asyncio.get_running_loop().time()
         if self._since is not None:
             self.left -= now - self._since
@@ -71,22 +70,22 @@ class Clock:
             return
         if ended:
             self._scope = None
-        elif not self._queues and not _stopped:
+        elif not self._waits and not _paused:
             self._since = now
         scope.reschedule(None if self._since is None else now + self.left)
 
 
 @contextmanager
-def queueing() -> Iterator[None]:
-    """This block is no work of whom the running clock is about (nothing happens without one)."""
-    clock = _current.get()
-    if clock is None:
+def exclude_waiting() -> Iterator[None]:
+    """Do not count the time of this block in the enclosing limit, if there is one."""
+    limit = _current.get()
+    if limit is None:
         yield
         return
-    clock._queues += 1
-    clock._settle()
+    limit._waits += 1
+    limit._update()
     try:
         yield
     finally:
-        clock._queues -= 1
-        clock._settle()
+        limit._waits -= 1
+        limit._update()

@@ -1,4 +1,4 @@
-from alphaapollo.data.sources import Read, source_names
+from alphaapollo.data.sources import LoadedExamples, source_names
 
 
 def test_names_are_as_short_as_tells_them_apart():
@@ -12,5 +12,5 @@ def test_the_same_file_twice_has_one_name():
 
 
 def test_examples_by_source():
-    read = Read(["a", "b", "c"], sizes=[2, 0, 1], notices=[])
+    read = LoadedExamples(["a", "b", "c"], sizes=[2, 0, 1], notices=[])
     assert read.by_source() == [["a", "b"], [], ["c"]]

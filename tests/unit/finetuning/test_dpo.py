@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from alphaapollo.algorithms import preference_losses
 from alphaapollo.algorithms.preference_losses import Answers, get_preference_loss, preference_loss_names
-from alphaapollo.config.notices import void_lines
+from alphaapollo.config.effects import report_ineffective
 from alphaapollo.config.schema import DpoConfig, Preference, RmConfig
-from alphaapollo.finetuning import dpo, rm
+from alphaapollo.finetuning import dpo
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "preferences.md"
 
@@ -27,24 +28,26 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "preferences.md"
         ),
     ],
 )
-def test_what_cannot_work_is_told(keys, says):
-    (problem,) = dpo.problems(DpoConfig(preference=keys))
+def test_invalid_settings_are_refused(keys, says):
+    (problem,) = dpo.find_problems(DpoConfig(preference=keys))
     assert problem.startswith(says)
-    assert not list(dpo.problems(DpoConfig(preference={"loss": "exo_pair"})))
+    assert not list(dpo.find_problems(DpoConfig(preference={"loss": "exo_pair"})))
 
 
-def test_cut_answers_and_a_lone_adapter_are_refused():
-    assert len(list(dpo.problems(DpoConfig(data={"truncation": "left"})))) == 1
-    assert len(list(rm.problems(RmConfig(data={"truncation": "right"}, trainer={"export_lora": "adapter"})))) == 2
+def test_truncated_responses_and_adapter_only_export_cannot_be_configured():
+    with pytest.raises(ValidationError, match="truncation"):
+        DpoConfig(data={"truncation": "left"})
+    with pytest.raises(ValidationError, match="export_lora"):
+        RmConfig(trainer={"export_lora": "adapter"})
 
 
-def test_keys_that_a_loss_does_not_read_are_told():
+def test_keys_without_effect_are_reported():
     given = {"loss": "simpo", "label_smoothing": 0.1, "reference": "live", "simpo_gamma": 0.5}
     config = DpoConfig(preference=given, data={"label_key": "good"})
-    assert void_lines(config, dpo.void_keys(config)) == [
-        "preference.label_smoothing=0.1 has no effect: preference.loss=simpo does not read it.",
+    assert report_ineffective(config, dpo.ineffective_keys(config)) == [
+        "preference.label_smoothing=0.1 has no effect: preference.loss=simpo does not use it.",
         "preference.reference=live has no effect: preference.loss=simpo has no reference.",
-        "data.label_key=good has no effect: preference.loss=simpo is of pairs.",
+        "data.label_key=good has no effect: preference.loss=simpo uses pairs.",
     ]
 
 
@@ -57,13 +60,13 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "own_loss.py")
 
 
-def test_a_loss_of_the_users_own(example: str, tmp_path: Path):
+def test_user_defined_loss(example: str, tmp_path: Path):
     given = {"loss": "margin_to", "custom_module": example, "simpo_gamma": 0.5}
     dpo.load_losses(Preference(**given))
     config = DpoConfig(preference=given)
-    assert not list(dpo.problems(config))
-    assert void_lines(config, dpo.void_keys(config)) == [
-        "preference.simpo_gamma=0.5 has no effect: preference.loss=margin_to does not read it."
+    assert not list(dpo.find_problems(config))
+    assert report_ineffective(config, dpo.ineffective_keys(config)) == [
+        "preference.simpo_gamma=0.5 has no effect: preference.loss=margin_to does not use it."
     ]
     loss = get_preference_loss("margin_to")
     answers = Answers(torch.tensor([-2.0, -6.0]), torch.tensor([2.0, 2.0]), torch.tensor([True, False]))
@@ -78,16 +81,16 @@ def test_a_loss_of_the_users_own(example: str, tmp_path: Path):
         ("answers.margni", "raised AttributeError"),
     ],
 )
-def test_a_wrong_loss_is_told_before_the_start(example: str, body: str, says: str):
+def test_faulty_user_loss_is_refused_before_the_start(example: str, body: str, says: str):
     code = re.sub(r"return .*", f"return {body}", Path(example).read_text())
     Path(example).write_text(code.replace("margin_to", "wrong"))
     given = {"loss": "wrong", "custom_module": example}
     dpo.load_losses(Preference(**given))
-    (problem,) = dpo.problems(DpoConfig(preference=given))
+    (problem,) = dpo.find_problems(DpoConfig(preference=given))
     assert says in problem and "own_loss.py: wrong (the preference loss 'wrong'), called on toy inputs" in problem
 
 
-def test_the_page_has_every_loss_as_it_is_declared():
+def test_docs_page_lists_every_loss():
     rows = {}
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

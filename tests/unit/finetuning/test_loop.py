@@ -1,4 +1,4 @@
-"""The loop on a kind of fine-tuning of paper: what comes when, what is logged, what a checkpoint has."""
+"""Fine-tuning loop on a stub task: order of batches, metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,42 +7,45 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.batch import Stepped
-from alphaapollo.data.sources import Read
+from alphaapollo.data.batch import FinetuningStep
+from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.finetuning.loop import TuningRun, added, train
+from alphaapollo.finetuning.loop import merge_sums, train
 from alphaapollo.finetuning.prepare import make_stream
 from alphaapollo.finetuning.progress import Progress
-from alphaapollo.launch.background_checkpoint import BackgroundSave
+from alphaapollo.finetuning.task import FinetuningRun
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented
 
 
-class Station:
-    """An example is a number; the loss of a batch its mean."""
+class StubTask:
+    """An example is a number; the loss of a batch is its mean."""
 
-    def deal(self, config: SftConfig, examples: list[int], layout: None) -> list[Any]:
+    def make_batches(self, config: SftConfig, examples: list[int], layout: None) -> list[Any]:
         return [SimpleNamespace(rows=SimpleNamespace(lengths=SimpleNamespace(sum=lambda: 10)), examples=examples)]
 
-    def figures(self, sums: dict[str, float]) -> dict[str, float]:
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
         return {"loss": sums["loss"] / sums["tokens"]}
 
     async def validate(self, run: Any, step: int) -> dict[str, float]:
-        return {"val/accuracy": step / 10} if run.prepared.config.data.val_prompts else {}
+        return {"val/accuracy": min(step, 6 - step) / 10} if run.plan.config.data.val_prompts else {}
 
 
 class Trainer:
-    """Notes what it is given."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    async def step(self, batches: list[Any], skip_bad: bool) -> Stepped:
+    async def step(self, batches: list[Any], skip_bad: bool) -> FinetuningStep:
         (batch,) = batches
         self.calls.append(batch.examples)
         sums = {"loss": float(sum(batch.examples)), "tokens": float(len(batch.examples))}
-        return Stepped(sums, {"lr": 0.5, "grad_norm": 1.0, "steps_skipped": 0.0})
+        return FinetuningStep(sums, {"lr": 0.5, "grad_norm": 1.0, "steps_skipped": 0.0})
 
     async def evaluate(self, batches: list[Any]) -> dict[str, float]:
         return (await self.step(batches, False)).sums
@@ -50,10 +53,10 @@ class Trainer:
     async def save(self, folder: str) -> None:
         self.calls.append(f"save {Path(folder).parent.name[-1]}")
 
-    async def rest(self) -> None:
+    async def offload(self) -> None:
         pass
 
-    async def written(self) -> float:
+    async def wait_for_save(self) -> float:
         return 1.0
 
 
@@ -73,27 +76,29 @@ def run(
 ) -> tuple[Trainer, Log]:
     data = {"train_batch_size": 2, "val_prompts": val_prompts}
     config = SftConfig.model_validate({"data": data, "trainer": trainer})
-    prepared: Any = SimpleNamespace(
-        station=Station(),
+    plan: Any = SimpleNamespace(
+        task=StubTask(),
         config=config,
         layout=None,
-        train=Read([10, 11, 12], [3], []),
+        train=LoadedExamples([10, 11, 12], [3], []),
         val=val,
         stream=PromptStream(3, 0, shuffle=False),
         total_steps=4,
     )
     worker, log = Trainer(), Log()
-    saving = BackgroundSave[Progress](CheckpointFolder(folder, None), {"model": worker}, print)
+    settings = config.trainer
+    checkpoints = CheckpointFolder(folder, settings.max_ckpt_to_keep, settings.keep_best)
+    saving = BackgroundCheckpoint[Progress](checkpoints, {"model": worker}, print)
 
     async def main() -> None:
-        async with saving.settled():
-            await train(TuningRun(prepared, worker, progress, saving, log, log))  # type: ignore[arg-type]
+        async with saving.finish_on_exit():
+            await train(FinetuningRun(plan, worker, progress, saving, log, log))  # type: ignore[arg-type]
 
     asyncio.run(main())
     return worker, log
 
 
-def test_batches_come_from_the_stream_and_checkpoints_behind_them(tmp_path: Path) -> None:
+def test_batches_follow_the_stream_and_checkpoints_are_saved(tmp_path: Path) -> None:
     worker, log = run(tmp_path, Progress(), {}, save_freq=3, log_freq=2)
     assert worker.calls == [[10, 11], [12, 10], [11, 12], "save 3", [10, 11], "save 4"]
     assert [*log.lines] == [2, 4] and log.lines[2]["train/loss"] == 11.0
@@ -101,12 +106,12 @@ def test_batches_come_from_the_stream_and_checkpoints_behind_them(tmp_path: Path
     assert [Progress.read(tmp_path / f"step_00000{step}") for step in (3, 4)] == [Progress(3, 6), Progress(4, 8)]
 
 
-def test_it_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_training_resumes_at_its_progress(tmp_path: Path) -> None:
     worker, _ = run(tmp_path, Progress(3, 6), {})
     assert worker.calls == [[10, 11]]
 
 
-def test_validation_is_over_all_examples_and_over_those_of_each_source(tmp_path: Path) -> None:
+def test_validation_covers_all_examples_and_each_source(tmp_path: Path) -> None:
     """(1 + 2 + 6) / 3 = 3, of the sources 1.5 and 6; logged where it was, whatever log_freq says."""
     _, log = run(tmp_path, Progress(), {"maths": [1, 2], "code": [6]}, test_freq=3, log_freq=100)
     assert [*log.lines] == [3, 4]
@@ -116,18 +121,28 @@ def test_validation_is_over_all_examples_and_over_those_of_each_source(tmp_path:
     assert {name for name in log.lines[4] if name.startswith("val/")} == {"val/loss"}
 
 
-def test_what_a_kind_validates_beside_the_examples_comes_when_they_do(tmp_path: Path) -> None:
+def test_validation_of_the_task_runs_with_that_of_the_examples(tmp_path: Path) -> None:
     _, log = run(tmp_path, Progress(), {}, "prompts", test_freq=3, log_freq=2)
-    assert {step: line.get("val/accuracy") for step, line in log.lines.items()} == {2: None, 3: 0.3, 4: 0.4}
+    assert {step: line.get("val/accuracy") for step, line in log.lines.items()} == {2: None, 3: 0.3, 4: 0.2}
 
 
-def test_sums_of_batches_are_added_and_the_largest_stays() -> None:
+def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> None:
+    keys = {"save_freq": 1, "test_freq": 1, "max_ckpt_to_keep": 1}
+    run(tmp_path, Progress(), {}, "prompts", keep_best="val/accuracy", **keys)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
+    with pytest.raises(ValueError, match="keep_best=val/loss is not .* one of val/accuracy"):
+        run(tmp_path, Progress(), {}, "prompts", keep_best="val/loss", **keys)
+    with pytest.raises(ValueError, match="keep_best=val/loss needs validation"):
+        run(tmp_path, Progress(), {}, keep_best="val/loss")
+
+
+def test_merge_sums() -> None:
     parts = [{"loss": 1.0, "length_max": 3.0}, {"loss": 2.0, "length_max": 2.0}]
-    assert added(parts) == {"loss": 3.0, "length_max": 3.0}
+    assert merge_sums(parts) == {"loss": 3.0, "length_max": 3.0}
 
 
-def test_weights_make_an_epoch() -> None:
+def test_source_weights_define_an_epoch() -> None:
     def of(**data: Any) -> int:
         return make_stream(SftConfig.model_validate({"data": data}), [10, 4]).num_prompts
 
-    assert (of(), of(source_weights=[0.5, 2.0])) == (14, 13)
+    assert (of(), of(source_weights=[0.5, 2.0], train_files=["a", "b"])) == (14, 13)

@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.finetuning.memory import fit, micro_batch
-from alphaapollo.finetuning.station import MemoryRequest
+from alphaapollo.finetuning.task import MemoryRequest
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30
@@ -22,18 +22,18 @@ def on_ranks(ranks: int, **sections: Any) -> SftConfig:
     return SftConfig.model_validate({"model": {"path": "m"}, "trainer": {"n_gpus_per_node": ranks}} | sections)
 
 
-def fitted(name: str, ranks: int, gib: int, demand: MemoryRequest = LONG, **model: object):
+def fitted(name: str, ranks: int, gib: int, memory_request: MemoryRequest = LONG, **model: object):
     config = on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model)
-    return fit(config, resolve_model(config.model, "cuda"), "cuda", demand, gib * GIB)
+    return fit(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
 
 
-def test_checkpointing_is_chosen_where_it_is_needed():
+def test_gradient_checkpointing_is_enabled_if_needed():
     assert fitted("qwen2.5-0.5b", 8, 80)[0].enable_gradient_checkpointing is False
     model, plan = fitted("qwen2.5-7b", 8, 80)
     assert model.enable_gradient_checkpointing is True and plan.problem == ""
 
 
-def test_what_cannot_fit_is_refused_with_the_keys():
+def test_plan_that_cannot_fit_names_keys_that_help():
     assert fitted("qwen2.5-7b", 8, 80, enable_gradient_checkpointing=False)[1].problem.endswith(
         "Set model.enable_gradient_checkpointing=true."
     )
@@ -41,7 +41,7 @@ def test_what_cannot_fit_is_refused_with_the_keys():
     assert fitted("qwen2.5-7b", 1, 80, lora_rank=16)[1].problem == ""
 
 
-def test_the_largest_micro_batch():
+def test_largest_micro_batch():
     assert micro_batch(on_ranks(1), MemoryRequest(2048)) == (8, 2048)  # the budget of 16384
     assert micro_batch(on_ranks(1), MemoryRequest(100)) == (32, 100)  # a step's 32 examples
     assert micro_batch(on_ranks(32), MemoryRequest(20_000)) == (1, 20_000)  # one longer than the budget
@@ -49,7 +49,7 @@ def test_the_largest_micro_batch():
     assert micro_batch(on_ranks(1), MemoryRequest(10_000, rows=2)) == (2, 10_000)  # a pair stays together
 
 
-def test_a_reference_and_the_copies_of_checkpoints_are_counted():
+def test_reference_and_checkpoint_copies_are_counted():
     """A copy of a checkpoint is 12 bytes a parameter, shared by the ranks; in all as many on the one node."""
     model, alone = fitted("qwen2.5-0.5b", 8, 80)
     _, beside = fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE)
@@ -63,7 +63,7 @@ def test_a_reference_and_the_copies_of_checkpoints_are_counted():
     assert [plan.saves_in_background for plan in plans] == [True, False]
 
 
-def test_keys_and_values_of_answers_are_counted():
+def test_kv_cache_of_answers_is_counted():
     """Qwen2.5 0.5B: 2 x 24 layers x 2 heads x 64 bfloat16 numbers a token."""
     few, many = (MemoryRequest(1024, answers=(count, 512, 512)) for count in (4, 4096))
     plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]

@@ -22,7 +22,7 @@ from alphaapollo.config.schema import Env, Judge, Reward
 from alphaapollo.environments.base import Observation, StepResult, register_environment
 from alphaapollo.tools.base import tools
 from alphaapollo.tools.function_tool import tool
-from alphaapollo.tools.retrieval import build
+from alphaapollo.tools.retrieval import build_index
 from alphaapollo.types import Message, Prompt
 from examples.quickstart.make_task import make_tokenizer
 from tests.unit.rollout.bad_input import ANSWER, BAD, Played, check_masked, play
@@ -54,16 +54,16 @@ def double():
     tools._entries.pop("double")
 
 
-def check_told(played: Played, status: str, says: str) -> None:
+def check_tool_message(played: Played, status: str, message: str) -> None:
     """The call's status is in metrics and log, the model was told, and answered rightly then."""
     assert f'"{status}"' in json.dumps(played.bad["turns"][0]["info"])
-    assert says in played.shown[1]
+    assert message in played.shown[1]
     assert (played.bad["outcome"], played.bad["reward"], played.bad["end"]) == ("scored", 1.0, "done")
     assert played.fine["reward"] == played.metrics["reward/mean"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         ('<double>{"x": 2</double>', "the arguments are not JSON"),
         ('<double>{"y": 2}</double>', "'y' was unexpected"),
@@ -72,10 +72,10 @@ def check_told(played: Played, status: str, says: str) -> None:
     ids=["broken JSON", "unknown argument", "1 MB argument"],
 )
 @pytest.mark.usefixtures("double")
-def test_a_bad_call_is_refused(folder, call, says):
+def test_a_bad_call_is_refused(folder, call, message):
     env = Env(env_name="informal_math", max_steps=2, tools=["double"], informal_math={"enable_python_code": False})
     played = play(folder, [call, ANSWER].__getitem__, env, max_tokens=1 << 21)
-    check_told(played, "refused", says)
+    check_tool_message(played, "refused", message)
     assert played.metrics["tool/refused"] == 1.0 and played.metrics["turn/invalid"] == pytest.approx(1 / 3)
 
 
@@ -83,12 +83,12 @@ def test_a_bad_call_is_refused(folder, call, says):
 def test_an_unknown_tool_is_an_unreadable_turn(folder):
     env = Env(env_name="informal_math", max_steps=2, tools=["double"])
     played = play(folder, ["<search>x</search>", ANSWER].__getitem__, env)
-    check_told(played, "unreadable", "no action")
+    check_tool_message(played, "unreadable", "no action")
     assert played.metrics["turn/invalid"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "says"),
+    ("code", "status", "message"),
     [
         ("while True: print('x' * 1000000)", "error", "stopped after printing 16 MiB"),
         ("while True: pass", "timeout", "1 s"),
@@ -101,11 +101,11 @@ def test_an_unknown_tool_is_an_unreadable_turn(folder):
     ],
     ids=["prints 1 GB", "loops", "forks", "eats memory", "reads files", "reads secrets", "sockets", "kills its parent"],
 )
-def test_hostile_code_is_stopped_and_the_episode_goes_on(folder, monkeypatch, code, status, says):
+def test_hostile_code_is_stopped_and_the_episode_continues(folder, monkeypatch, code, status, message):
     monkeypatch.setenv("ALPHAAPOLLO_SECRET", SECRET)
     env = Env(env_name="informal_math", max_steps=2, informal_math={"python_code_timeout": 1.0})
     played = play(folder, [f"<python_code>{code}</python_code>", ANSWER].__getitem__, env, max_tokens=20_000)
-    check_told(played, status, says)
+    check_tool_message(played, status, message)
     assert played.metrics[f"tool/{status}"] == 1.0
     assert SECRET not in played.shown[1]
 
@@ -119,7 +119,7 @@ def test_hostile_code_is_stopped_and_the_episode_goes_on(folder, monkeypatch, co
         ("import os\nos.kill(os.getppid(), 9)", "the code ends with error"),
     ],
 )
-def test_a_hostile_program_is_a_wrong_answer_to_its_tests(folder, code, reason):
+def test_hostile_program_fails_its_tests(folder, code, reason):
     """No failure: it was run, and it is the model's."""
     truth = json.dumps({"inputs": [""], "outputs": ["4\n"], "time_limit": 1})
     say = "```python\n{}\n```".format
@@ -148,10 +148,10 @@ def rag(index: Path) -> Env:
     )
 
 
-def test_an_index_that_vanishes_is_the_environments_failure(folder, tmp_path):
+def test_an_index_that_vanishes_is_an_environment_failure(folder, tmp_path):
     (tmp_path / "docs" / "notes").mkdir(parents=True)
     (tmp_path / "docs" / "notes" / "a.md").write_text("Bananas are yellow.")
-    build(str(tmp_path / "docs"), str(tmp_path / "index"))
+    build_index(str(tmp_path / "docs"), str(tmp_path / "index"))
 
     def say(turn: int) -> str:
         shutil.rmtree(tmp_path / "index", ignore_errors=True)
@@ -160,7 +160,7 @@ def test_an_index_that_vanishes_is_the_environments_failure(folder, tmp_path):
     check_masked(play(folder, say, rag(tmp_path / "index")), "environment_failed", "the index cannot be read")
 
 
-def test_a_mcp_server_that_dies_is_the_environments_failure(folder):
+def test_a_mcp_server_that_dies_is_an_environment_failure(folder):
     pytest.importorskip("mcp")
     program = Path(__file__).parents[1] / "tools" / "mcp_server.py"
     env = Env(
@@ -177,7 +177,7 @@ def test_a_mcp_server_that_dies_is_the_environments_failure(folder):
 # graders: no reward
 
 
-def test_an_answer_that_hangs_sympy_is_the_graders_failure(folder):
+def test_an_answer_that_hangs_sympy_is_a_grader_failure(folder):
     played = play(folder, lambda turn: r"\boxed{3}", reward=Reward(timeout=1.0), truths=("9^{9^{9^{9}}}", "4"))
     check_masked(played, "grader_failed", "no answer within 1 s")
 
@@ -217,7 +217,7 @@ def judge(monkeypatch: pytest.MonkeyPatch):
     ("reply", "reason"),
     [("I rather like it.", "has no line 'SCORE: ...'"), ("SCORE: 7", "not between 0 and 1"), (429, "RateLimitError")],
 )
-def test_a_judge_that_gives_no_verdict_is_the_graders_failure(folder, judge, reply, reason):
+def test_a_judge_that_gives_no_verdict_is_a_grader_failure(folder, judge, reply, reason):
     pytest.importorskip("openai", reason="the judge's client is an optional package")
     handler, url = judge
     handler.reply = reply
@@ -316,7 +316,7 @@ def test_an_environment_that_never_answers_is_stopped_by_the_time_limit(folder, 
     monkeypatch.setattr(Moody, "step", block if sync else wait)
     started = time.monotonic()
     played = play(folder, lambda turn: ANSWER, Env(env_name="moody", episode_timeout=2.0))
-    check_masked(played, "environment_failed", "env.episode_timeout: 2 s passed in turn 1")
+    check_masked(played, "environment_failed", "env.episode_timeout=2 s exceeded in turn 1")
     assert (played.bad["end"], played.metrics["end/time_limit"]) == ("time_limit", 0.5)
     assert time.monotonic() - started < 60
 
@@ -326,7 +326,7 @@ def test_an_environment_that_never_ends_is_stopped_by_the_turn_limit(folder, moo
     played = play(folder, lambda turn: "hm", Env(env_name="moody", max_steps=5))
     assert (played.bad["end"], len(played.bad["turns"])) == ("turn_limit", 5)
     assert (played.bad["outcome"], played.bad["reward"]) == ("wrong_format", 0.0)  # the model's: it never answered
-    assert played.bad["reason"].startswith("no score before the turn limit: ")
+    assert played.bad["reason"].startswith("no answer before the turn limit: ")
     assert played.bad["components"].keys() == played.fine["components"].keys()  # gdpo compares them
     assert (played.metrics["end/turn_limit"], played.metrics["outcome/wrong_format"]) == (0.5, 0.5)
     assert played.fine["reward"] == 1.0

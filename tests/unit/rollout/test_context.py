@@ -32,7 +32,7 @@ def play(engine, environment, history_length: int = 2, longest: int = 100, max_t
     return asyncio.run(runner.run(task))
 
 
-def test_every_turn_is_a_row_with_a_fresh_prompt():
+def test_every_turn_is_a_row_with_a_new_prompt():
     engine, asked = answers([5, STOP], [6], [7])
     trajectory = play(engine, Environment(show("3", reward=0.5), show("4"), done(1.0)), history_length=1)
     assert [seen for seen, _ in asked] == [[1, 2], [1, 2, 5, 3], [1, 2, 6, 4]]
@@ -44,7 +44,7 @@ def test_every_turn_is_a_row_with_a_fresh_prompt():
     assert trajectory.end is EpisodeEnd.DONE
 
 
-def test_the_oldest_step_goes_where_the_prompt_is_full():
+def test_oldest_step_is_dropped_when_the_prompt_is_full():
     engine, asked = answers([5], [6], [7])
     play(engine, Environment(show("3"), show("4"), done(1.0)), history_length=2, longest=5)
     assert asked[2][0] == [1, 2, 6, 4]  # 1 2 5 3 6 4 would be six
@@ -61,7 +61,7 @@ def test_an_environment_may_write_its_own_prompt():
     assert asked[1][0] == [8, 5]
 
 
-def test_a_recall_that_fails_is_the_environments_failure():
+def test_a_recall_that_fails_is_an_environment_failure():
     class Broken(Environment):
         def recall(self, steps: list[Step]) -> list[Message]:
             raise KeyError("board")
@@ -85,13 +85,13 @@ def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
     trajectory = asyncio.run(runner.run(task))
     assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and environment.closed
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert trajectory.score.reason.startswith("the environment asks 6 tokens, data.max_prompt_length is 5.")
+    assert trajectory.score.reason.startswith("the observation has 6 tokens, more than data.max_prompt_length=5.")
     assert [seen for seen, _ in asked] == [[1, 2], [1, 2, 5, 3]]  # no second attempt: it would be the same
     assert [row.token_ids for row in trajectory.rows] == [[1, 2, 5], [1, 2, 5, 3, 6]]
 
 
 @pytest.mark.parametrize("recalled", [None, [], ["1 2"], [{"role": "user"}], [{"role": "user", "content": 7}]])
-def test_a_recall_of_a_wrong_type_is_the_environments_failure(recalled):
+def test_a_recall_of_a_wrong_type_is_an_environment_failure(recalled):
     class Wrong(Environment):
         def recall(self, steps: list[Step]) -> object:
             return recalled
@@ -117,11 +117,11 @@ def test_row_of_two_turns():
     assert row.turn_ends == [2, 5]
 
 
-def test_rows_are_held_to_what_the_engine_saw():
+def test_rows_must_equal_the_engine_prompts():
     turns = [turn([1], [2, 3]), turn([4], [5])]
     rows = append_context_rows(turns)
     check_rows(rows, turns, [[1], [1, 2, 3, 4]])
-    with pytest.raises(AssertionError, match="not what the engine saw"):
+    with pytest.raises(AssertionError, match="differ from the engine's prompt"):
         check_rows(rows, turns, [[1], [1, 2, 4]])
     rows[0].action_mask[0] = 1
     with pytest.raises(AssertionError, match="covers more than actions"):
@@ -129,15 +129,15 @@ def test_rows_are_held_to_what_the_engine_saw():
     fresh = memory_context_rows(turns)
     check_rows(fresh, turns, [[1], [4]])
     fresh[1].token_ids[-1] = 9
-    with pytest.raises(AssertionError, match="not the sampled one"):
+    with pytest.raises(AssertionError, match="differs from the sampled tokens"):
         check_rows(fresh, turns, [[1], [4]])
 
 
-def test_step_results_without_a_score_are_worth_nothing_at_the_limit():
+def test_episode_without_answer_at_the_limit_scores_zero():
     engine, _ = answers([5, 5, 5])
     trajectory = play(engine, Environment(StepResult(done=False, observation=show("3").observation)), max_tokens=3)
     assert trajectory.end is EpisodeEnd.TOKEN_LIMIT
-    assert trajectory.score == Score(0.0, reason="no score before the token limit")
+    assert trajectory.score == Score(0.0, reason="no answer before the token limit")
 
 
 def routed(context_ids: list[int], actions: int, tokens: int, cut: int = 0) -> Turn:

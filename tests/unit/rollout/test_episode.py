@@ -129,7 +129,7 @@ def test_one_turn():
     assert row.turn_ends == [3] and row.response_start == 2
 
 
-def test_two_turns_append_what_the_environment_adds():
+def test_second_turn_appends_the_observation():
     engine, asked = answers([5, STOP], [6])
     trajectory = play(engine, Environment(show("7 8", reward=0.25, valid=False, info={"tool": "x"}), done(1.0)))
     # the second request: prompt 2 + action 2 + delta 2 tokens; 20 - 2 - 2 are left for its answer; a seed of its own
@@ -145,13 +145,13 @@ def test_two_turns_append_what_the_environment_adds():
     assert row.turn_ends == [3, 6]
 
 
-def test_an_open_turn_is_closed_by_the_delta():
+def test_unfinished_turn_is_closed_by_the_delta():
     engine, asked = answers([5], [6])
     play(engine, Environment(show("7"), done(1.0)))
     assert asked[1][0] == [1, 2, 5, STOP, 7]
 
 
-def test_a_cut_answer_is_scored_and_called_truncated():
+def test_truncated_answer_is_scored():
     engine, _ = answers([5, 6, 7, 8])
     trajectory = play(engine, Environment(done(1.0)), max_tokens=3)
     assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and trajectory.truncated
@@ -166,12 +166,12 @@ def test_an_answer_that_just_fits_is_not_truncated():
 
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 4])  # nothing left; no room for the delta; none for an answer after it
-def test_the_budget_counts_what_the_environment_adds(max_tokens):
+def test_budget_counts_observations(max_tokens):
     engine, asked = answers([5, STOP], [6])
     trajectory = play(engine, Environment(show("7 8"), done(1.0)), max_tokens=max_tokens)
     assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and len(asked) == 1
     assert trajectory.rows[0].token_ids == [1, 2, 5, STOP]
-    assert trajectory.score == Score(0.0, reason="no score before the token limit")
+    assert trajectory.score == Score(0.0, reason="no answer before the token limit")
 
 
 def test_turn_limit():
@@ -181,7 +181,7 @@ def test_turn_limit():
     assert not trajectory.score.outcome.failed and trajectory.score.reward == 0.0
 
 
-def test_what_was_asked_is_kept():
+def test_first_observation_is_recorded():
     asked = [Message(role="user", content="3 4")]
     engine, _ = answers([5])
     assert play(engine, Environment(done(1.0), first=Observation(asked))).asked == asked
@@ -192,7 +192,7 @@ def test_what_was_asked_is_kept():
     [({"turns": 1}, EpisodeEnd.TURN_LIMIT), ({"max_tokens": 2}, EpisodeEnd.TOKEN_LIMIT)],
 )
 def test_a_graded_episode_without_an_answer_is_graded_as_an_empty_one(limits, end):
-    """So its score has the components of the others, and no answer is worth what the reward function says."""
+    """So that its score has all reward components."""
     graded = []
 
     async def grade(prompt: Prompt, text: str, turns: Sequence[Turn]) -> Score:
@@ -201,20 +201,20 @@ def test_a_graded_episode_without_an_answer_is_graded_as_an_empty_one(limits, en
 
     engine, _ = answers([5, STOP])
     trajectory = play(engine, Environment(show("7 8")), grade=grade, **limits)
-    reason = f"no score before the {end.replace('_', ' ')}: nothing there"
+    reason = f"no answer before the {end.replace('_', ' ')}: nothing there"
     assert trajectory.end is end
     assert graded == [(PROMPT, "", [("5", [{"role": "user", "content": "7 8"}])])]
     assert trajectory.score == Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, reason)
 
 
-def test_who_says_done_without_a_score_has_only_the_rewards_of_its_turns():
+def test_done_without_a_score_has_only_turn_rewards():
     engine, _ = answers([5])
     trajectory = play(engine, Environment(StepResult(done=True, reward=0.5)))
-    assert trajectory.score == Score(0.0, reason="the environment gave no score")
+    assert trajectory.score == Score(0.0, reason="the environment returned no score")
     assert trajectory.turns[0].reward == 0.5
 
 
-def test_a_failing_environment_is_replaced_once_and_plays_the_same():
+def test_failing_environment_is_replaced_once_with_the_same_seeds():
     engine, asked = answers([5], [6], [5], [6])
     broken = Environment(show("7"), RuntimeError("socket closed"))
     trajectory = play(engine, broken, Environment(show("7"), done(1.0)))
@@ -292,7 +292,7 @@ def test_an_environment_that_cannot_be_made():
     runner = make_runner(engine, EpisodeLimits(1, 5.0))
     task = EpisodeTask(PROMPT, 0, make, Sampling(4), lambda turn: 0, "t")
     trajectory = asyncio.run(runner.run(task))
-    assert trajectory.score.reason == "making the environment: KeyError: 'game' (attempt 2 of 2)"
+    assert trajectory.score.reason == "creating the environment: KeyError: 'game' (attempt 2 of 2)"
 
 
 class Sync:
@@ -307,7 +307,7 @@ class Sync:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), StopIteration(), SystemExit(3)])
-def test_what_a_sync_environment_raises_is_its_failure(error):
+def test_exception_of_a_sync_environment_is_an_environment_failure(error):
     class Raising(Sync):
         def step(self, action: str) -> StepResult:
             raise error
@@ -330,7 +330,7 @@ def test_an_environment_without_a_method_does_not_end_the_run(monkeypatch, missi
         assert f"'Environment' object has no attribute '{missing}' (attempt 2 of 2)" in trajectory.score.reason
 
 
-def test_an_engine_error_is_not_the_environments():
+def test_engine_error_is_not_an_environment_failure():
     class Dead(FakeEngine):
         async def generate(self, token_ids, sampling, request_id):
             raise EngineError("rollout engine 0: its core process died")
@@ -341,7 +341,7 @@ def test_an_engine_error_is_not_the_environments():
     assert environment.closed
 
 
-def test_a_result_stands_when_closing_fails():
+def test_result_is_kept_when_closing_fails():
     class Stubborn(Environment):
         async def close(self) -> None:
             raise OSError("busy")
@@ -351,7 +351,7 @@ def test_a_result_stands_when_closing_fails():
 
 
 @pytest.mark.parametrize(("kept_chars", "kept"), [(1, [5]), (3, [5, 6]), (2, [5, 6]), (0, [5]), (99, [5, 6, 7, STOP])])
-def test_what_follows_the_action_is_cut_from_the_tokens(kept_chars, kept):
+def test_tokens_after_the_action_are_removed(kept_chars, kept):
     engine, asked = answers([5, 6, 7, STOP], [8])
     trajectory = play(engine, Environment(show("1", kept_chars=kept_chars), done(1.0)))
     turn = trajectory.turns[0]
@@ -370,13 +370,13 @@ def test_a_turn_has_a_limit_of_its_own():
     assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated
 
 
-def test_a_last_turn_that_its_own_limit_cut_is_truncated():
+def test_last_turn_at_its_own_limit_is_truncated():
     engine, _ = answers([5, 6, 7])
     trajectory = play(engine, Environment(done(1.0)), per_turn=2)
     assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and trajectory.truncated and trajectory.score == Score(1.0)
 
 
-def test_a_cut_turn_whose_action_was_read_before_the_cut_is_not_truncated():
+def test_turn_with_action_before_the_limit_is_not_truncated():
     engine, _ = answers([5, 6, 7])
     answered = StepResult(done=True, score=Score(1.0), kept_chars=1)
     trajectory = play(engine, Environment(answered), per_turn=2)

@@ -10,7 +10,7 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import StepResult
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeTask
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Sampling, Score, Trajectory
-from alphaapollo.utils.time_limit import queueing
+from alphaapollo.utils.time_limit import exclude_waiting
 from tests.unit import virtual_time
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, answers, done, make_runner, play, show
 
@@ -34,14 +34,14 @@ class SlowSync:
 
 
 @pytest.mark.parametrize("environment", [Slow(), SlowSync()])
-def test_the_time_limit_masks_without_a_second_try(environment):
+def test_timeout_is_masked_without_retry(environment):
     engine, asked = answers([5], [5])
     started = time.perf_counter()
     trajectory = play(engine, environment, seconds=0.1)
     assert 0.1 < trajectory.seconds < 30 and time.perf_counter() - started < 30  # it would take a minute
     assert trajectory.end is EpisodeEnd.TIME_LIMIT and len(asked) == 1
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert trajectory.score.reason == "env.episode_timeout: 0.1 s passed in turn 1"
+    assert trajectory.score.reason == "env.episode_timeout=0.1 s exceeded in turn 1"
 
 
 class Waiting(Environment):
@@ -49,13 +49,13 @@ class Waiting(Environment):
 
     async def step(self, action: str) -> object:
         await asyncio.sleep(3)
-        with queueing():
+        with exclude_waiting():
             await asyncio.sleep(100)
         return await super().step(action)
 
 
 @pytest.mark.parametrize(("seconds", "end"), [(7.0, EpisodeEnd.DONE), (5.0, EpisodeEnd.TIME_LIMIT)])
-def test_the_time_limit_is_the_environments_alone(seconds, end):
+def test_time_limit_counts_environment_time_only(seconds, end):
     """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s."""
     engine = FakeEngine(10, script=lambda *_: [5, STOP], seconds_per_token=400.0)
     trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, runner=virtual_time.run)

@@ -48,7 +48,7 @@ def request(draw: int = 5, validate: bool = False) -> GroupRequest:
     return GroupRequest(PROMPT, 4, Sampling(8, seed=42), draw=draw, validate=validate)
 
 
-def test_samples_come_in_order_and_differ():
+def test_samples_are_in_order_and_differ():
     group = play(FakeEngine(100), request())
     assert group.prompt is PROMPT
     assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
@@ -56,7 +56,7 @@ def test_samples_come_in_order_and_differ():
     assert all(trajectory.score.reward == trajectory.num_tokens for trajectory in group.trajectories)
 
 
-def test_a_greedy_baseline_is_one_episode_more_and_stands_apart():
+def test_greedy_baseline_is_a_separate_additional_episode():
     asked: list[Sampling] = []
 
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
@@ -70,7 +70,7 @@ def test_a_greedy_baseline_is_one_episode_more_and_stands_apart():
     assert play(FakeEngine(100), request()).baseline is None
 
 
-def test_every_seed_is_a_function_of_run_purpose_draw_prompt_sample_and_turn():
+def test_seed_depends_on_run_purpose_draw_prompt_sample_and_turn():
     seeds: list[int] = []
 
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
@@ -91,7 +91,7 @@ def test_the_same_request_gives_the_same_group():
     assert tokens(request()) != tokens(request(draw=6))
 
 
-def test_an_engine_error_ends_the_group_and_leaves_nobody_waiting():
+def test_engine_error_cancels_the_other_episodes():
     cancelled = []
 
     class Failing(FakeEngine):

@@ -8,27 +8,27 @@ def letters(content):
     return [ord(letter) for letter in content]
 
 
-def test_a_prompt_that_fits_is_left_alone():
+def test_prompt_that_fits_is_unchanged():
     assert PromptRenderer(letters, 3, "error")("abc") == [97, 98, 99]
 
 
-def test_cutting():
+def test_truncation():
     assert PromptRenderer(letters, 2, "left")("abc") == [98, 99]
     assert PromptRenderer(letters, 2, "right")("abc") == [97, 98]
 
 
 @pytest.mark.parametrize("truncation", ["error", "drop"])
-def test_too_long_is_the_environments_failure(truncation):
-    with pytest.raises(PromptTooLong, match=r"asks 3 tokens, data\.max_prompt_length is 2\. Raise it"):
+def test_too_long_prompt_is_an_environment_failure(truncation):
+    with pytest.raises(PromptTooLong, match=r"has 3 tokens, more than data\.max_prompt_length=2\. Increase it"):
         PromptRenderer(letters, 2, truncation)("abc")
     assert not PromptRenderer(letters, 2, truncation).fits("abc")
 
 
-def test_what_the_template_refuses_is_the_environments_failure():
+def test_template_error_is_an_environment_failure():
     def refuse(content):
         raise ValueError("the chat template refuses a chat with the roles ['tool']")
 
-    with pytest.raises(EnvironmentFailure, match=r"rendering its observation: ValueError: .* refuses"):
+    with pytest.raises(EnvironmentFailure, match=r"rendering the observation: ValueError: .* refuses"):
         PromptRenderer(refuse, 2, "left")([{"role": "tool", "content": "a"}])
 
 

@@ -22,7 +22,7 @@ from alphaapollo.types import (
     TrajectoryGroup,
     WeightReceipt,
 )
-from alphaapollo.utils.time_limit import Clock
+from alphaapollo.utils.time_limit import TimeLimit
 from examples.quickstart.make_task import make_tokenizer
 from tests.unit import virtual_time
 
@@ -91,20 +91,20 @@ def test_a_grader_that_fails_is_masked_with_a_reason(model_folder, tmp_path):
     assert score.outcome is Outcome.GRADER_FAILED and "ground truth" in score.reason
 
 
-def test_the_fake_engine_is_picked_by_name_and_has_nothing_to_prove(model_folder, tmp_path):
+def test_fake_engine_is_selected_by_name_and_has_no_weights(model_folder, tmp_path):
     worker = make_worker(model_folder, tmp_path)
     assert isinstance(worker.engine, FakeEngine) and not worker.holds_weights
     assert asyncio.run(worker.confirm_weights(2)) == WeightReceipt(2, "")
 
 
-def test_a_long_prompt_is_cut_or_masked(model_folder, tmp_path):
+def test_long_prompt_is_truncated_or_masked(model_folder, tmp_path):
     request = GroupRequest(PROMPT, 1, Sampling(16), draw=0)
     (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5, truncation="left"), request)
     assert len(group.trajectories[0].turns[0].context_ids) == 5
     (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5), request)
     (trajectory,) = group.trajectories
     assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert "data.max_prompt_length is 5" in trajectory.score.reason
+    assert "data.max_prompt_length=5" in trajectory.score.reason
 
 
 def test_a_missing_tokenizer_is_named(model_folder, tmp_path):
@@ -134,7 +134,7 @@ def test_overhead_of_a_trajectory(model_folder, tmp_path):
     assert asyncio.run(play()) / 1600 < 1e-3
 
 
-def test_transformers_is_whole_before_two_threads_want_it(model_folder, tmp_path, monkeypatch):
+def test_transformers_is_imported_before_threads_use_it(model_folder, tmp_path, monkeypatch):
     events = []
 
     class Noting(FakeEngine):
@@ -151,11 +151,11 @@ def test_transformers_is_whole_before_two_threads_want_it(model_folder, tmp_path
     assert events[0] == "transformers" and sorted(events[1:]) == ["engine", "tokenizer"]
 
 
-def test_paused_no_environment_loses_time(model_folder, tmp_path):
+def test_pause_does_not_count_in_environment_time_limits(model_folder, tmp_path):
     worker = make_worker(model_folder, tmp_path, FakeEngine(10))
 
     async def play() -> float:
-        clock = Clock(10.0)
+        clock = TimeLimit(10.0)
         async with clock.running():
             await asyncio.sleep(4)
             await worker.pause()

@@ -2,30 +2,30 @@ import asyncio
 
 import pytest
 
-from alphaapollo.utils.time_limit import Clock, queueing, start_clocks, stop_clocks
+from alphaapollo.utils.time_limit import TimeLimit, exclude_waiting, pause_time_limits, resume_time_limits
 from tests.unit.virtual_time import run
 
 
-def test_only_its_own_blocks_count():
+def test_only_running_blocks_count():
     async def play() -> float:
-        clock = Clock(10.0)
-        async with clock.running():
+        limit = TimeLimit(10.0)
+        async with limit.running():
             await asyncio.sleep(4)
         await asyncio.sleep(100)  # between the blocks
-        async with clock.running():
+        async with limit.running():
             await asyncio.sleep(5)
-        return clock.left
+        return limit.left
 
     assert run(play()) == 1.0
 
 
 def test_all_blocks_share_the_limit():
     async def play() -> float:
-        clock = Clock(10.0)
-        async with clock.running():
+        limit = TimeLimit(10.0)
+        async with limit.running():
             await asyncio.sleep(7)
         try:
-            async with clock.running():
+            async with limit.running():
                 await asyncio.sleep(7)
         except TimeoutError:
             return asyncio.get_running_loop().time()
@@ -34,41 +34,41 @@ def test_all_blocks_share_the_limit():
     assert run(play()) == 10.0
 
 
-def test_a_queue_does_not_count_wherever_it_is():
+def test_waiting_is_excluded_in_nested_calls_and_tasks():
     async def wait() -> None:
-        with queueing():
+        with exclude_waiting():
             await asyncio.sleep(100)
 
     async def play() -> float:
-        clock = Clock(10.0)
-        async with clock.running():
+        limit = TimeLimit(10.0)
+        async with limit.running():
             await asyncio.sleep(1)
             await wait()
             await asyncio.create_task(wait())  # a task that was started in the block
             await asyncio.gather(wait(), wait())
             await asyncio.sleep(2)
-        return clock.left
+        return limit.left
 
     assert run(play()) == 7.0
 
 
-def test_what_comes_after_the_queue_counts():
+def test_time_after_waiting_counts():
     async def play() -> float:
-        clock = Clock(10.0)
-        async with clock.running():
-            with queueing():
+        limit = TimeLimit(10.0)
+        async with limit.running():
+            with exclude_waiting():
                 await asyncio.sleep(100)
             await asyncio.sleep(11)
-        return clock.left
+        return limit.left
 
     with pytest.raises(TimeoutError):
         run(play())
 
 
-def test_a_time_out_inside_a_queue_leaves_as_itself():
+def test_other_timeouts_while_waiting_are_passed_on():
     async def play() -> None:
-        async with Clock(10.0).running():
-            with queueing():
+        async with TimeLimit(10.0).running():
+            with exclude_waiting():
                 async with asyncio.timeout(20):
                     await asyncio.sleep(100)
 
@@ -76,24 +76,24 @@ def test_a_time_out_inside_a_queue_leaves_as_itself():
         run(play())
 
 
-def test_without_a_clock_a_queue_is_nothing():
-    with queueing():
+def test_exclude_waiting_without_a_limit():
+    with exclude_waiting():
         pass
     assert run(asyncio.sleep(0, 3)) == 3
 
 
-def test_stopped_clocks_stand_still_those_that_begin_then_too():
+def test_paused_limits_do_not_count():
     async def play() -> tuple[float, float]:
-        first, second = Clock(10.0), Clock(10.0)
+        first, second = TimeLimit(10.0), TimeLimit(10.0)
 
         async def stop() -> None:
             await asyncio.sleep(4)
-            stop_clocks()
+            pause_time_limits()
             await asyncio.sleep(100)
-            start_clocks()
+            resume_time_limits()
 
-        async def work(clock: Clock, seconds: float) -> None:
-            async with clock.running():
+        async def work(limit: TimeLimit, seconds: float) -> None:
+            async with limit.running():
                 await asyncio.sleep(seconds)
 
         stopping = asyncio.create_task(stop())

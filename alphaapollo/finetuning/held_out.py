@@ -1,8 +1,8 @@
-"""Held-out prompts, answered by the model in fine-tuning and rewarded as in reinforcement learning.
+"""Evaluate held-out prompts during fine-tuning: sample answers with the current model and grade them as in RL.
 
-    data.val_prompts -> environments -> TrainerEngine, what waits dealt to all ranks -> rewards -> val/accuracy
+    data.val_prompts -> environments -> TrainerEngine -> ranks -> rewards -> val/accuracy
 
-Nothing is published: the ranks themselves sample (SftWorker.answer), with the weights of the step before.
+The training ranks sample (SftWorker.generate), so no weights are published.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
-from alphaapollo.controller.crew import started
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
+from alphaapollo.controller.worker_groups import start_worker
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.engines.protocol import InThisProcess
+from alphaapollo.engines.protocol import InProcessEngine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch.input_checks import (
     check_lengths,
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.sft import SftWorker
 
-BURST = 0.02  # seconds: requests that come so soon after each other are sampled together
+BURST = 0.02  # seconds; requests this close together are sampled as one batch
 
 
-def read_held_out(config: SftConfig) -> tuple[list[Prompt], list[str]]:
-    """The prompts, and what to tell. ValueError: what cannot be asked, or not be graded."""
+def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
+    """Read and check the prompts. Returns notices. Raises ValueError for prompts that cannot be rendered or graded."""
     environment, data = find_environment(config.env), prompt_data(config)
     notices = environment_notices(config, environment)
     check_lengths(config.model, Rollout(), data)
     renderer = make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
 
-    def chosen(prompts: list[Prompt]) -> list[Prompt]:
+    def select(prompts: list[Prompt]) -> list[Prompt]:
         own = config.data
         return [prompts[index] for index in choose_rows(len(prompts), own.val_max_samples, own.seed, own.shuffle)]
 
-    prompts, cut = read_prompts(data.path, "data.val_prompts", renderer, data, chosen)
-    told, _ = check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
-    return prompts, [*notices, *cut, *told, *asyncio.run(try_resets(config.env, prompts[:1]))]
+    prompts, truncated = read_prompts(data.path, "data.val_prompts", renderer, data, select)
+    reward_notices, _ = check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)
+    return prompts, [*notices, *truncated, *reward_notices, *asyncio.run(try_resets(config.env, prompts[:1]))]
 
 
 def prompt_data(config: SftConfig) -> GenerationData:
-    """What the rollout worker has to know about the prompts."""
+    """Data section of the rollout worker."""
     names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
 
@@ -69,12 +69,12 @@ class _Request:
 
 
 @dataclass
-class TrainerEngine(InThisProcess):
-    """The model in fine-tuning as an engine. Its weights change by themselves, so there is nothing to publish."""
+class TrainerEngine(InProcessEngine):
+    """Engine that samples from the model being trained. Needs no weight sync."""
 
     ranks: Ranks[SftWorker]
-    most: int  # answers that a rank samples at a time
-    step: int = 0  # behind the weights
+    batch_size: int  # answers sampled at a time on a rank
+    step: int = 0  # of the current weights
     holds_weights = False
     _waiting: list[_Request] = field(default_factory=list)
     _serving: asyncio.Task[None] | None = None
@@ -85,27 +85,27 @@ class TrainerEngine(InThisProcess):
         while request.answer is None:
             if self._serving is None or self._serving.done():
                 self._serving = asyncio.ensure_future(self._serve())
-            await asyncio.shield(self._serving)  # what goes wrong there goes wrong for all who wait
+            await asyncio.shield(self._serving)  # an error is raised in all waiting requests
         return request.answer
 
     async def _serve(self) -> None:
-        """One call of the ranks. Of those that wait the longest contexts come first: neighbours are of a length."""
-        seen, room = 0, self.ranks.size * self.most
-        while len(self._waiting) > seen and seen < room:
-            seen = len(self._waiting)
+        """Sample one batch on all ranks. Requests are sorted by length to reduce padding."""
+        num_waiting, capacity = 0, self.ranks.size * self.batch_size
+        while len(self._waiting) > num_waiting and num_waiting < capacity:
+            num_waiting = len(self._waiting)
             await asyncio.sleep(BURST)
         self._waiting.sort(key=lambda request: -len(request.asked.token_ids))
-        batch, self._waiting = self._waiting[:room], self._waiting[room:]
+        batch, self._waiting = self._waiting[:capacity], self._waiting[capacity:]
         dealt = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]
         step, asked = self.step, [[request.asked for request in own] for own in dealt]
-        answers = await self.ranks.call_each(lambda worker, own: worker.answer(own, step), asked)
+        answers = await self.ranks.call_each(lambda worker, own: worker.generate(own, step), asked)
         for own, given in zip(dealt, answers, strict=True):
             for request, answer in zip(own, given, strict=True):
-                ids, logprobs = list(answer.token_ids), list(answer.logprobs)  # from another process they are arrays
+                ids, logprobs = list(answer.token_ids), list(answer.logprobs)  # arrays if from another process
                 request.answer = replace(answer, token_ids=ids, logprobs=logprobs)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
-        raise AssertionError("there is nothing to prove")
+        raise AssertionError("not used: this engine needs no weight sync")
 
     async def pause(self, keep_cache: bool = False) -> None:
         pass
@@ -114,14 +114,14 @@ class TrainerEngine(InThisProcess):
         pass
 
     async def receive_weights(self, folder: str) -> None:
-        raise AssertionError("nothing is published")
+        raise AssertionError("not used: this engine needs no weight sync")
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
-        raise AssertionError("nothing is published")
+        raise AssertionError("not used: this engine needs no weight sync")
 
 
-class Answers:
-    """The environments and graders of the prompts, at work in this process."""
+class HeldOutEvaluation:
+    """Environments and graders of the held-out prompts, in this process."""
 
     def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[SftWorker], folder: Path):
         self.config, self.prompts, self.folder = config, prompts, folder
@@ -144,15 +144,15 @@ class Answers:
             run_dir=str(self.folder.resolve()),
             engine=self.engine,
         )
-        await started(self._worker)
+        await start_worker(self._worker)
 
     async def validate(self, step: int, console: Console) -> dict[str, float]:
-        """val/accuracy and what else a validation of main_ppo has; the answers go to rollouts/."""
+        """Return the validation metrics of main_ppo (val/accuracy, ...). Answers are logged to rollouts/."""
         assert self._worker is not None, "start() first"
         self.engine.step = step
         engine, config = self.engine, self.config
         validation = await validate(
-            EngineGroup(LocalRanks(self._worker), 2 * engine.most * engine.ranks.size),
+            EngineGroup(LocalRanks(self._worker), 2 * engine.batch_size * engine.ranks.size),
             self.prompts,
             config.rollout.val_kwargs,
             config.data.max_response_length,
@@ -164,7 +164,7 @@ class Answers:
         return validation.metrics
 
     async def close(self) -> None:
-        """End the graders; what was written is on disk. A second call does nothing."""
+        """Stop the graders and close the log. Idempotent."""
         if self._worker is not None:
             await self._worker.close()
         self._log.close()

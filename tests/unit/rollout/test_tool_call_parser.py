@@ -6,8 +6,8 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.rollout.call_reader import check_call_reader, make_call_reader
-from alphaapollo.tools.written_calls import Call, UnreadableCallError
+from alphaapollo.rollout.tool_call_parser import check_tool_call_parser, make_tool_call_parser
+from alphaapollo.tools.tool_calls import ToolCall, ToolCallParseError
 from tests.unit.tool_templates import (
     MISTRAL,
     MISTRAL_TOKENS,
@@ -25,7 +25,7 @@ ONE = call("add", a=1)
 def reader(parser, template=None, tools=(ADD,)):
     tokenizer = tokenizer_of() if template is None else tokenizer_of(template)
     tokenizer.response_template = None if parser else RESPONSE_TEMPLATE
-    return make_call_reader(parser, ToolRenderer(tokenizer, list(tools)))
+    return make_tool_call_parser(parser, ToolRenderer(tokenizer, list(tools)))
 
 
 @pytest.fixture(params=["hermes", ""], ids=["vllm", "transformers"], scope="module")
@@ -35,7 +35,7 @@ def read(request):
     return reader(request.param)
 
 
-def arguments(found: list[Call]) -> list[tuple[str, dict]]:
+def arguments(found: list[ToolCall]) -> list[tuple[str, dict]]:
     return [(one.name, json.loads(one.arguments)) for one in found]
 
 
@@ -49,7 +49,7 @@ def test_a_text_without_a_call_is_an_answer(read):
         assert read(text) == []
 
 
-def test_calls_in_thoughts_are_not_made(read):
+def test_calls_in_thinking_are_ignored(read):
     assert arguments(read(f"<think>{call('add', a=2)}?</think>{ONE}")) == [("add", {"a": 1})]
     assert read(f"<think>{ONE}</think>no") == []
 
@@ -68,20 +68,20 @@ def test_calls_in_thoughts_are_not_made(read):
         "<tool_call>" * 2000,
     ],
 )
-def test_what_cannot_be_read_is_no_answer(read, text):
-    with pytest.raises(UnreadableCallError, match="cannot be read"):
+def test_malformed_call_is_not_an_answer(read, text):
+    with pytest.raises(ToolCallParseError, match="cannot be parsed"):
         read(text)
 
 
-def test_a_megabyte_is_read(read):
+def test_megabyte_of_text_is_parsed(read):
     (found,) = read(call("add", note="x" * (1 << 20)))
     assert len(found.arguments) > 1 << 20
 
 
-def test_several_calls_where_the_template_knows_one():
+def test_several_calls_with_a_single_call_template():
     read = reader("", ONE_CALL)
     assert len(read(ONE)) == 1
-    with pytest.raises(UnreadableCallError, match="make one a turn"):
+    with pytest.raises(ToolCallParseError, match="make one call per turn"):
         read(f"{ONE}\n{ONE}")
 
 
@@ -89,37 +89,37 @@ def test_a_response_template_that_does_not_fit_the_template():
     tokenizer = tokenizer_of(MISTRAL, MISTRAL_TOKENS)
     tokenizer.response_template = RESPONSE_TEMPLATE
     with pytest.raises(
-        ValueError, match=r"response_template does not read what the chat template writes: .*TOOL_CALLS"
+        ValueError, match=r"response_template does not parse what the chat template writes: .*TOOL_CALLS"
     ):
-        make_call_reader("", ToolRenderer(tokenizer, [ADD]))
+        make_tool_call_parser("", ToolRenderer(tokenizer, [ADD]))
 
 
-def test_parsers_that_will_not_do_are_refused_with_those_that_do():
+def test_unsuitable_parser_error_names_suitable_ones():
     pytest.importorskip("vllm")
     with pytest.raises(ValueError, match=r"no such parser\. Did you mean hermes.*Known: .*qwen3_xml"):
         reader("hermess")
-    with pytest.raises(ValueError, match=r"it does not work with this tokenizer: .*token"):
+    with pytest.raises(ValueError, match=r"does not work with this tokenizer: .*token"):
         reader("mistral")
-    with pytest.raises(ValueError, match=r"tool_parser=pythonic does not read .*Those that.*tool_parser=hermes"):
+    with pytest.raises(ValueError, match=r"tool_parser=pythonic does not parse .*Parsers that do.*tool_parser=hermes"):
         reader("pythonic")
     with pytest.raises(ValueError, match=r"no response_template.*env\.tool_parser=hermes"):
-        make_call_reader("", ToolRenderer(tokenizer_of(), [ADD]))
+        make_tool_call_parser("", ToolRenderer(tokenizer_of(), [ADD]))
 
 
 def test_special_tokens_of_a_format_reach_its_parser():
     pytest.importorskip("vllm")
     renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
-    read = make_call_reader("mistral", renderer)
+    read = make_tool_call_parser("mistral", renderer)
     text = renderer.decode(renderer.encode([renderer.written("add", {"a": 5, "note": "y"})])[0])
     assert text.startswith("[TOOL_CALLS]")
     assert arguments(read(text)) == [("add", {"a": 5, "note": "y"})]
 
 
-def test_the_check_before_the_start_brings_the_reason_home(tmp_path):
+def test_check_in_subprocess_passes_on_the_error(tmp_path):
     tokenizer = tokenizer_of()
     tokenizer.response_template = RESPONSE_TEMPLATE
     tokenizer.save_pretrained(tmp_path)
     native = Env(action_format="chat_template")
-    check_call_reader(native, str(tmp_path), False, [ADD])
+    check_tool_call_parser(native, str(tmp_path), False, [ADD])
     with pytest.raises(ValueError, match="no such folder"):
-        check_call_reader(native, str(tmp_path / "none"), False, [ADD])
+        check_tool_call_parser(native, str(tmp_path / "none"), False, [ADD])

@@ -13,7 +13,7 @@ import pytest
 
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.controller.ranks import Ranks, WorkerDied
-from alphaapollo.finetuning.answers import Answers, TrainerEngine, read_held_out
+from alphaapollo.finetuning.held_out import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
 from alphaapollo.types import Asked, Completion, Sampling, StopReason
 from tests.unit.tiny import save_model
@@ -26,12 +26,12 @@ ROWS = [
 
 
 class Worker:
-    """Answers with the first token of the context plus the version, and ends."""
+    """HeldOutEvaluation with the first token of the context plus the version, and ends."""
 
     def __init__(self, calls: list[list[int]], dies: bool = False):
         self.calls, self.dies = calls, dies
 
-    def answer(self, asked: Sequence[Asked], version: int) -> list[Completion]:
+    def generate(self, asked: Sequence[Asked], version: int) -> list[Completion]:
         self.calls.append([len(one.token_ids) for one in asked])
         if self.dies:
             raise WorkerDied("gone", "trainer")
@@ -61,16 +61,16 @@ async def ask(engine: TrainerEngine, lengths: Sequence[int]) -> list[Completion]
     return await asyncio.gather(*requests)
 
 
-def test_what_waits_is_dealt_by_length_to_all_ranks() -> None:
+def test_waiting_requests_are_distributed_by_length() -> None:
     first, second = [], []
-    engine = TrainerEngine(Several([Worker(first), Worker(second)]), most=2, step=3)
+    engine = TrainerEngine(Several([Worker(first), Worker(second)]), batch_size=2, step=3)
     answers = asyncio.run(ask(engine, [1, 5, 2, 4, 3]))
     assert [answer.token_ids[0] for answer in answers] == [4, 8, 5, 7, 6]  # each its own
     assert (first, second) == ([[5, 3], [1]], [[4, 2], []])
 
 
-def test_a_death_reaches_everybody_who_waits() -> None:
-    engine = TrainerEngine(Several([Worker([], dies=True)]), most=1)
+def test_dead_rank_fails_all_waiting_requests() -> None:
+    engine = TrainerEngine(Several([Worker([], dies=True)]), batch_size=1)
     with pytest.raises(WorkerDied):
         asyncio.run(ask(engine, [1, 2, 3]))
 
@@ -92,13 +92,13 @@ def config_of(folder: Path, **data: Any) -> SftConfig:
 
 
 @pytest.mark.timeout(120)
-def test_figures_are_those_of_a_validation_and_the_answers_are_kept(tmp_path: Path) -> None:
+def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    prompts, notices = read_held_out(config)
+    prompts, notices = read_held_out_prompts(config)
     assert len(prompts) == 5 and notices == []
 
     async def play() -> dict[str, float]:
-        answers = Answers(config, prompts, Several([Worker([])]), tmp_path / "run")
+        answers = HeldOutEvaluation(config, prompts, Several([Worker([])]), tmp_path / "run")
         await answers.start()
         try:
             return await answers.validate(2, Console())  # w7 -> w9: right
@@ -120,12 +120,12 @@ def test_figures_are_those_of_a_validation_and_the_answers_are_kept(tmp_path: Pa
         ({"max_response_length": 1000}, "128 positions"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_the_start(tmp_path: Path, data: dict[str, Any], says: str) -> None:
+def test_prompts_that_cannot_be_rendered_are_refused(tmp_path: Path, data: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        read_held_out(config_of(tmp_path, **data))
+        read_held_out_prompts(config_of(tmp_path, **data))
 
 
-def test_rows_without_a_grader_are_refused(tmp_path: Path) -> None:
+def test_rows_without_grader_are_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path).model_copy(update={"custom_reward_function": SftConfig().custom_reward_function})
     with pytest.raises(ValueError, match="no reward function"):
-        read_held_out(config)
+        read_held_out_prompts(config)

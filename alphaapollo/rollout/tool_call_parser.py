@@ -1,0 +1,144 @@
+"""Select the parser of a model's native tool calls (env.action_format=chat_template) and verify that it parses what the
+chat template writes. (env.action_format=tags: environments/tag_parser.py)"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from types import MappingProxyType
+from typing import Any
+
+from alphaapollo.config.schema import Env
+from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
+from alphaapollo.tools.tool_calls import ToolCall, ToolCallParseError, ToolCallParser, strip_thinking
+from alphaapollo.utils.user_module import load_user_module
+
+Parse = Callable[[str], list[ToolCall]]
+"""Parser of a library. For malformed text it may raise any exception or return no call."""
+
+
+def make_tool_call_parser(parser: str, renderer: ToolRenderer) -> ToolCallParser:
+    """Build the parser of env.tool_parser: vLLM's parser of that name, or the tokenizer's response_template if empty.
+
+    Raises ValueError if the parser does not exist, needs tokens that the tokenizer lacks, or does not parse what the
+    chat template writes. The error names parsers that do.
+    """
+    parse_calls = _safe_parser(_of_vllm(parser, renderer) if parser else _of_tokenizer(renderer), renderer)
+    if problem := _find_mismatch(parse_calls, renderer):
+        what = f"env.tool_parser={parser}" if parser else "the tokenizer's response_template"
+        raise ValueError(f"{what} does not parse what the chat template writes: {problem}. {_choices(renderer)}")
+    return parse_calls
+
+
+def check_tool_call_parser(
+    env: Env,
+    tokenizer_path: str,
+    trust_remote_code: bool,
+    schemas: Sequence[dict[str, Any]],
+    template_arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Run make_tool_call_parser in a subprocess, because importing vLLM takes memory and freezes its settings."""
+    arguments = (env, tokenizer_path, trust_remote_code, list(schemas), dict(template_arguments))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        process.submit(_try_to_make, *arguments).result()
+
+
+def _try_to_make(
+    env: Env,
+    tokenizer_path: str,
+    trust_remote_code: bool,
+    schemas: list[dict[str, Any]],
+    template_arguments: dict[str, Any],
+) -> None:
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    if env.custom_module:  # may register a parser
+        load_user_module(env.custom_module, "env.custom_module")
+    tokenizer = load_tokenizer(tokenizer_path, trust_remote_code)
+    make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, template_arguments))
+
+
+def _safe_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
+    """Wrap a parser: any text gives calls or a ToolCallParseError."""
+    mark, several = renderer.call_mark, renderer.shows_several_calls
+
+    def parse_calls(text: str) -> list[ToolCall]:
+        try:
+            calls = parse(text)
+        except Exception as error:  # parsers raise arbitrary exceptions for malformed text
+            raise ToolCallParseError(f"this tool call cannot be parsed ({type(error).__name__}).") from error
+        if not calls and mark and mark in strip_thinking(text):
+            raise ToolCallParseError("this tool call cannot be parsed.")
+        if len(calls) > 1 and not several:
+            raise ToolCallParseError("several tool calls in one turn; make one call per turn.")
+        return calls
+
+    return parse_calls
+
+
+def _find_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
+    """Render and parse an example call. Returns a description of the mismatch, or an empty string."""
+    name, arguments = renderer.example
+    written = renderer.written(name, arguments)
+    try:
+        calls = parse_calls(written)
+        same = [(call.name, json.loads(call.arguments)) for call in calls] == [(name, arguments)]
+    except ValueError as error:
+        return f"{written!r} ({error})"
+    return "" if same else f"{written!r} became {calls or 'no call'}"
+
+
+def _of_tokenizer(renderer: ToolRenderer) -> Parse:
+    if getattr(renderer.tokenizer, "response_template", None) is None:
+        raise ValueError(
+            "env.action_format=chat_template: the tokenizer has no response_template. Set env.tool_parser "
+            f"to a vLLM parser. {_choices(renderer)}"
+        )
+    prefix = renderer.text([QUESTION])  # a template may start the answer
+
+    def parse(text: str) -> list[ToolCall]:
+        message = renderer.tokenizer.parse_response(text, prefix=prefix, tools=renderer.schemas)
+        return [_call(call["function"]) for call in message.get("tool_calls", [])]
+
+    return parse
+
+
+def _call(function: dict[str, Any]) -> ToolCall:
+    name, arguments = function["name"], function["arguments"]
+    if not isinstance(name, str):
+        raise TypeError("the tool name is not a string")
+    return ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+
+
+def _of_vllm(name: str, renderer: ToolRenderer) -> Parse:
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            f"env.tool_parser={name} needs vLLM, which is not installed. Run scripts/setup.sh, or use a tokenizer with "
+            "a response_template."
+        )
+    from alphaapollo.engines.vllm.tool_parser import vllm_parse
+
+    return vllm_parse(name, renderer)
+
+
+def _choices(renderer: ToolRenderer) -> str:
+    """List the vLLM parsers that parse this template; each is tried."""
+    if importlib.util.find_spec("vllm") is None:
+        return "Parsers come with vLLM, which is not installed: run scripts/setup.sh."
+    from alphaapollo.engines.vllm.tool_parser import parser_names
+
+    fitting = [name for name in parser_names() if _parses_template(name, renderer)]
+    if not fitting:
+        return "No vLLM parser does: set env.action_format=tags."
+    return f"Parsers that do: {', '.join(f'env.tool_parser={name}' for name in fitting)}."
+
+
+def _parses_template(name: str, renderer: ToolRenderer) -> bool:
+    try:
+        return not _find_mismatch(_safe_parser(_of_vllm(name, renderer), renderer), renderer)
+    except ValueError:
+        return False
