@@ -221,7 +221,7 @@ def test_a_judge_that_gives_no_verdict_is_a_grader_failure(folder, judge, reply,
     pytest.importorskip("openai", reason="the judge's client is an optional package")
     handler, url = judge
     handler.reply = reply
-    reward = Reward(timeout=60.0, judge=Judge(model="m", base_url=url, max_retries=1))
+    reward = Reward(timeout=60.0, judge=Judge(model="m", base_url=url))
     check_masked(play(folder, lambda turn: "4", reward=reward, data_source="judge"), "grader_failed", reason)
 
 
@@ -279,12 +279,12 @@ def leave() -> object:
     [
         ("reset", fail, "Moody.reset: OSError: the simulator is gone (attempt 2 of 2)"),
         ("step", fail, "Moody.step: OSError: the simulator is gone (attempt 2 of 2)"),
-        ("step", leave, "Moody.step: RuntimeError: it wants to exit (goodbye)"),
+        ("step", leave, "Moody.step: RuntimeError: it called exit (goodbye)"),
         ("reset", lambda: 7, "reset returned int"),
-        ("reset", lambda: Observation([{"role": "user", "content": "\ud800"}]), "rendering its observation"),
+        ("reset", lambda: Observation([{"role": "user", "content": "\ud800"}]), "rendering the observation"),
         ("step", lambda: {"reward": 0.0}, "step returned dict"),
         ("step", lambda: StepResult(done=True, score=0.0), "score is float"),
-        ("step", lambda: StepResult(Observation(BAD)), "messages are str"),
+        ("step", lambda: StepResult(Observation(BAD)), "messages is str"),
     ],
 )
 @pytest.mark.parametrize("context", ["append", "memory"])

@@ -39,7 +39,7 @@ def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list():
         rendered.append(content)
         return letters(content)
 
-    renderer = PromptRenderer(render, 10, "error", memory=2)
+    renderer = PromptRenderer(render, 10, "error", cache_size=2)
     first, second = renderer("ab"), renderer("ab")
     assert rendered == ["ab"] and first == second and first is not second
     for content in ("b", "c", "ab"):  # the oldest of three is forgotten

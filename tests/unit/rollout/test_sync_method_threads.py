@@ -6,7 +6,7 @@ import asyncio, time
 from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
 
 async def run():
-    calls = SyncMethodThreads(at_a_time=2)
+    calls = SyncMethodThreads(max_concurrent=2)
     hanging = [asyncio.create_task(calls.run(time.sleep, 3600)) for _ in range(4)]
     await asyncio.wait(hanging, timeout=0.1)
     for task in hanging:
