@@ -32,4 +32,6 @@ def make_dataset(task: str, level: int | None, settings: Mapping[str, Any], seed
         return dataset_class(config)
     except (AssertionError, TypeError, ValueError) as error:
         at = "" if level is None else f" at level {level}"
-        raise ValueError(f"reasoning_gym's task {task!r} cannot be created{at} with {dict(settings)}: {error}") from error
+        raise ValueError(
+            f"reasoning_gym's task {task!r} cannot be created{at} with {dict(settings)}: {error}"
+        ) from error

@@ -82,7 +82,6 @@ class Supervisor:
         self._slots = asyncio.Semaphore(max_concurrent)
         self._num_children = 0
         self._lock = threading.Lock()  # no task is submitted once `failure` is set
-        self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.SelectorEventLoop()
         self._loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or context["message"]))
         self._loop.add_reader(self.zygote.socket, self._read_notice)
@@ -92,9 +91,12 @@ class Supervisor:
     # Called from any thread
 
     def submit(self, request: SandboxRequest) -> Future[SandboxResult]:
+        """Start a run. Cancelling the future kills the snippet."""
+        with self._lock:
+            if not self.failure:
+                return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
         future: Future[SandboxResult] = Future()
-        if not self._schedule(lambda: self._create_task(request, future)):
-            future.set_exception(SandboxError(self.failure))
+        future.set_exception(SandboxError(self.failure))
         return future
 
     def end_session(self, session: str) -> None:
@@ -106,11 +108,10 @@ class Supervisor:
         self._schedule(lambda: self._fail("the sandbox is closed"))
         self._thread.join()
 
-    def _schedule(self, callback: Callable[[], object]) -> bool:
+    def _schedule(self, callback: Callable[[], object]) -> None:
         with self._lock:
             if not self.failure:
                 self._loop.call_soon_threadsafe(callback)
-            return not self.failure
 
     # Called in the thread
 
@@ -124,10 +125,11 @@ class Supervisor:
         self._loop.close()
 
     async def _cancel_tasks(self) -> None:
-        await asyncio.sleep(0)  # creates the tasks that were scheduled before the failure
-        for task in self._tasks:
+        await asyncio.sleep(0)  # creates the tasks that were submitted before the failure
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _fail(self, reason: object) -> None:
         with self._lock:
@@ -138,22 +140,17 @@ class Supervisor:
             self.failure = str(reason)
         self._loop.stop()
 
-    def _create_task(self, request: SandboxRequest, future: Future[SandboxResult]) -> None:
-        task = self._loop.create_task(self._answer(request, future))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, request: SandboxRequest, future: Future[SandboxResult]) -> None:
+    async def _answer(self, request: SandboxRequest) -> SandboxResult:
+        """Result of a run. Every error but a cancellation by the caller becomes a SandboxError."""
         lock = self._session_locks.setdefault(request.session, asyncio.Lock()) if request.session else asyncio.Lock()
         try:
             async with lock, self._slots:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(await self._run(request))
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  every run gets a result
-            if not isinstance(error, SandboxError):
-                error = SandboxError(self.failure or f"the sandbox failed: {type(error).__name__}: {error}")
-            if future.running() or future.set_running_or_notify_cancel():
-                future.set_exception(error)
+                return await self._run(request)
+        except BaseException as error:
+            was_cancelled = isinstance(error, asyncio.CancelledError) and not self.failure
+            if was_cancelled or isinstance(error, SandboxError):
+                raise
+            raise SandboxError(self.failure or f"the sandbox failed: {type(error).__name__}: {error}") from error
 
     async def _run(self, request: SandboxRequest) -> SandboxResult:
         if self.failure:

@@ -88,16 +88,16 @@ def test_the_environment_with_tools_plays(tmp_path):
 
     async def run() -> list[StepResult]:
         box = ToolBox([function_tool(twice)], ToolLimits())
-        environment = base.get_environment("asked_with_tools")(base.Services(score, Env(), box))
+        environment = base.get_environment("question_with_tools")(base.Services(score, Env(), box))
         await environment.reset(Prompt(0, "text", [{"role": "user", "content": "?"}]))
         return [await environment.step(text) for text in ('<twice>{"x": 21}</twice>', "So <answer>42</answer>!")]
 
-    (tmp_path / "asked.py").write_text(example("python", 1))
-    load_user_module(str(tmp_path / "asked.py"), "env.custom_module")
+    (tmp_path / "question.py").write_text(example("python", 1))
+    load_user_module(str(tmp_path / "question.py"), "env.custom_module")
     called, answered = asyncio.run(run())
     assert '"text": "42"' in called.observation.messages[0]["content"]
     assert answered.score == Score(1.0) and answered.kept_chars == len("So <answer>42</answer>")
-    base._ENVIRONMENTS._entries.pop("asked_with_tools")
+    base._ENVIRONMENTS._entries.pop("question_with_tools")
 
 
 def test_the_tables_are_complete():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -364,3 +365,26 @@ def test_remove_tree(tmp_path: Path) -> None:
     (deep / "locked").chmod(0)
     remove_tree(str(deep))
     assert not deep.exists() and (ROOT / "pyproject.toml").exists()
+
+
+def test_cancelled_run_is_killed(sandbox: Sandbox) -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await sandbox.run_async("import time; time.sleep(60)", timeout=90)
+
+    asyncio.run(main())
+    supervisor = sandbox._supervisor
+    assert supervisor is not None
+    end = time.monotonic() + 20
+    while supervisor._children and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not supervisor._children and not supervisor.failure
+
+
+def test_package_imports_nothing_else_of_the_project() -> None:
+    """In bubblewrap only this package exists."""
+    folder = ROOT / "alphaapollo" / "tools" / "sandbox"
+    for path in folder.glob("*.py"):
+        for module in re.findall(r"^\s*(?:from|import) (alphaapollo\S*)", path.read_text(), re.MULTILINE):
+            assert module.startswith("alphaapollo.tools.sandbox"), f"{path.name} imports {module}"
