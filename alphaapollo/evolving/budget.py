@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alphaapollo.config.schema import Limits, ServedModel
+from alphaapollo.config.schema import EvolvingBudget, ServedModel
 from alphaapollo.evolving.pool import Usage
 
 STOP = "STOP"  # name of the stop file in the run folder
@@ -39,7 +39,7 @@ class Budget:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: EvolvingBudget,
         used: Usage,
         seconds: float,
         stop_file: Path,

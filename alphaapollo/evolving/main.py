@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reported():
         config = load_config(EvolvingConfig, "evolving", sys.argv[1:] if argv is None else argv)
         from alphaapollo.evolving.run import prepare, run  # slow imports, after the configuration is checked
-        from alphaapollo.launch.run_command import drive, run_until_signal
+        from alphaapollo.launch.run_command import run_in_folder, run_until_signal
 
         try:
             prepared = prepare(config, terminal)
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("dry run: the configuration is valid; nothing was started.")
         return 0
     hint = f"interrupted; run the same command to resume from {prepared.folder}"
-    return drive(prepared.folder, lambda: run_until_signal(run(prepared, terminal)), lambda: hint)
+    return run_in_folder(prepared.folder, lambda: run_until_signal(run(prepared, terminal)), lambda: hint)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from alphaapollo.config.schema import Role as RoleSettings
-from alphaapollo.config.schema import ToolRole
+from alphaapollo.config.schema import EvolvingRole, EvolvingToolRole
 from alphaapollo.environments.base import (
     ActionHandler,
     Environment,
@@ -82,7 +81,7 @@ class RoleCaller:
     def __init__(
         self,
         models: ModelCaller,
-        settings: Mapping[str, RoleSettings],
+        settings: Mapping[str, EvolvingRole],
         max_tokens: int,
         asks: int,
         limits: EpisodeLimits,
@@ -114,7 +113,7 @@ class RoleCaller:
             EvolutionStopped, ModelUnavailableError: as ModelCaller.call.
         """
         own, role = self._settings[slot], self.roles[slot]
-        use_tools = isinstance(own, ToolRole) and own.tools and bool(self._tool_names)
+        use_tools = isinstance(own, EvolvingToolRole) and own.tools and bool(self._tool_names)
         messages, failure = role.build(replace(view, tools=self._tool_help if use_tools else "")), ""
         for number in range(self._asks + 1):
             try:
@@ -205,7 +204,7 @@ class RoleCaller:
                 transcript.messages = [*transcript.messages, *result.observation.messages]
 
 
-def make_roles(settings: Mapping[str, RoleSettings]) -> dict[str, Role[Any]]:
+def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role[Any]]:
     """The role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
     return {slot: make_role(own.plugin) for slot, own in settings.items() if own.plugin}
 

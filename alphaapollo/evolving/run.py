@@ -7,6 +7,7 @@ run: start models, tools and graders, run the loop, write the results.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -37,10 +38,10 @@ from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.proposal import Grader, Solver, row_digest
 from alphaapollo.evolving.report import write_results
 from alphaapollo.evolving.role_calls import RoleCaller, make_roles
-from alphaapollo.evolving.selection import AnswerSelector, best_by_vote
+from alphaapollo.evolving.selection import AnswerSelector
 from alphaapollo.evolving.verification import VerifierPanel
 from alphaapollo.launch.input_checks import check_rewards, find_environment
-from alphaapollo.launch.resume import Start, own_changes
+from alphaapollo.launch.resume import StartPoint, own_changes
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
@@ -61,7 +62,7 @@ class PreparedEvolution:
     prompts: list[Prompt]
     renderers: Mapping[str, Renderer]  # of the models that this run serves
     uses_reward: bool  # the environment scores by the reward function
-    start: Start
+    start: StartPoint
 
     @property
     def folder(self) -> Path:
@@ -112,13 +113,13 @@ def prepare(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
     return prepared
 
 
-def _find_start(config: EvolvingConfig, prompts: list[Prompt]) -> Start:
+def _find_start(config: EvolvingConfig, prompts: list[Prompt]) -> StartPoint:
     """Raises ValueError if the folder has a run of another configuration or of other data."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
-        return Start(folder, in_the_way=folder.exists())
+        return StartPoint(folder, in_the_way=folder.exists())
     if not (folder / FILE).exists():
-        return Start(folder)
+        return StartPoint(folder)
     changes = own_changes(config)
     rows = {prompt.id: row_digest(prompt) for prompt in prompts}
     for candidate in Pool(folder).candidates.values():
@@ -128,7 +129,7 @@ def _find_start(config: EvolvingConfig, prompts: list[Prompt]) -> Start:
                 f"{candidate.place.problem} of data.path. Set another trainer.experiment_name, or "
                 "trainer.resume_mode=disable."
             )
-    return Start(folder, changes=tuple(changes))
+    return StartPoint(folder, changes=tuple(changes))
 
 
 async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
@@ -151,9 +152,13 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
     with pool, closing(JsonlTracker(folder / "metrics.jsonl", resumed_step=0)) as tracker:
 
         def log_round(number: int) -> None:
-            if pool.round_usage(number).calls:
-                _print_round(pool, problems, number, terminal)
-                tracker.log(number, round_metrics(pool, problems, number))
+            metrics = round_metrics(pool, problems, number)
+            if metrics["cost/calls"]:
+                tracker.log(number, metrics)
+                made, failed = metrics["candidates/made"], metrics["candidates/failed"]
+                accuracy = "" if math.isnan(chosen := metrics["accuracy/chosen"]) else f"accuracy {chosen:.3f}   "
+                counts = f"{made:.0f} candidates, {failed:.0f} failed   {pool.total.tokens:,} tokens in total"
+                terminal.print(f"round {number}   {accuracy}{counts}", markup=False, soft_wrap=True)
 
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
         settings = StallSettings(config.trainer.stall_notice, config.trainer.stall_timeout, device, folder)
@@ -215,20 +220,6 @@ async def _start(
             AnswerSelector(roles, pool, prepared.branches[0], tournament),
             on_round,
         )
-
-
-def _print_round(pool: Pool, problems: list[int], number: int, terminal: Terminal) -> None:
-    """`round 2   accuracy 0.750   128 candidates, 3 failed   41,203 tokens in total`"""
-    chosen = [best_by_vote(pool, problem, number + 1) for problem in problems]
-    graded = [candidate.right for candidate in chosen if candidate is not None and candidate.right is not None]
-    accuracy = f"accuracy {sum(graded) / len(graded):.3f}   " if graded else ""
-    own = pool.of_round(number)
-    failed = sum(bool(candidate.failure) for candidate in own)
-    terminal.print(
-        f"round {number}   {accuracy}{len(own)} candidates, {failed} failed   {pool.total.tokens:,} tokens in total",
-        markup=False,
-        soft_wrap=True,
-    )
 
 
 def _print_plan(prepared: PreparedEvolution, notices: list[str], terminal: Terminal) -> None:

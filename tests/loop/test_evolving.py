@@ -135,8 +135,7 @@ def test_killed_run_with_its_own_engine_resumes(evolving: EvolvingRunner, engine
 
 
 def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner) -> None:
-    limits = ("trainer.stall_notice=1", "trainer.stall_timeout=3")
-    program = evolving.start("rollout.name=vllm", "evolving.rounds=1000", *limits)
+    program = evolving.start("rollout.name=vllm", "evolving.rounds=1000", "trainer.stall_timeout=3")
     folder, last = evolving.out / "test/run", time.monotonic() + 150
     while len(Pool(folder).calls) < 3:
         assert program.wait(0.05) is None, program.printed[-4000:]

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.keys import accepted_keys, sections
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import EvolvingConfig, Roles, ServedModel
+from alphaapollo.config.schema import EvolvingConfig, EvolvingRoles, ServedModel
 
 PAGE = Path(__file__).parents[3] / "docs" / "evolving.md"
 if not PAGE.exists():
@@ -37,4 +37,4 @@ def test_keys_exist() -> None:
 
 def test_slots_exist() -> None:
     table = TEXT.partition("| slot |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(Roles.model_fields)
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(EvolvingRoles.model_fields)
