@@ -22,7 +22,7 @@ from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Samplin
 from alphaapollo.utils.entry_point import command
 
 if TYPE_CHECKING:
-    from alphaapollo.controller.engine_crew import EngineCrew
+    from alphaapollo.controller.worker_groups import WorkerGroups
     from alphaapollo.environments.base import StepResult
     from alphaapollo.evaluation.generation import Generation
 
@@ -65,11 +65,11 @@ def prepare(config: GenerationConfig, folder: Path, view: View) -> tuple[Generat
     """
     from alphaapollo.cli.watched import watch
     from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
-    from alphaapollo.controller.worker_counts import detect_machine
+    from alphaapollo.controller.placement import detect_machine
     from alphaapollo.evaluation.generation import Generation
     from alphaapollo.evaluation.results import Finished
     from alphaapollo.launch.input_checks import check_lengths, find_environment, make_renderer
-    from alphaapollo.launch.resume import Start
+    from alphaapollo.launch.resume import StartPoint
     from alphaapollo.models.folder_check import check_weights
 
     find_environment(config.env)
@@ -82,7 +82,7 @@ def prepare(config: GenerationConfig, folder: Path, view: View) -> tuple[Generat
     threads = engine_threads(rollout, machine.num_cores, nnodes=1, own_cores=False)
     watched = config.model_copy(update={"env": watch(config.env, view)})
     rollout = rollout.model_copy(update={"cpu_threads": threads})
-    generation = Generation(watched, device, rollout, [], Finished(), Start(folder), folder)
+    generation = Generation(watched, device, rollout, [], Finished(), StartPoint(folder), folder)
     return generation, bool(renderer.tokenizer.chat_template)
 
 
@@ -126,7 +126,7 @@ class Chat:
             finally:
                 runner.run(workers.close())
 
-    def _exchange(self, runner: asyncio.Runner, workers: EngineCrew, text: str) -> None:
+    def _exchange(self, runner: asyncio.Runner, workers: WorkerGroups, text: str) -> None:
         self._number += 1
         chat = [*self._past, Message(role="user", content=text)]
         try:
@@ -141,7 +141,7 @@ class Chat:
             self._terminal.print(f"(ended by the {played.end.replace('_', ' ')})", style="yellow")
         self._past = [*chat, Message(role="assistant", content=played.turns[-1].text)]
 
-    async def _play(self, workers: EngineCrew, prompt: Prompt) -> Trajectory:
+    async def _play(self, workers: WorkerGroups, prompt: Prompt) -> Trajectory:
         config = self._generation.config
         rollout, data = config.rollout, config.data
         sampling = Sampling(

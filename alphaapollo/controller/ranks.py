@@ -1,7 +1,8 @@
-"""A worker object on each of several ranks, and how to call them.
+"""A worker on each of several ranks, and how to call it.
 
-    Ranks[W]            the interface: call a function of the worker on every rank, or on one
-      LocalRanks        one rank, in this process (controller=local)
+    Ranks[W]            interface: call a function of the worker on every rank, or on one
+      LocalRanks        one rank, in this process (trainer.controller=local)
+      ThreadRanks       likewise, in a thread of its own
       RayRanks          each rank a Ray actor (ray_ranks.py)
 
 A call is written where it is made: `await ranks.call(lambda worker: worker.update(step))`.
@@ -9,46 +10,50 @@ A call is written where it is made: `await ranks.call(lambda worker: worker.upda
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.controller.health.stall_detector import Seen
+from alphaapollo.controller.health.stall_detector import WorkerSnapshot
 from alphaapollo.engines.protocol import EngineDied
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 W = TypeVar("W")
 A = TypeVar("A")
 
 
 class WorkerLost(RuntimeError):
-    """Somebody on whom the run depends is gone or stands still: started anew, it would go on (trainer/restarts.py).
+    """A required process died or hangs; the run can be restarted (launch/restarts.py).
 
-    who: the role, e.g. policy. what: happened, without a word on what follows from it.
+    role: e.g. policy. cause: what happened, without what follows from it.
     """
 
-    def __init__(self, message: str, who: str, what: str = ""):
+    def __init__(self, message: str, role: str, cause: str = ""):
         super().__init__(message)
-        self.who, self.what = who, what or message
+        self.role, self.cause = role, cause or message
 
 
 class WorkerDied(WorkerLost):
-    """A worker process is gone, or the engine core that it works with; the message says which."""
+    """A worker process, or the engine core that it works with, has ended. The message names it."""
 
 
-class Stalled(WorkerLost):
-    """Nothing has moved for too long; `what` says who holds everybody up, `culprits` are their keys: policy 1."""
+class RunStalled(WorkerLost):
+    """Nothing has made progress for too long. `cause` names the blocking workers, `culprits` are their keys (policy
+    1)."""
 
-    def __init__(self, what: str, culprits: Sequence[str], way_on: str):
-        super().__init__(f"{what}; {way_on}.", re.sub(r" \d+$", "", culprits[0]) if culprits else "", what)
+    def __init__(self, cause: str, culprits: Sequence[str], next_step: str):
+        role = re.sub(r" \d+$", "", culprits[0]) if culprits else ""
+        super().__init__(f"{cause}; {next_step}.", role, cause)
         self.culprits = list(culprits)
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised; the message says which, and holds its traceback."""
+    """A worker raised. The message names it and has its traceback."""
 
 
 class Ranks(ABC, Generic[W]):
@@ -59,51 +64,46 @@ class Ranks(ABC, Generic[W]):
 
     @abstractmethod
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        """`function(worker)` on every rank at once; the results (awaited, if they can be) in rank order."""
+        """Call `function(worker)` on every rank concurrently. Returns the (awaited) results in rank order."""
 
     @abstractmethod
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        """`function(worker, items[rank])` on every rank at once; large items travel once, through the object store."""
+        """Call `function(worker, items[rank])` on every rank. Items travel once, through the object store."""
 
     @abstractmethod
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
-        """`function(worker)` on one rank."""
+        """Call `function(worker)` on one rank."""
 
     @abstractmethod
     async def close(self) -> None:
         """End the workers' processes."""
 
-    # how they are, for a thread that watches (stall_watch.py); in this process nobody has to be asked
+    # Health, for the thread of health/stall_monitor.py. Workers in the controller's process have no separate state.
 
-    def ask(self) -> None:
-        """Ask each how it is, unless it still owes an answer. Returns at once."""
+    def request_reports(self) -> None:
+        """Ask every worker for a report, unless it still owes one. Returns at once."""
 
-    def answered(self) -> bool:
-        """All have, or have died."""
+    def have_reported(self) -> bool:
+        """Whether every worker has sent its report, or has died."""
         return True
 
-    def seen(self) -> list[Seen]:
-        """What they have answered since they were asked."""
+    def snapshots(self) -> list[WorkerSnapshot]:
+        """What is known of each worker since the last request."""
         return []
 
     def stacks(self, rank: int, pids: Sequence[int]) -> str:
-        """What the worker finds out about processes of its node, itself among them."""
+        """Python stacks of processes on the worker's node, collected by the worker."""
         raise NotImplementedError
 
 
-def role_of(name: str, suffix: str) -> str:
-    """RewardModelHost -> reward model"""
-    return re.sub(r"\B[A-Z]", r" \g<0>", name.removesuffix(suffix)).lower()
-
-
-def called(function: Callable[..., Any]) -> str:
-    """Where a call is written: `update` for one that PolicyGroup.update makes."""
+def call_name(function: Callable[..., Any]) -> str:
+    """Name of the method that makes a call: `update` for a lambda in PolicyGroup.update."""
     name: str = getattr(function, "__qualname__", "call")
     return name.partition(".<locals>")[0].rpartition(".")[2]
 
 
 async def resolve(value: Any) -> Any:
-    """The value itself, or what it is a promise of."""
+    """The value itself, or the awaited value of an awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -113,28 +113,52 @@ class LocalRanks(Ranks[W]):
     def __init__(self, worker: W):
         self.worker = worker
         self.size = 1
-        self.role = role_of(type(worker).__name__, "Worker")
+        self.role = re.sub(r"\B[A-Z]", r" \g<0>", type(worker).__name__.removesuffix("Worker")).lower()
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         return [await self.call_one(0, function)]
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         with self._calling(function):
-            return [await resolve(function(self.worker, items[0]))]
+            return [await self._run(lambda: function(self.worker, items[0]))]
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
         assert rank == 0, "controller=local has one rank"
         with self._calling(function):
-            return await resolve(function(self.worker))
+            return await self._run(lambda: function(self.worker))
+
+    async def _run(self, function: Callable[[], Any]) -> Any:
+        return await resolve(function())
 
     @contextmanager
     def _calling(self, function: Callable[..., Any]) -> Iterator[None]:
         try:
-            with PULSE.doing(called(function), f"{self.role} 0"):
+            with HEARTBEAT.call(call_name(function), f"{self.role} 0"):
                 yield
         except EngineDied as error:
             raise WorkerDied(str(error), self.role) from None
 
     async def close(self) -> None:
         worker: Any = self.worker
-        await resolve(worker.close())
+        await self._run(worker.close)
+
+
+class ThreadRanks(LocalRanks[W]):
+    """One worker in a thread of this process: it computes while the event loop writes checkpoints and handles signals.
+    torch has thread and GPU settings per thread, so the worker is built and called in that thread only."""
+
+    def __init__(self, build: Callable[[], W], role: str):
+        self._thread = ThreadPoolExecutor(1, role)
+        try:
+            super().__init__(self._thread.submit(build).result())
+        except BaseException:
+            self._thread.shutdown()
+            raise
+        self.role = role
+
+    async def _run(self, function: Callable[[], Any]) -> Any:
+        return await resolve(await asyncio.wrap_future(self._thread.submit(function)))
+
+    async def close(self) -> None:
+        await super().close()
+        self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors: one process a worker, which dies with the driver and whose death is named."""
+"""Ranks as Ray actors: one process per worker, which ends with the driver."""
 
 from __future__ import annotations
 
@@ -15,34 +15,31 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from alphaapollo.controller.health.stall_detector import Seen
-from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, called, resolve, role_of
+from alphaapollo.controller.health.stall_detector import WorkerSnapshot
+from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, call_name, resolve
 from alphaapollo.engines.protocol import EngineDied, EngineError
-from alphaapollo.utils.heartbeat import PULSE, Report, read_process
+from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessReport, read_process
 from alphaapollo.utils.network import hold_port
-from alphaapollo.utils.stack_dumps import stacks_of
-from alphaapollo.utils.watchdog import die_with
+from alphaapollo.utils.stack_dumps import dump_stacks
+from alphaapollo.utils.watchdog import exit_with_process
 
 W = TypeVar("W")
 A = TypeVar("A")
 
-
-ROOM = (
-    "What makes room, nearest first: a smaller ppo_max_token_len_per_gpu, model.enable_gradient_checkpointing=true, "
-    "fsdp_config.optimizer_offload=true and param_offload=true, more ranks, fsdp_config.offload_policy=true "
-    "(docs/scaling.md says what takes how much; trainer.dry_run=true prints it for a run)."
+OUT_OF_MEMORY_HINT = (
+    "To reduce memory, cheapest first: lower ppo_max_token_len_per_gpu, set model.enable_gradient_checkpointing=true, "
+    "fsdp_config.optimizer_offload=true and param_offload=true, use more ranks, set fsdp_config.offload_policy=true "
+    "(docs/scaling.md; trainer.dry_run=true prints the memory of a run)."
 )
-
-
-PROCESS_DEATH_SECONDS = 3.0  # until Ray knows
-NODE_DEATH_SECONDS = 45.0  # it asks each node every three seconds, and gives up after five times
-HEALTH = "health"  # a lane of calls with a thread of its own: what it is asked, a worker answers while it computes
+PROCESS_DEATH_SECONDS = 3.0  # until Ray reports a dead process
+NODE_DEATH_SECONDS = 45.0  # Ray asks each node every three seconds, and gives up after five times
+HEALTH = "health"  # concurrency group with a thread of its own, so that a worker answers while it computes
 STACKS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where one rank runs: a bundle of a placement group, and its share of it."""
+class ActorSlot:
+    """Where Ray places one actor: a bundle of a placement group, and the actor's share of it."""
 
     group: PlacementGroup
     bundle: int
@@ -51,21 +48,8 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Driver:
-    """Whom the workers work for."""
-
-    node: str
-    pid: int
-    folder: str  # its working folder
-
-
-def this_driver() -> Driver:
-    return Driver(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an actor came to run."""
+class ActorLocation:
+    """The process, node and GPUs of a started actor."""
 
     pid: int
     node: str
@@ -73,71 +57,87 @@ class Place:
     gpus: str  # comma-separated, as in CUDA_VISIBLE_DEVICES
 
 
-class Host(Generic[W]):
-    """The actor: holds one worker. Asynchronous, so that generate calls overlap; a synchronous call runs to its end."""
+@dataclass(frozen=True)
+class DriverLocation:
+    """The process that the workers end with."""
 
-    def place(self) -> Place:
+    node: str
+    pid: int
+    folder: str  # its working directory
+
+
+def this_driver() -> DriverLocation:
+    return DriverLocation(ray.get_runtime_context().get_node_id(), os.getpid(), os.getcwd())
+
+
+class WorkerActor(Generic[W]):
+    """Actor that owns one worker. It is asynchronous, so that generate calls overlap; a synchronous call runs to its
+    end."""
+
+    def location(self) -> ActorLocation:
         context = ray.get_runtime_context()
         gpus = ",".join(context.get_accelerator_ids()["GPU"])
-        return Place(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
+        return ActorLocation(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
     def meeting_point(self) -> str:
+        """An address for torch.distributed on this node, with a reserved port."""
         host = ray.util.get_node_ip_address()
         return f"tcp://{host}:{hold_port(host)}"
 
     async def start(
-        self,
-        factory: Callable[[], Awaitable[W] | W],
-        driver: Driver,
-        env: dict[str, str],
-        cleanup: list[str],
+        self, factory: Callable[[], Awaitable[W] | W], driver: DriverLocation, env: dict[str, str], cleanup: list[str]
     ) -> None:
-        """Build the worker in the driver's folder; on the driver's own machine, die when the driver dies."""
+        """Build the worker in the driver's working directory. On the driver's node, end when the driver ends."""
         os.environ.update(env)
         if os.path.isdir(driver.folder):
             os.chdir(driver.folder)  # relative paths mean the same everywhere
         if ray.get_runtime_context().get_node_id() == driver.node:
-            die_with(driver.pid, cleanup)
+            exit_with_process(driver.pid, cleanup)
         self.worker = await resolve(factory())
 
     async def call(self, function: bytes) -> Any:
-        """`function`: of the worker, as `packed` makes it."""
+        """Call a function of the worker, pickled by `pickle_function`."""
         return await resolve(ray.cloudpickle.loads(function)(self.worker))
 
     async def call_with(self, function: bytes, item: Any) -> Any:
         return await resolve(ray.cloudpickle.loads(function)(self.worker, item))
 
     @ray.method(concurrency_group=HEALTH)
-    def report(self) -> Report:
-        return PULSE.report()
+    def report(self) -> ProcessReport:
+        return HEARTBEAT.report()
 
     @ray.method(concurrency_group=HEALTH)
     def stacks(self, pids: Sequence[int]) -> str:
-        return stacks_of(pids)
+        return dump_stacks(pids)
 
 
-class PolicyHost(Host[W]):
-    """Its name is what `ps` and Ray's dashboard show."""
+class PolicyActor(WorkerActor[W]):
+    """Its name is what `ps` and Ray's dashboard show; likewise below."""
 
 
-class CriticHost(Host[W]):
-    """As PolicyHost."""
+class CriticActor(WorkerActor[W]): ...
 
 
-class RewardModelHost(Host[W]):
-    """As PolicyHost."""
+class RewardModelActor(WorkerActor[W]): ...
 
 
-class TrainerHost(Host[W]):
-    """As PolicyHost, of a fine-tuning."""
+class TrainerActor(WorkerActor[W]): ...
 
 
-class RolloutHost(Host[W]):
-    """As PolicyHost."""
+class RolloutActor(WorkerActor[W]): ...
 
 
-def packed(function: Callable[..., Any]) -> bytes:
-    """A function as actors take it: pickled once for all of them, which Ray would do for each."""
+ACTORS: dict[str, type[WorkerActor[Any]]] = {
+    "policy": PolicyActor,
+    "critic": CriticActor,
+    "reward model": RewardModelActor,
+    "trainer": TrainerActor,
+    "rollout": RolloutActor,
+}
+
+
+def pickle_function(function: Callable[..., Any]) -> bytes:
+    """Pickle a function once for all actors; Ray would pickle it once for each."""
     code: bytes = ray.cloudpickle.dumps(function)
     return code
 
@@ -145,27 +145,27 @@ def packed(function: Callable[..., Any]) -> bytes:
 class RayRanks(Ranks[W]):
     """The ranks of one role. Create, then `await start(...)` before any call."""
 
-    def __init__(self, host: type[Host[W]], seats: Sequence[Seat]):
-        self.role = role_of(host.__name__, "Host")
-        self.size = len(seats)
+    def __init__(self, role: str, slots: Sequence[ActorSlot]):
+        self.role = role
+        self.size = len(slots)
         self.where: list[str] = []
         self.several_nodes = False
-        self._places: list[Place] = []
-        self._asked: dict[int, Any] = {}  # by rank, what it has not answered yet
-        self._reports: dict[int, Report] = {}
-        self._host, self._seats = ray.remote(concurrency_groups={HEALTH: 1})(host), list(seats)
-        self.actors: list[Any] = [self._actor(seat) for seat in seats]
+        self._locations: list[ActorLocation] = []
+        self._asked: dict[int, Any] = {}  # rank -> its report that has not arrived yet
+        self._reports: dict[int, ProcessReport] = {}
+        self._actor_class, self._slots = ray.remote(concurrency_groups={HEALTH: 1})(ACTORS[role]), list(slots)
+        self.actors: list[Any] = [self._make_actor(slot) for slot in slots]
 
-    def _actor(self, seat: Seat) -> Any:
-        at = PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=seat.bundle)
-        share = {"num_cpus": seat.num_cpus, "num_gpus": seat.num_gpus}
-        return self._host.options(**share, max_concurrency=4096, scheduling_strategy=at).remote()
+    def _make_actor(self, slot: ActorSlot) -> Any:
+        at = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
+        share = {"num_cpus": slot.num_cpus, "num_gpus": slot.num_gpus}
+        return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=at).remote()
 
-    async def places(self) -> list[Place]:
-        return await self._all([actor.place.remote() for actor in self.actors])
+    async def locations(self) -> list[ActorLocation]:
+        return await self._all([actor.location.remote() for actor in self.actors])
 
     async def meeting_point(self) -> str:
-        """Where rank 0 listens for the others."""
+        """The address at which rank 0 waits for the other ranks."""
         return str(await self._one(0, self.actors[0].meeting_point.remote()))
 
     async def start(
@@ -174,10 +174,15 @@ class RayRanks(Ranks[W]):
         cleanup: list[str],
         envs: Sequence[dict[str, str]] | None = None,
     ) -> None:
-        """Build the worker of each rank in its own process; `cleanup` are folders to remove when the driver dies."""
-        self._places = places = await self.places()
-        self.several_nodes = len({place.node for place in places}) > 1
-        self.where = [self._words(place) for place in places]
+        """Build the worker of each rank in its process.
+
+        Args:
+            cleanup: folders to remove when the driver dies.
+            envs: environment variables of each process.
+        """
+        self._locations = locations = await self.locations()
+        self.several_nodes = len({location.node for location in locations}) > 1
+        self.where = [self._describe(location) for location in locations]
         driver = this_driver()
         envs = envs or [{}] * self.size
         await self._all(
@@ -189,71 +194,71 @@ class RayRanks(Ranks[W]):
         )
 
     async def replace(
-        self, rank: int, factory_at: Callable[[Place], Callable[[], Awaitable[W] | W]], cleanup: list[str]
+        self, rank: int, factory_at: Callable[[ActorLocation], Callable[[], Awaitable[W] | W]], cleanup: list[str]
     ) -> None:
-        """Another process with another worker in the seat of one that has died, or cannot do its work any more."""
+        """Start another process with another worker in the slot of a dead one."""
         ray.kill(self.actors[rank])
-        self.actors[rank] = actor = self._actor(self._seats[rank])
-        self._places[rank] = place = await self._one(rank, actor.place.remote())
-        self.where[rank] = self._words(place)
-        await self._one(rank, actor.start.remote(factory_at(place), this_driver(), {}, cleanup), "start")
+        self.actors[rank] = actor = self._make_actor(self._slots[rank])
+        self._locations[rank] = location = await self._one(rank, actor.location.remote())
+        self.where[rank] = self._describe(location)
+        await self._one(rank, actor.start.remote(factory_at(location), this_driver(), {}, cleanup), "start")
 
-    def _words(self, place: Place) -> str:
-        return f"pid {place.pid} on node {place.ip}" if self.several_nodes else f"pid {place.pid}"
+    def _describe(self, location: ActorLocation) -> str:
+        return f"pid {location.pid} on node {location.ip}" if self.several_nodes else f"pid {location.pid}"
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
-        code = packed(function)
-        return await self._all([actor.call.remote(code) for actor in self.actors], called(function))
+        code = pickle_function(function)
+        return await self._all([actor.call.remote(code) for actor in self.actors], call_name(function))
 
     async def call_each(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        distinct = {id(item): item for item in items}  # ranks that share rows have one object
+        distinct = {id(item): item for item in items}  # ranks that share rows share an object
         sent = {key: self._put(item) for key, item in distinct.items()}
-        code = packed(function)
+        code = pickle_function(function)
         return await self._all(
             [actor.call_with.remote(code, sent[id(item)]) for actor, item in zip(self.actors, items, strict=True)],
-            called(function),
+            call_name(function),
         )
 
     def _put(self, item: Any) -> Any:
-        """Into the object store; what stands for it."""
+        """Put an item into the object store and return its reference."""
         return ray.put(item)
 
     async def call_one(self, rank: int, function: Callable[[W], Any]) -> Any:
-        return await self._one(rank, self.actors[rank].call.remote(packed(function)), called(function))
+        return await self._one(rank, self.actors[rank].call.remote(pickle_function(function)), call_name(function))
 
     async def close(self) -> None:
         for actor in self.actors:
             ray.kill(actor)
 
-    def ask(self) -> None:
+    def request_reports(self) -> None:
         self._reports.clear()
         for rank, actor in enumerate(self.actors):
             if rank not in self._asked:
                 self._asked[rank] = actor.report.remote()
 
-    def answered(self) -> bool:
+    def have_reported(self) -> bool:
         if self._asked:
             ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
-            for rank in [rank for rank, asked in self._asked.items() if asked in ready]:
+            for rank in [rank for rank, reference in self._asked.items() if reference in ready]:
                 try:
                     self._reports[rank] = ray.get(self._asked.pop(rank))
-                except ray.exceptions.RayError:  # its death is told by the call that waits for it
+                except ray.exceptions.RayError:  # the call that waits for the worker raises
                     continue
         return not self._asked
 
-    def seen(self) -> list[Seen]:
+    def snapshots(self) -> list[WorkerSnapshot]:
         here = ray.get_runtime_context().get_node_id()
         return [
-            Seen(
+            WorkerSnapshot(
                 f"{self.role} {rank}",
                 f"the {self.role} worker of rank {rank} ({self.where[rank]})",
                 self._reports.get(rank),
-                read_process(place.pid) if place.node == here else None,
-                place.node == here,
-                place.node,
-                place.pid,
+                read_process(location.pid) if location.node == here else None,
+                location.node == here,
+                location.node,
+                location.pid,
             )
-            for rank, place in enumerate(self._places)
+            for rank, location in enumerate(self._locations)
         ]
 
     def stacks(self, rank: int, pids: Sequence[int]) -> str:
@@ -264,11 +269,11 @@ class RayRanks(Ranks[W]):
         return text
 
     async def _all(self, pending: list[Any], what: str = "") -> list[Any]:
-        """Wait for all; the first failure ends the wait, for the others may wait for the failed rank for ever. Of a
-        rank that has died the others may know first, by a connection that is closed: the death is what is told."""
-        answers = await self._answers(pending, what)
-        if answers is not None:
-            return answers
+        """Wait for all. The first failure ends the wait, because the other ranks may wait for the failed one for ever.
+        If a rank died, others may fail first with a closed connection; then the death is raised."""
+        results = await self._results(pending, what)
+        if results is not None:
+            return results
         tasks = [asyncio.ensure_future(self._one(rank, ref, what)) for rank, ref in enumerate(pending)]
         try:
             return list(await asyncio.gather(*tasks))
@@ -279,62 +284,67 @@ class RayRanks(Ranks[W]):
             for task in tasks:
                 task.cancel()
 
-    async def _answers(self, pending: list[Any], what: str) -> list[Any] | None:
-        """What all return; None as soon as one fails. The loop is woken once, and not once a rank: it is a thread of
-        Ray's that each answer comes to."""
+    async def _results(self, pending: list[Any], what: str) -> list[Any] | None:
+        """All results; None as soon as one call fails. Results arrive in a thread of Ray's, which wakes the event loop
+        once and not once per rank."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
-        owing = {rank: PULSE.begin(what, f"{self.role} {rank}") for rank in range(len(pending))}
+        missing = {rank: HEARTBEAT.begin(what, f"{self.role} {rank}") for rank in range(len(pending))}
 
         def wake() -> None:
             if not over.done():
                 over.set_result(None)
 
-        def answered(rank: int, future: Future[Any]) -> None:
-            PULSE.end(owing.pop(rank))
-            if (future.exception() or not owing) and not over.done():
+        def receive(rank: int, future: Future[Any]) -> None:
+            HEARTBEAT.end(missing.pop(rank))
+            if (future.exception() or not missing) and not over.done():
                 loop.call_soon_threadsafe(wake)
 
         futures = [ref.future() for ref in pending]
         try:
             for rank, future in enumerate(futures):
-                future.add_done_callback(partial(answered, rank))
+                future.add_done_callback(partial(receive, rank))
             if futures:
                 await over
         finally:
-            for key in list(owing.values()):
-                PULSE.end(key)
-        return None if owing or any(future.exception() for future in futures) else [one.result() for one in futures]
+            for key in list(missing.values()):
+                HEARTBEAT.end(key)
+        return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
     async def _one(self, rank: int, pending: Any, what: str = "") -> Any:
+        worker = f"the {self.role} worker of rank {rank}"
         try:
-            with PULSE.doing(what, f"{self.role} {rank}"):
+            with HEARTBEAT.call(what, f"{self.role} {rank}"):
                 return await pending
         except ray.exceptions.RayActorError as error:
             where = f" ({self.where[rank]})" if self.where else ""
-            why = str(error).strip().splitlines()[-1].partition(" Some common causes include")[0]
-            raise WorkerDied(f"the {self.role} worker of rank {rank}{where} died: {why}", self.role) from None
+            reason = str(error).strip().splitlines()[-1].partition(" Some common causes include")[0]
+            raise WorkerDied(f"{worker}{where} died: {reason}", self.role) from None
         except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, ValueError):  # the user's to mend: its message says what, got, fix
-                raise ValueError(str(cause)) from None
-            if isinstance(cause, EngineDied):
-                raise WorkerDied(f"the {self.role} worker of rank {rank} failed: {cause}", self.role) from None
-            if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # named and explained where it was raised
-                raise WorkerFailed(f"the {self.role} worker of rank {rank} failed: {cause}") from None
-            if type(cause).__name__ == "OutOfMemoryError":  # torch's; the driver may have no torch of that kind
-                raise WorkerFailed(f"the {self.role} worker of rank {rank}: {cause} {ROOM}") from None
-            raise WorkerFailed(f"the {self.role} worker of rank {rank} failed, which is a bug:\n{error}") from None
+            raise self._failure(worker, error) from None
         except ray.exceptions.RayError as error:  # Ray's own: a node or an object is lost, memory or a disk is full
-            why = str(error).strip().partition("\n")[0] or type(error).__name__
-            lost = f"the {self.role} worker of rank {rank} does not answer: {why}"
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            message = f"{worker} does not answer: {reason}"
             if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
-                raise WorkerFailed(f"{lost} Make room there.") from None  # a restart would find it so
-            raise WorkerDied(lost, self.role) from None
+                raise WorkerFailed(f"{message} Free space there.") from None  # a restart would not help
+            raise WorkerDied(message, self.role) from None
+
+    def _failure(self, worker: str, error: Any) -> Exception:
+        """The exception for an error that a worker raised."""
+        cause = error.cause
+        if isinstance(cause, ValueError):  # a mistake of the user's: its message says how to fix it
+            return ValueError(str(cause))
+        if isinstance(cause, EngineDied):
+            return WorkerDied(f"{worker} failed: {cause}", self.role)
+        if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # explained by its message
+            return WorkerFailed(f"{worker} failed: {cause}")
+        if type(cause).__name__ == "OutOfMemoryError":  # torch's; the driver's torch may have no such class
+            return WorkerFailed(f"{worker}: {cause} {OUT_OF_MEMORY_HINT}")
+        return WorkerFailed(f"{worker} failed, which is a bug:\n{error}")
 
 
 async def first_death(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> None:
-    """Raises WorkerDied if one of the ranks turns out to have died within that time."""
+    """Raise WorkerDied if one of the ranks is found dead within that time."""
     waiting, end = set(tasks), time.monotonic() + seconds
     while waiting and (left := end - time.monotonic()) > 0:
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)

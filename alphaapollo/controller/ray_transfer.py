@@ -1,4 +1,4 @@
-"""The engines' side of vLLM's own weight transfer, as the trainer's rank 0 calls it (CUDA IPC and NCCL only)."""
+"""Engine side of vLLM's own weight transfer, called by rank 0 of the trainer (CUDA IPC and NCCL only)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import ray
 
-from alphaapollo.controller.ray_ranks import packed
+from alphaapollo.controller.ray_ranks import pickle_function
 from alphaapollo.engines.protocol import EngineDied, EngineError
 
 
 class RayWeightSyncClient:
-    """vLLM's `VLLMWeightSyncClient` over Ray: each method runs on every engine and waits for all of them."""
+    """vLLM's `VLLMWeightSyncClient` over Ray: each method runs on every engine and waits for all."""
 
     def __init__(self, engines: list[Any]):
-        self.engines = engines  # actors of controller.ray_ranks.Host
+        self.engines = engines  # actors (ray_ranks.RolloutActor)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._call(lambda worker: worker.init_weight_transfer_engine(init_info))
@@ -29,13 +29,13 @@ class RayWeightSyncClient:
         self._call(lambda worker: worker.finish_weight_update(weight_version))
 
     def _call(self, function: Any) -> None:
-        code = packed(function)
+        code = pickle_function(function)
         pending = [engine.call.remote(code) for engine in self.engines]
         try:
             ray.get(pending)
         except ray.exceptions.RayTaskError as error:
             kind = EngineDied if isinstance(error.cause, EngineDied) else EngineError
-            raise kind(f"a transfer of weights failed: {error.cause}") from None
+            raise kind(f"a weight transfer failed: {error.cause}") from None
         except ray.exceptions.RayActorError as error:
-            why = str(error).strip().splitlines()[-1]
-            raise EngineDied(f"a rollout worker died during a transfer of weights: {why}") from None
+            reason = str(error).strip().splitlines()[-1]
+            raise EngineDied(f"a rollout worker died during a weight transfer: {reason}") from None

@@ -7,20 +7,19 @@ results.jsonl, a group as it ends  ->  figures of all results, in the console an
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from alphaapollo.config.check import check_generation
-from alphaapollo.config.diff import Verdict
-from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
+from alphaapollo.config.check import check
+from alphaapollo.config.resolve import engine_threads, resolve_controller, resolve_device, resolve_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.engine_crew import EngineCrew, EngineSpecs, launch_local_engine
-from alphaapollo.controller.health.stall_monitor import StallLimits, StallMonitor
+from alphaapollo.controller.placement import Placement
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, launch_workers
+from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.figures import Result, result_of
@@ -38,28 +37,14 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.resume import Start, own_changes
+from alphaapollo.launch.resume import StartPoint, own_changes
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.models.folder_check import check_weights
 from alphaapollo.observability.counter import Counter
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import GroupRequest, Prompt, Sampling
-from alphaapollo.utils.temp_folder import register_cleanup
-from alphaapollo.utils.watchdog import new_run_id, start_reaper
-
-DECISIVE = {  # what a resume must not change: of these sections only so much, ...
-    "rollout": {"name", "temperature", "top_p", "top_k", "dtype", "engine_kwargs.vllm"},
-    "trainer": {"seed"},
-}
-FREE = {  # ... and of the others everything but these (prompts are compared one by one)
-    "data.path",
-    "data.prompt_key",
-    "env.episode_timeout",
-    "reward.timeout",
-    "reward.num_workers",
-    *(f"reward.judge.{name}" for name in ("base_url", "api_key_env", "timeout", "max_retries")),
-}
+from alphaapollo.utils.watchdog import new_run_id
 
 
 @dataclass(frozen=True)
@@ -71,7 +56,7 @@ class Generation:
     rollout: Rollout  # dtype and number of the engines chosen
     prompts: list[Prompt]
     finished: Finished
-    start: Start
+    start: StartPoint
     folder: Path
 
     @property
@@ -95,7 +80,7 @@ class Generation:
 def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     """Check everything that can be checked without an engine, read what an earlier process has left, and print both."""
     machine = find_machine(config.trainer)
-    notices = check_generation(config, machine.num_gpus, machine.num_cores)
+    notices = check(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
     notices += environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
@@ -133,28 +118,25 @@ async def run(generation: Generation, terminal: Terminal) -> None:
     if generation.requests:
         workers = await launch(generation)
         try:
-            async with stall_watch(generation, workers, terminal):
+            async with make_stall_monitor(generation, workers, terminal):
                 results += await _play(generation, workers, terminal)
         finally:
             await workers.close()
     report(results, generation.prompts, folder, terminal)
 
 
-def stall_watch(generation: Generation, workers: EngineCrew, terminal: Terminal) -> StallMonitor:
-    """While the prompts are played."""
+def make_stall_monitor(generation: Generation, workers: WorkerGroups, terminal: Terminal) -> StallMonitor:
     trainer, folder = generation.config.trainer, generation.folder
     return StallMonitor(
-        [workers.engines.ranks],
-        StallLimits(trainer.stall_notice, trainer.stall_timeout),
-        generation.device,
-        folder,
+        workers.ranks,
+        StallSettings(trainer.stall_notice, trainer.stall_timeout, generation.device, folder),
         lambda text: terminal.print(f"note: {text}", markup=False, soft_wrap=True),
-        lambda: f"stopped; the same command goes on where {folder} ends",
+        lambda: f"stopped; run the same command to resume where {folder} ends",
     )
 
 
-async def launch(generation: Generation) -> EngineCrew:
-    """Start the engines where trainer.controller says."""
+async def launch(generation: Generation) -> WorkerGroups:
+    """Start the engines, in this process or over Ray (trainer.controller)."""
     config = generation.config
     run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
@@ -162,11 +144,14 @@ async def launch(generation: Generation) -> EngineCrew:
     rollout, num_engines = generation.rollout, generation.rollout.num_engines
     assert num_engines is not None
     rollout = rollout.model_copy(update={"colocate": False, "free_cache_engine": False, "router_replay": False})
-    plan = EngineSpecs(
-        device=generation.device,
-        num_engines=num_engines,
-        tensor_parallel=config.rollout.tensor_model_parallel_size,
-        build=partial(
+    specs = WorkerSpecs(
+        placement=Placement(
+            device=generation.device,
+            num_engines=num_engines,
+            tensor_parallel=config.rollout.tensor_model_parallel_size,
+        ),
+        run_id=run_id,
+        engine=partial(
             build_engine,
             config.model,
             rollout,
@@ -182,20 +167,11 @@ async def launch(generation: Generation) -> EngineCrew:
         samples_in_flight=2 * config.rollout.max_num_seqs,
         cleanup=[shared_memory],
     )
-    start_reaper(run_id, plan.cleanup)
-    register_cleanup(plan.cleanup)
-    if config.trainer.controller == "local":
-        return await launch_local_engine(plan)
-    from alphaapollo.controller.ray_crew import start_local_cluster
-    from alphaapollo.controller.ray_engine_crew import launch_ray_engines
-
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # by prepare()
-    if not joined:
-        start_local_cluster()
-    return await launch_ray_engines(plan, config.trainer.start_timeout, local_paths(config) if joined else None)
+    timeout = config.trainer.start_timeout
+    return await launch_workers(specs, resolve_controller(config.trainer), timeout, local_paths(config))
 
 
-async def _play(generation: Generation, workers: EngineCrew, terminal: Terminal) -> list[Result]:
+async def _play(generation: Generation, workers: WorkerGroups, terminal: Terminal) -> list[Result]:
     """Every group to the file as it ends; a kill costs only those that are on their way."""
     results: list[Result] = []
     speed = _Speed()
@@ -231,24 +207,17 @@ class _Speed:
         return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
 
 
-def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> tuple[Finished, Start]:
+def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> tuple[Finished, StartPoint]:
     """ValueError: the results in the folder are of another configuration or of other data."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
-        return Finished(), Start(folder, in_the_way=folder.exists())
+        return Finished(), StartPoint(folder, in_the_way=folder.exists())
     if not (folder / "results.jsonl").exists():
-        return Finished(), Start(folder)
-    changes = own_changes(config, change_rule)
+        return Finished(), StartPoint(folder)
+    changes = own_changes(config)
     by_id = {prompt.id: prompt for prompt in prompts}
     finished = read_finished(folder / "results.jsonl", by_id, config.data.n_samples)
-    return finished, Start(folder, changes=tuple(changes))
-
-
-def change_rule(key: str) -> tuple[Verdict, str]:
-    """A key that decides what is sampled must stay as it is."""
-    section, _, name = key.partition(".")
-    decides = key not in FREE and name in DECISIVE.get(section, {name})
-    return ("refused", "it decides what is sampled") if decides else ("applied", "")
+    return finished, StartPoint(folder, changes=tuple(changes))
 
 
 def _print_plan(generation: Generation, notices: Sequence[str], terminal: Terminal) -> None:

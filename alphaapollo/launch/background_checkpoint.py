@@ -1,13 +1,14 @@
-"""Checkpoints: the trainers copy what they hold while the loop waits, and write it while the next iteration goes on.
+"""Checkpoints written in the background: the trainers copy their state while the loop waits, and write the copy during
+the next iteration.
 
-    save      wait for the one before; each trainer copies
-    behind    they write; when all have, the driver's own state follows, and the folder gets its name
-    figures   what became of it, at the end of each iteration
-    settled   at the end of a run, however it ends: wait for the one on its way
-    guarded   with trainer.save_on_signal: a run that is told to end writes one first
+    save                      wait for the previous checkpoint; each trainer copies its state
+    (background)              the trainers write; then the driver's own state follows, and the folder is renamed
+    metrics                   result of the last checkpoint, at the end of each iteration
+    finish_on_exit            at the end of a run, wait for the checkpoint that is being written
+    run_and_save_on_signal    with trainer.save_on_signal: write a checkpoint before the run ends
 
-The loop says when the trainers' state is between two whole iterations (`moves`), and when it is one (`stands`). Where
-the copies do not fit (launch/memory_plan.py) the trainers return from the save when they have written.
+The loop calls `begin_update` before it changes the trainers' state and `end_update` after the iteration. If the copies
+do not fit into memory (launch/memory), the trainers return from `save` when they have written.
 """
 
 from __future__ import annotations
@@ -24,170 +25,168 @@ from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.observability.disk import writing
 
-PATIENCE = 30.0  # seconds that a run which has failed waits: its workers may hang
+FAILED_RUN_SECONDS = 30.0  # that a failed run waits for its checkpoint; its workers may hang
 
 
 class Progress(Protocol):
     """The driver's own state."""
 
-    step: int  # whole iterations
+    step: int  # completed iterations
 
     def write(self, folder: Path) -> None:
-        """Into a checkpoint."""
+        """Write the state into a checkpoint."""
         ...
 
 
-class Saved(Protocol):
-    """The workers of a role, as handles.py has them."""
+class SavableGroup(Protocol):
+    """The workers of a role (controller/handles.py)."""
 
     async def save(self, folder: str) -> None: ...
 
-    async def rest(self) -> None: ...
+    async def offload(self) -> None: ...
 
-    async def written(self) -> float: ...
+    async def wait_for_save(self) -> float: ...
 
 
 P = TypeVar("P", bound=Progress)
 
 
-class BackgroundSave(Generic[P]):
-    """The checkpoint on its way: one at most.
+class BackgroundCheckpoint(Generic[P]):
+    """Writer of checkpoints, one at a time.
 
     Args:
-        trainers: by their folder's name in a checkpoint.
-        notice: tells people what became of one that nobody can wait for any more, and which one stays.
+        trainers: groups by their folder's name in a checkpoint.
+        notice: prints what became of a checkpoint that the run no longer waits for.
+        copy_phase: context in which the trainers have the GPUs and copy.
     """
 
-    def __init__(self, checkpoints: CheckpointFolder, trainers: Mapping[str, Saved], notice: Callable[[str], None]):
-        self.checkpoints, self.trainers, self.notice = checkpoints, trainers, notice
-        self._behind: asyncio.Task[float] | None = None
-        self._step = 0  # of that one
-        self._seconds: float | None = None  # of one that became whole since `figures`
-        self._moves, self._told = False, False
-        self._stands: P | None = None  # since the start or the load
-
-    def phase(self) -> AbstractAsyncContextManager[None]:
-        """In which the trainers have the GPUs and copy."""
-        return nullcontext()
-
-    def begins(self, progress: P) -> None:
-        """A checkpoint of `progress` begins, and the one before is whole."""
-
-    def spare(self, progress: P) -> int | None:
-        """The iteration whose checkpoint is not dropped, where there is such a one."""
-        return None
+    def __init__(
+        self,
+        checkpoints: CheckpointFolder,
+        trainers: Mapping[str, SavableGroup],
+        notice: Callable[[str], None],
+        copy_phase: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ):
+        self.checkpoints, self.trainers, self.notice, self._copy_phase = checkpoints, trainers, notice, copy_phase
+        self._writing: asyncio.Task[float] | None = None
+        self._step = 0  # of the last checkpoint
+        self._seconds: float | None = None  # of a checkpoint completed since the last `metrics`
+        self._in_update, self._is_stopping = False, False
+        self._consistent: P | None = None  # progress at the last `end_update`
 
     async def save(self, progress: P) -> None:
-        """Begin a checkpoint of everything that the whole iterations so far made. Raises what the one before met."""
+        """Begin a checkpoint after a complete iteration. Raises the error of the previous checkpoint, if it failed."""
         await self._settle()
-        self.moves()
+        self.begin_update()
         self._step = progress.step
-        self.begins(progress)
         folder, now = self.checkpoints.begin(progress.step), deepcopy(progress)
-        async with self.phase():
+        async with self._copy_phase():
             await self._copy(folder)
-        self._behind = asyncio.create_task(self._finish(folder, now))
-        self.stands(progress)
+        self._writing = asyncio.create_task(self._finish(folder, now))
+        self.end_update(progress)
 
-    async def save_now(self, folder: Path) -> None:
-        """Write what a checkpoint holds of the trainers, in a phase of theirs; it is on disk at the end. Raises what
-        the checkpoint before met."""
+    async def save_and_wait(self, folder: Path) -> None:
+        """Write the trainers' part of a checkpoint and wait until it is on disk. Raises the error of the previous
+        checkpoint, if it failed."""
         await self._settle()
         await self._copy(folder)
-        await self._written()
+        await self._wait_for_save()
 
-    def moves(self) -> None:
-        """From here the trainers' state is no whole iteration's, or is just being copied."""
-        self._moves = True
+    def begin_update(self) -> None:
+        """Mark the trainers' state as inconsistent: it is being changed or copied."""
+        self._in_update = True
 
-    def stands(self, progress: P) -> None:
-        """The trainers hold what the whole iterations so far made. CancelledError: the run has been told to end."""
-        self._moves, self._stands = False, deepcopy(progress)
-        if self._told:
+    def end_update(self, progress: P) -> None:
+        """Mark the trainers' state as that of complete iterations. CancelledError: the run got a signal to end."""
+        self._in_update, self._consistent = False, deepcopy(progress)
+        if self._is_stopping:
             raise asyncio.CancelledError
 
-    async def guarded(self, loop: Coroutine[Any, Any, None], gave_up: Sequence[Callable[[], bool]]) -> None:
-        """Run the loop to its end. Where the run is told to end (it is cancelled), the iteration at work is given up if
-        it has not touched the trainers, and finished else; then what stands is saved, if no checkpoint has it.
+    async def run_and_save_on_signal(
+        self, loop: Coroutine[Any, Any, None], monitors: Sequence[Callable[[], bool]]
+    ) -> None:
+        """Run the loop. If the run is cancelled by a signal, finish the current iteration if it has changed the
+        trainers, cancel it otherwise, and save the last complete iteration if no checkpoint has it.
 
-        gave_up: it was no signal, but one of those who watch over the run: nothing is waited for.
+        monitors: return whether a monitor has cancelled the run; then nothing is finished or saved.
         """
         task = asyncio.ensure_future(loop)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._told, lost = True, any(one() for one in gave_up)
-            if lost or not self._moves:
+            self._is_stopping, lost = True, any(has_cancelled() for has_cancelled in monitors)
+            if lost or not self._in_update:
                 task.cancel()
             else:
-                self.notice("told to end: the iteration at work is finished first; a second signal ends at once")
+                self.notice("got a signal: finishing the current iteration first; a second signal ends the run at once")
             await asyncio.wait([task])
             if not lost:
                 await self._save_last(None if task.cancelled() else task.exception())
             raise
 
     async def _save_last(self, error: BaseException | None) -> None:
-        """Of a run that was told to end, and whose loop has ended, maybe by an error. Errors are notices: it ends."""
+        """Save the last complete iteration after the loop has ended. Errors are printed as notices, because the run
+        ends."""
         try:
             if error:
                 raise error
-            if self._stands and self._stands.step != self._step:
-                self.notice(f"told to end: the checkpoint of iteration {self._stands.step} is written first")
-                self._told = False
-                await self.save(self._stands)
+            if self._consistent and self._consistent.step != self._step:
+                self.notice(f"got a signal: writing the checkpoint of iteration {self._consistent.step} first")
+                self._is_stopping = False
+                await self.save(self._consistent)
         except FAILURES as failure:
-            self.notice(f"no checkpoint is written: {failure}")
+            self.notice(f"no checkpoint was written: {failure}")
 
-    async def figures(self) -> dict[str, float]:
-        """Of a checkpoint that became whole since the last call. Raises what it met, e.g. a full disk."""
-        if self._behind and self._behind.done():
+    async def metrics(self) -> dict[str, float]:
+        """Metrics of a checkpoint completed since the last call. Raises its error, e.g. a full disk."""
+        if self._writing and self._writing.done():
             await self._settle()
         seconds, self._seconds = self._seconds, None
         return {} if seconds is None else {"checkpoint/write_seconds": seconds}
 
     @asynccontextmanager
-    async def settled(self) -> AsyncIterator[None]:
-        """After the block no checkpoint is on its way. Raises what the last one met; where the block itself has failed
-        or was interrupted, that is a notice."""
+    async def finish_on_exit(self) -> AsyncIterator[None]:
+        """Finish the last checkpoint at the end of the block, and raise its error. If the block itself has failed or
+        was interrupted, the error is printed as a notice."""
         try:
             yield
         except BaseException as error:
-            await self._leave(PATIENCE if isinstance(error, Exception) else None)
+            await self._finish_or_report(FAILED_RUN_SECONDS if isinstance(error, Exception) else None)
             raise
         await self._settle()
 
     async def _copy(self, folder: Path) -> None:
-        """Every trainer begins to write."""
+        """Let every trainer copy its state and begin to write."""
         for name, trainer in self.trainers.items():
             await trainer.save(str(folder / name))
-            await trainer.rest()
+            await trainer.offload()
 
-    async def _written(self) -> float:
-        """Every trainer has written; the seconds of the slowest."""
-        return max(await asyncio.gather(*(trainer.written() for trainer in self.trainers.values())))
+    async def _wait_for_save(self) -> float:
+        """Wait until every trainer has written. Returns the seconds of the slowest."""
+        return max(await asyncio.gather(*(trainer.wait_for_save() for trainer in self.trainers.values())))
 
     async def _settle(self) -> None:
-        if self._behind:
-            await asyncio.wait([self._behind])  # an interrupt ends the waiting alone
-            behind, self._behind = self._behind, None
-            self._seconds = behind.result()
+        if self._writing:
+            await asyncio.wait([self._writing])  # an interrupt does not cancel the write
+            writing, self._writing = self._writing, None
+            self._seconds = writing.result()
 
-    async def _leave(self, seconds: float | None) -> None:
-        """Wait no longer than that."""
-        if self._behind is None:
+    async def _finish_or_report(self, timeout: float | None) -> None:
+        if self._writing is None:
             return
-        self.notice(f"the checkpoint of iteration {self._step} is on its way to the disk")
-        await asyncio.wait([self._behind], timeout=seconds)
-        if not self._behind.done():
-            self.notice(f"the checkpoint of iteration {self._step} was not whole after {seconds:.0f} s: it is left out")
-        elif error := self._behind.exception():
-            self.notice(f"the checkpoint of iteration {self._step} is not whole: {error}")
+        name = f"the checkpoint of iteration {self._step}"
+        self.notice(f"{name} is being written")
+        await asyncio.wait([self._writing], timeout=timeout)
+        if not self._writing.done():
+            self.notice(f"{name} was not complete after {timeout:.0f} s and is dropped")
+        elif error := self._writing.exception():
+            self.notice(f"{name} could not be written: {error}")
 
     async def _finish(self, folder: Path, progress: P) -> float:
-        """All that follows the copies. Its own seconds"""
-        seconds = await self._written()
+        """Complete a checkpoint after the copies. Returns the seconds of writing."""
+        seconds = await self._wait_for_save()
         started = time.perf_counter()
         with writing("the checkpoint", folder):
             progress.write(folder)
-            await asyncio.to_thread(self.checkpoints.finish, folder, self.spare(progress))
+            await asyncio.to_thread(self.checkpoints.finish, folder)
         return seconds + time.perf_counter() - started

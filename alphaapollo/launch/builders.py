@@ -42,34 +42,34 @@ def build_policy(
     optimizer_steps: int,
     seed: int,
     saves_in_background: bool,
-    placement: RankPlacement,
     client: Any,
+    placement: RankPlacement,
 ) -> PolicyWorker:
     """`optimizer_steps`: of the whole run; `seed`: of fresh adapters (LoRA); `client`: the engines' side of vLLM's own
     weight transfer, on GPUs."""
     from alphaapollo.utils.user_module import load_user_module
     from alphaapollo.weight_sync.transport import make_sender
-    from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 
     if algorithm.custom_module:
         load_user_module(algorithm.custom_module, "algorithm.custom_module")
     master_address = str(urlsplit(placement.init_method).hostname)  # where the training ranks meet: rank 0's node
-    return PolicyWorker(
+    sender = make_sender(transport, placement.rank, placement.engine_node, master_address, client)
+    setup = PolicyWorkerConfig(
         model=role.model,
         actor=role.actor,
         ref=role.ref,
         needs_reference=needs_reference,
-        placement=placement,
         optimizer_steps=optimizer_steps,
         temperature=role.rollout.temperature,
         correction=algorithm.rollout_correction,
-        sender=make_sender(transport, placement.rank, placement.engine_node, master_address, client),
         seed=seed,
         engine_form=role.rollout.lora,
         saves_in_background=saves_in_background,
         teacher=teacher,
         teacher_model=teacher_model(role.model, teacher) if teacher.divergence else None,
     )
+    return PolicyWorker(setup, placement, sender)
 
 
 def teacher_model(policy: Model, teacher: Teacher) -> Model:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 PROGRESS = "progress.json"
 """Where the driver's own state stands in a checkpoint."""
@@ -25,6 +27,7 @@ MANIFEST = "manifest.json"
 """Size and digest of every other file of a checkpoint. Without it nothing is known of them, so nothing is trusted."""
 NAME = re.compile(r"step_(\d{6,})")  # a copy that a person has made has another one
 READERS = 4  # files at once
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed"})  # in the name of a validation metric
 
 
 def write_progress(folder: Path, fields: dict[str, Any]) -> None:
@@ -43,11 +46,16 @@ def read_progress(folder: Path) -> dict[str, Any]:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
 
-    def __init__(self, folder: Path, keep: int | None):
-        self.folder = folder
-        self.keep = keep
+    Args:
+        keep: number of newest checkpoints to keep; None: all.
+        keep_best: validation metric; the best checkpoint by it is kept besides the newest.
+    """
+
+    def __init__(self, folder: Path, keep: int | None, keep_best: str | None = None):
+        self.folder, self.keep, self.keep_best = folder, keep, keep_best
+        self._is_checked = False
 
     def begin(self, step: int) -> Path:
         """An empty folder to write into; remains of an interrupted save go first."""
@@ -62,27 +70,56 @@ class CheckpointFolder:
             for folder in self.folder.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def finish(self, folder: Path, spared: int | None = None) -> Path:
-        """Everything is written: note its digests, make it durable, give it its name, and drop the oldest ones, but
-        not that of iteration `spared`."""
+    def finish(self, folder: Path) -> Path:
+        """Complete a checkpoint: write its digests, sync it to disk, rename it, and remove those not to be kept."""
         seal(folder)
         whole = self.folder / folder.name.removeprefix(".writing_")
         _remove(whole)  # written before a resume from an older checkpoint
         folder.rename(whole)
         _sync(self.folder)
         if self.keep is not None:
+            best = self.best()
             for old in self.whole()[: -self.keep]:
-                if spared is None or old != self.path(spared):
+                if old != best:
                     _remove(old)
         return whole
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best value of `keep_best`, the newest of equal ones; None if none has a value."""
+        scores = {path: score for path in self.whole() if (score := self._score(path)) is not None}
+        return max(scores, key=lambda path: (scores[path], step_of(path)), default=None)
+
+    def describe_best(self) -> str | None:
+        """`val/accuracy is best in <run>/checkpoints/step_000020`; None without `keep_best` or any value of it."""
+        best = self.best()
+        return None if best is None else f"{self.keep_best} is best in {best}"
+
+    def check_keep_best(self, metrics: Mapping[str, float]) -> None:
+        """Raise ValueError if `keep_best` is not among the metrics of the first validation."""
+        has_failed = any(name.startswith("val/failed") and value == 1 for name, value in metrics.items())
+        if self.keep_best is None or self._is_checked or has_failed:
+            return
+        if self.keep_best not in metrics:
+            raise ValueError(
+                f"trainer.keep_best={self.keep_best} is not a metric of this run's validation. Set it to one of "
+                f"{', '.join(sorted(metrics))}."
+            )
+        self._is_checked = True
+
+    def _score(self, checkpoint: Path) -> float | None:
+        """The value of `keep_best` when the checkpoint was written, higher is better; None: it was not validated."""
+        try:
+            value = read_progress(checkpoint).get("validation", {}).get(self.keep_best, math.nan)
+        except ValueError:  # damaged
+            return None
+        if not math.isfinite(value):
+            return None
+        parts = (self.keep_best or "").replace("_greedy", "").split("/")
+        return -value if LOWER_IS_BETTER.intersection(parts) else value
 
     def path(self, step: int) -> Path:
         """Where the checkpoint after iteration `step` is, or would be."""
         return self.folder / f"step_{step:06d}"
-
-    def steps(self) -> list[int]:
-        """The iterations after which there is a whole checkpoint."""
-        return [step_of(path) for path in self.whole()]
 
     def set_aside(self, after: int) -> None:
         """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`, and
@@ -113,7 +150,7 @@ def seal(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(written, indent=1) + "\n")
     for file in [*sorted(folder.rglob("*")), folder]:
         _sync(file)
-        PULSE.beat()
+        HEARTBEAT.tick()
 
 
 def damage(checkpoint: Path) -> list[str]:
@@ -159,7 +196,7 @@ def _read_file(path: Path) -> tuple[int, str]:
     """(bytes, sha256)"""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        PULSE.beat()
+        HEARTBEAT.tick()
         return file.tell(), digest
 
 

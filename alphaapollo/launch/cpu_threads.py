@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from alphaapollo.config.keys import value_of, with_value
 from alphaapollo.config.resolve import engine_threads, num_engines, resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
-from alphaapollo.controller.worker_counts import Machine, rank_threads
+from alphaapollo.controller.placement import Machine, rank_threads
 from alphaapollo.launch.resume import earlier_config
 
 C = TypeVar("C", bound=BaseModel)
@@ -30,10 +30,8 @@ PROCESSES = (
     *RANKS,
     "trainer.async_mode",
     "actor_rollout_ref.rollout.num_engines",
-    "actor_rollout_ref.rollout.data_parallel_size",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
 )
-OTHER_ROUNDING = "with another count of threads sums may round otherwise"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Side:
     sizes: tuple[str, ...] = ()  # keys that count the processes: with others the earlier count is not kept
 
 
-def settle_threads(config: Config, machine: Machine) -> tuple[Config, list[str]]:
+def choose_threads(config: Config, machine: Machine) -> tuple[Config, list[str]]:
     """The counts as given, else those of the run that is gone on with, else by this machine's cores; and what to tell.
     On GPUs the configuration stays as it is.
 
@@ -63,8 +61,8 @@ def settle_threads(config: Config, machine: Machine) -> tuple[Config, list[str]]
     return _settle(config, sides, earlier_config(config))
 
 
-def settle_tuning_threads(config: T, machine: Machine) -> tuple[T, list[str]]:
-    """As `settle_threads`, for fine-tuning."""
+def choose_tuning_threads(config: T, machine: Machine) -> tuple[T, list[str]]:
+    """As `choose_threads`, for fine-tuning."""
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
     side = Side(TRAINER, max(1, machine.num_cores // config.trainer.n_gpus_per_node), RANKS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphaapollo.config.check import check_export
+from alphaapollo.config.check import check
 from alphaapollo.config.load import convert
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.launch.builders import critic_model
@@ -44,7 +44,7 @@ def prepare(config: ExportConfig) -> Export:
     the hub."""
     from alphaapollo.models.load import load_config
 
-    check_export(config)
+    check(config)
     if config.push_to:
         check_push(config.push_to)
     checkpoint = _checkpoint(Path(config.checkpoint).expanduser().resolve())

@@ -1,4 +1,4 @@
-"""What a run on workers may end with besides bugs."""
+"""Expected errors of a run with workers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from alphaapollo.engines.protocol import EngineError
 from alphaapollo.weight_sync.verification import WeightSyncError
 
 
-class NotRestarted(RuntimeError):
-    """Somebody has died, and the run has ended with it; says who, and why it is not started anew."""
+class RestartRefused(RuntimeError):
+    """A worker died, and the run was not restarted. The message says why."""
 
 
-FAILURES = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed, NotRestarted)
-"""Each says what happened and to whom."""
+FAILURES = (
+    ValueError,
+    OSError,
+    ArithmeticError,
+    EngineError,
+    WeightSyncError,
+    WorkerLost,
+    WorkerFailed,
+    RestartRefused,
+)
+"""Errors with a message for the user; any other error is a bug."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from alphaapollo.config.notices import void_lines
+from alphaapollo.config.effects import report_ineffective
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,
@@ -27,8 +27,8 @@ from alphaapollo.config.schema import (
     TuningConfig,
     TuningTrainer,
 )
-from alphaapollo.controller.nodes import Wanted
-from alphaapollo.controller.worker_counts import Machine, detect_machine
+from alphaapollo.controller.nodes import ClusterRequest
+from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
@@ -38,10 +38,9 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.launch.try_environment import try_reward
 from alphaapollo.launch.try_template import in_time, try_template
 from alphaapollo.rewards.components import check_components
-from alphaapollo.rewards.custom import check_grading
-from alphaapollo.rewards.grader_processes.protocol import Grading
+from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_gradable, check_judge, is_judged
-from alphaapollo.rollout.call_reader import check_call_reader
+from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
@@ -49,9 +48,9 @@ from alphaapollo.utils.user_module import load_user_module
 def find_machine(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Machine:
     """What there is to run on: this machine, or the cluster that RAY_ADDRESS names, which is joined."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
-        from alphaapollo.controller.ray_crew import connect
+        from alphaapollo.controller.ray_cluster import connect
 
-        return connect(Wanted(trainer.nnodes, trainer.n_gpus_per_node, trainer.device, trainer.start_timeout))
+        return connect(ClusterRequest(trainer.nnodes, trainer.n_gpus_per_node, trainer.device, trainer.start_timeout))
     return detect_machine()
 
 
@@ -103,8 +102,9 @@ def environment_notices(config: Config | GenerationConfig | SftConfig, environme
         void += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
     elif env.max_steps == 1:
         tools = ", ".join([*environment.tools(env), *env.mcp_servers])
-        return [*void_lines(config, void), f"env.max_steps=1 ends an episode before the model sees what {tools} says."]
-    return void_lines(config, void)
+        shown = f"env.max_steps=1 ends an episode before the model sees the output of {tools}."
+        return [*report_ineffective(config, void), shown]
+    return report_ineffective(config, void)
 
 
 def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:
@@ -131,7 +131,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     renderer = ToolRenderer(tokenizer, schemas, template_arguments)
     renderer.check(append=env.context == "append")
     _check_history(env, renderer)
-    check_call_reader(env, path, model.trust_remote_code, schemas, template_arguments)
+    check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
     return renderer
 
 
@@ -267,9 +267,7 @@ def check_rewards(
     ValueError: a reward function or component that is not there or fails when tried, or prompts that the graders cannot
     grade."""
     if custom.path or reward.custom_module:
-        check_grading(
-            Grading(custom.path, custom.name, reward.components, reward.required, module=reward.custom_module)
-        )
+        check_reward_function(reward, custom)
     else:
         check_components(reward.components, reward.required)
     if graded and not custom.path:

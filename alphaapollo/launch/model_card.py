@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from alphaapollo.config.diff import command_of
+from alphaapollo.config.changes import command_of
 from alphaapollo.config.keys import COMMANDS, accepted_keys, plain
 from alphaapollo.config.load import flat
 from alphaapollo.launch.versions import versions

@@ -1,48 +1,28 @@
-"""Who watches over a run while it trains: those without whom nothing goes on (process_watch.py), and whoever stands
-still (stall_watch.py)."""
+"""Monitoring of a run: required processes and stalls."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
 
 from alphaapollo.config.schema import Training
-from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.health.process_monitor import ProcessWatch
-from alphaapollo.controller.health.stall_monitor import Patience, StallWatch
-from alphaapollo.controller.ranks import Ranks
-from alphaapollo.launch.resume import way_on
-
-
-class Workers(Protocol):
-    """Those of a run, of any kind."""
-
-    @property
-    def ranks(self) -> list[Ranks[Any]]: ...
-
-    @property
-    def needed(self) -> dict[str, int]:
-        """Processes besides the workers without which nothing goes on: pid by name."""
-        ...
+from alphaapollo.controller.health.process_monitor import ProcessMonitor
+from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.worker_groups import WorkerGroups
+from alphaapollo.launch.resume import resume_hint
 
 
 @asynccontextmanager
-async def watched(
-    crew: Workers, trainer: Training, device: Device, notice: Callable[[str], None]
+async def monitor_run(
+    workers: WorkerGroups, trainer: Training, notify: Callable[[str], None]
 ) -> AsyncIterator[Sequence[Callable[[], bool]]]:
-    """Around what is to be watched: from the workers' start, which has a limit of its own, to the end. Gives who may
-    have cancelled the block, as background_save.py asks for it. Raises WorkerDied and Stalled out of it."""
-    folder = trainer.folder
-    needed = ProcessWatch(crew.needed, lambda what: notice(f"{what}{way_on(folder)}"))
-    stalls = StallWatch(
-        crew.ranks,
-        Patience(trainer.stall_notice, trainer.stall_timeout),
-        device,
-        folder,
-        notice,
-        lambda: f"stopped{way_on(folder)}",
-        needed=crew.needed,
-    )
-    async with needed, stalls:
-        yield [needed.gave_up, stalls.gave_up]
+    """Wrap a run after the start of its workers, which has a timeout of its own. Raises WorkerDied and RunStalled.
+
+    Yields functions that return whether a monitor has cancelled the block (background_checkpoint.py).
+    """
+    folder, required = trainer.folder, workers.required_processes
+    settings = StallSettings(trainer.stall_notice, trainer.stall_timeout, workers.specs.placement.device, folder)
+    processes = ProcessMonitor(required, lambda what: notify(f"{what}{resume_hint(folder)}"))
+    stalls = StallMonitor(workers.ranks, settings, notify, lambda: f"stopped{resume_hint(folder)}", required)
+    async with processes, stalls:
+        yield [processes.has_cancelled, stalls.has_cancelled]

@@ -1,8 +1,8 @@
-"""What a start finds in its run's folder: a checkpoint to go on from, and what has changed since it was written.
+"""Start point of a run: the checkpoint to resume from, and the configuration changes since it was written.
 
-find_start only reads. `Start.claim` does what follows from it when the run starts: it makes room for a run that begins
-anew, and notes the configuration: config.yaml is that of the first start, config.1.yaml, config.2.yaml, ... those of
-resumes that changed something.
+find_start only reads. `StartPoint.claim` prepares the folder when the run starts: it moves a previous run aside if the
+new one starts from scratch, and saves the configuration. config.yaml is that of the first start; config.1.yaml,
+config.2.yaml, ... are those of resumes that changed something.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.diff import Change, ChangeRule, command_of, find_changes
+from alphaapollo.config.changes import Change, command_of, find_changes
 from alphaapollo.config.keys import COMMANDS, plain
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
@@ -32,61 +32,62 @@ from alphaapollo.launch.checkpoint_folder import (
 from alphaapollo.observability.metrics_file import logged_steps
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
-WAY_OUT = (
-    "Set another trainer.experiment_name, or trainer.resume_mode=disable to begin anew (the earlier run is moved "
-    "aside)."
+NEW_RUN_HINT = (
+    "Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch (the previous run is "
+    "moved aside)."
 )
 
 
 @dataclass(frozen=True)
-class Start:
-    """From where a run starts. Nothing is touched yet."""
+class StartPoint:
+    """Where a run starts. Nothing has been changed yet."""
 
     folder: Path
     checkpoint: Path | None = None
-    step: int = 0  # whole iterations in the checkpoint
+    step: int = 0  # completed iterations in the checkpoint
     changes: tuple[Change, ...] = ()
-    damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
-    reached: int = 0  # by the run's metrics, which may go beyond the checkpoint
-    lost: str = ""  # of its metrics
-    in_the_way: bool = False  # the folder holds an earlier run that is not gone on with
-    found: frozenset[str] = field(init=False)  # what lies there
+    damaged: tuple[str, ...] = ()  # problems of newer checkpoints
+    reached: int = 0  # last iteration in the run's metrics, maybe after the checkpoint
+    lost: str = ""  # message about missing lines of its metrics
+    in_the_way: bool = False  # the folder has a previous run that is not resumed
+    found: frozenset[str] = field(init=False)  # paths in the folder
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "found", _listing(self.folder))
 
     def lines(self) -> list[str]:
-        """What to tell before the start."""
+        """Messages to print before the start."""
         if self.in_the_way:
-            return [f"begins anew: the earlier run in {self.folder} is moved aside."]
+            return [f"starts from scratch: the previous run in {self.folder} is moved aside."]
         since = [f"changed since the earlier start: {change}" for change in self.changes]
-        damaged = [f"is passed over, for it is damaged: {problem}." for problem in self.damaged]
+        damaged = [f"skipped, because it is damaged: {problem}." for problem in self.damaged]
         if self.checkpoint is None:
             return since
         whole = CheckpointFolder(self.folder / "checkpoints", None).whole()
         later = [path.name for path in whole if step_of(path) > self.step]
-        aside = [f"sets the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
-        beyond = f"; the run had reached iteration {self.reached}, and makes those after {self.step} again"
-        goes_on = f"goes on from {self.checkpoint}{beyond if self.reached > self.step else ''}."
-        return [*damaged, goes_on, *filter(None, [self.lost]), *aside, *since]
+        aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
+        beyond = f"; the run had reached iteration {self.reached} and repeats those after {self.step}"
+        resumes = f"resumes from {self.checkpoint}{beyond if self.reached > self.step else ''}."
+        return [*damaged, resumes, *filter(None, [self.lost]), *aside, *since]
 
     def is_exported(self) -> bool:
-        """The folder `model` was written after the checkpoint."""
+        """Whether the folder `model` was written after the checkpoint."""
         model = self.folder / "model"
         if self.checkpoint is None or not model.is_dir():
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
     def claim(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
-        """Move an earlier run aside that is in the way, sweep up what a dead one has left, and note the configuration.
-        Returns where the earlier run lies.
+        """Move a previous run aside that is not resumed, remove interrupted saves, and save the configuration. Returns
+        the new folder of the previous run.
 
-        ValueError: another run has come to be there meanwhile.
+        Raises:
+            ValueError: another run has written to the folder meanwhile.
         """
         if new := sorted(_listing(self.folder) ^ self.found):
             raise ValueError(
-                f"{self.folder} has changed since this run looked ({', '.join(new[:3])}): another run was at work "
-                "there. Give the command again, or set another trainer.experiment_name."
+                f"{self.folder} has changed since the start ({', '.join(new[:3])}): another run has written there. Run "
+                "the command again, or set another trainer.experiment_name."
             )
         moved = move_aside(self.folder) if self.in_the_way else None
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
@@ -101,67 +102,67 @@ class Start:
         return moved
 
 
-def already_complete(folder: Path, total_steps: int) -> str:
-    """What to say instead of training nothing."""
-    where = f" The model lies in {folder / 'model'}." if (folder / "model").is_dir() else ""
+def completed_message(folder: Path, total_steps: int) -> str:
+    """Message of a run that has no iteration left."""
+    where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
-        f"already complete: all {total_steps} iterations are done, nothing was started.{where} To train on, raise "
-        f"trainer.total_training_steps or trainer.total_epochs; else: {WAY_OUT}"
+        f"already complete: all {total_steps} iterations are done, nothing was started.{where} To continue training, "
+        f"raise trainer.total_training_steps or trainer.total_epochs. Otherwise: {NEW_RUN_HINT}"
     )
 
 
-def interrupted(folder: Path) -> str:
-    """What to say to one who stopped a run."""
-    return f"interrupted{way_on(folder)}"
+def interrupted_message(folder: Path) -> str:
+    """Message after Ctrl-C or SIGTERM."""
+    return f"interrupted{resume_hint(folder)}"
 
 
-def way_on(folder: Path) -> str:
-    """How a run goes on that was ended; follows what ended it."""
+def resume_hint(folder: Path) -> str:
+    """How to resume a run that has ended; follows the reason of its end in a message."""
     whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
     if not whole:
-        return " before the first checkpoint: the same command begins anew"
-    return f"; with trainer.resume_mode=auto, the default, the same command goes on from {whole[-1]}"
+        return " before the first checkpoint: the same command starts from scratch"
+    return f"; with trainer.resume_mode=auto, the default, the same command resumes from {whole[-1]}"
 
 
-def find_start(config: Config | TuningConfig, rule: ChangeRule) -> Start:
-    """By trainer.resume_mode, what there is to go on from.
+def find_start(config: Config | TuningConfig) -> StartPoint:
+    """Find the checkpoint to resume from, by trainer.resume_mode.
 
     Raises:
-        ValueError: the folder is another run's (a changed key that `rule` refuses), there is no such checkpoint, or
-            none that is not damaged.
+        ValueError: the folder is another run's (a changed key whose rule refuses it), there is no such checkpoint, or
+            all are damaged.
     """
     trainer, folder = config.trainer, config.trainer.folder
     if trainer.resume_mode == "disable":
-        return Start(folder, in_the_way=folder.exists())
+        return StartPoint(folder, in_the_way=folder.exists())
     checkpoint, damaged = _first_sound(_candidates(config))
     if _has_results(folder):
-        changes = own_changes(config, rule)
+        changes = own_changes(config)
         if checkpoint is None:
-            return Start(folder, in_the_way=True)
+            return StartPoint(folder, in_the_way=True)
     elif checkpoint is not None:
-        changes = _changes_since_another(checkpoint.resolve().parents[1], config, rule)
+        changes = _changes_since_another(checkpoint.resolve().parents[1], config)
     else:
-        return Start(folder)
+        return StartPoint(folder)
     step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
     logged = logged_steps(metrics)
     own = checkpoint.resolve().parents[1] == folder.resolve()
     every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
     lost = _lost(metrics, logged, step, every) if own else ""
-    return Start(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
+    return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
 
 
 def _lost(metrics: Path, logged: Sequence[int], step: int, every: int) -> str:
-    """What to tell of lines that are no longer there before the checkpoint of iteration `step`; one is written `every`
-    so many iterations now, at an earlier start it may have been more."""
+    """Message about missing lines before the checkpoint of iteration `step`. A line is written every `every` iterations
+    now; at an earlier start the interval may have been longer."""
     steps = [one for one in logged if one <= step]
     last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
     if step - last < max(every, widest):
         return ""
-    return f"{metrics} has no line of iterations {last + 1} to {step}: they have been lost."
+    return f"{metrics} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
 def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
-    """The newest configuration of the run that this one goes on with, as plain values; empty where one begins. Raises
+    """The newest configuration of the run that this one resumes, as plain values; empty for a new run. Raises
     ValueError as find_start does."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable" or not (candidates := _candidates(config)):
@@ -171,7 +172,7 @@ def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
 
 
 def _candidates(config: Config | TuningConfig) -> list[Path]:
-    """The checkpoint that resume_from_path names, or those of this run, the newest first."""
+    """The checkpoint of resume_from_path, or those of this run, the newest first."""
     trainer = config.trainer
     whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).whole()
     if trainer.resume_mode != "resume_path":
@@ -180,46 +181,47 @@ def _candidates(config: Config | TuningConfig) -> list[Path]:
     if not (asked / PROGRESS).exists():
         have = ", ".join(map(str, whole)) or "none"
         raise ValueError(
-            f"trainer.resume_from_path={trainer.resume_from_path!r} is no whole checkpoint (no progress.json in it). "
-            f"Whole checkpoints of this run: {have}."
+            f"trainer.resume_from_path={trainer.resume_from_path!r} is not a complete checkpoint (it has no "
+            f"progress.json). Complete checkpoints of this run: {have}."
         )
     return [asked]
 
 
 def _first_sound(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """The first checkpoint that is not damaged, and what is wrong with those before it."""
+    """The first checkpoint that is not damaged, and the problems of those before it."""
     damaged: list[str] = []
     for checkpoint in candidates:
         if not (problems := damage(checkpoint) or misnamed(checkpoint)):
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
     if damaged:
-        raise ValueError(f"no checkpoint to go on from can be trusted: {'; '.join(damaged)}. Restore one. {WAY_OUT}")
+        raise ValueError(f"every checkpoint is damaged: {'; '.join(damaged)}. Restore one. {NEW_RUN_HINT}")
     return None, ()
 
 
-def own_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig, rule: ChangeRule) -> list[Change]:
-    """What differs from the newest configuration in the run's folder. ValueError: a change that `rule` refuses, a
+def own_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[Change]:
+    """What differs from the newest configuration in the run's folder. ValueError: a change that is refused, a
     folder of another command, or no configuration that can be read."""
     folder = config.trainer.folder
-    changes = find_changes(_read(folder, type(config)), config, rule)
+    changes = find_changes(_read(folder, type(config)), config)
     if refused := [change for change in changes if change.verdict == "refused"]:
         raise ValueError(_other_run(folder, refused))
     return changes
 
 
 def check_same_command(config: EvalConfig) -> None:
-    """For a command that begins anew each time. ValueError: the folder holds a run of another command."""
+    """For a command that starts from scratch each time. ValueError: the folder has a run of another command."""
     folder = config.trainer.folder
     if _saved_files(folder)[0] is not None:
         _read(folder, type(config))
 
 
-def _changes_since_another(folder: Path, config: Config | TuningConfig, rule: ChangeRule) -> list[Change]:
-    """Since the run in `folder`, whose checkpoint is asked for by its path: it may be any, so nothing is refused."""
+def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[Change]:
+    """Changes since the run in `folder`, whose checkpoint was given by its path: it may be any run, so nothing is
+    refused."""
     if _saved_files(folder)[0] is None:
         return []
-    changes = find_changes(_read(folder, type(config)), config, rule)
+    changes = find_changes(_read(folder, type(config)), config)
     return [
         replace(change, verdict="applied") if change.verdict == "refused" else change
         for change in changes
@@ -231,16 +233,16 @@ def _other_run(folder: Path, refused: Sequence[Change]) -> str:
     differences = ", ".join(f"{one.key}={plain(one.old)} (now {plain(one.new)})" for one in refused)
     whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
     another = (
-        f" To train on from its weights all the same: another trainer.experiment_name with trainer.resume_mode="
-        f"resume_path trainer.resume_from_path={whole[-1]}."
+        f" To continue from its weights nevertheless, set another trainer.experiment_name with "
+        f"trainer.resume_mode=resume_path trainer.resume_from_path={whole[-1]}."
         if whole
         else ""
     )
-    return f"{folder} cannot be resumed: it was made with {differences}. {WAY_OUT}{another}"
+    return f"{folder} cannot be resumed with these changes: {differences}. {NEW_RUN_HINT}{another}"
 
 
 def _has_results(folder: Path) -> bool:
-    """It holds more than a start that failed leaves."""
+    """Whether it has more than a failed start leaves."""
     files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
     logged = any(file.is_file() and file.stat().st_size for file in files)
     return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).whole())
@@ -265,18 +267,20 @@ def _read(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
     values = read_saved(folder)
     command = command_of(values)
     if command is not None and COMMANDS[command] is not schema:
-        raise ValueError(f"{folder} is the folder of a run of {command}. Set another trainer.experiment_name.")
+        raise ValueError(f"{folder} is the folder of a {command} run. Set another trainer.experiment_name.")
     return values
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
-    """The newest configuration in a run's folder, as plain values. ValueError: none that can be read."""
+    """The newest configuration in a run's folder, as plain values. ValueError: it cannot be read."""
     path = _saved_files(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise ValueError(f"{folder} cannot be resumed: its {path.name} cannot be read ({why}). {WAY_OUT}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder} cannot be resumed: its {path.name} cannot be read ({reason}). {NEW_RUN_HINT}"
+        ) from error
     if not isinstance(values, dict):
-        raise ValueError(f"{folder} cannot be resumed: its {path.name} holds no configuration. {WAY_OUT}")
+        raise ValueError(f"{folder} cannot be resumed: its {path.name} has no configuration. {NEW_RUN_HINT}")
     return values

@@ -1,4 +1,4 @@
-"""A command's work in its run's folder, once everything is checked: the lock, signals, the exit code."""
+"""Execution of a command in its run's folder: folder lock, signals, exit code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from alphaapollo.config.errors import failed
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
-from alphaapollo.utils.folder_lock import FolderInUseError, lone_driver
+from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 
-def drive(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]) -> int:
-    """Work as the folder's only driver. Returns 0 done, 1 failed, 2 another one is at work there, 130 interrupted.
+def run_in_folder(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]) -> int:
+    """Lock the folder and run. Returns the exit code: 0 done, 1 failed, 2 folder in use, 130 interrupted.
 
-    interrupted: what to tell then, from what the folder holds by then.
+    interrupted: message after a signal, from what the folder has by then.
     """
     try:
-        with lone_driver(folder):
+        with lock_folder(folder):
             work()
     except FolderInUseError as error:
         return failed(error, 2)
@@ -34,29 +34,29 @@ def drive(folder: Path, work: Callable[[], None], interrupted: Callable[[], str]
     return 0
 
 
-def run_until_told(work: Coroutine[Any, Any, None]) -> None:
-    """asyncio.run. Raises KeyboardInterrupt after a SIGINT or SIGTERM also where somebody's death got ahead of it: such
-    signals often reach a whole group of processes."""
-    told = False
+def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Like asyncio.run, but a signal raises KeyboardInterrupt even if it has killed a worker first: signals often reach
+    a whole process group."""
+    signalled = False
 
-    async def noticing() -> None:
+    async def watch_signals() -> None:
         handler = signal.getsignal(signal.SIGINT)  # asyncio's: it cancels this task
 
-        def notice(number: int, frame: FrameType | None) -> None:
-            nonlocal told
-            told = True
+        def receive(number: int, frame: FrameType | None) -> None:
+            nonlocal signalled
+            signalled = True
             assert callable(handler)
             handler(number, frame)
 
-        signal.signal(signal.SIGINT, notice)
+        signal.signal(signal.SIGINT, receive)
         try:
             await work
         finally:
             signal.signal(signal.SIGINT, handler)
 
     try:
-        asyncio.run(noticing())
+        asyncio.run(watch_signals())
     except WorkerLost as death:
-        if told:
+        if signalled:
             raise KeyboardInterrupt from death
         raise

@@ -77,7 +77,7 @@ def settings_to_play(newest: NewestModel) -> dict[str, Any]:
     known = newest.run != newest.folder and (newest.run / "config.yaml").is_file()
     saved = read_saved(newest.run) if known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
-    alone = {"num_engines": 1, "data_parallel_size": 1, "router_replay": False, "lora": "merged"}
+    alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
     rollout = {name: value for name, value in role.get("rollout", {}).items() if name != "gpu_memory_utilization"}
     whole = {"path": str(newest.folder), "tokenizer_path": "", "lora_rank": 0, "lora_alpha": None}
     return {

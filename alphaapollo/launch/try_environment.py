@@ -9,12 +9,18 @@ import re
 from collections.abc import Sequence
 
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
-from alphaapollo.environments.base import Environment, EnvironmentFailure, Services, blaming, get_environment
-from alphaapollo.environments.run_tools import open_toolbox
+from alphaapollo.environments.base import (
+    Environment,
+    EnvironmentFailure,
+    Services,
+    get_environment,
+    wrap_environment_errors,
+)
+from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rollout.check_replies import check_first
-from alphaapollo.rollout.sync_calls import SyncCalls
-from alphaapollo.tools.written_calls import Call
+from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
+from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.types import Message, Prompt, Score
 
 PLACE = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # not what LaTeX has: \boxed{n}
@@ -34,9 +40,9 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
     finally:
         if tools is not None:
             await tools.close()
-    template = getattr(getattr(config, config.env_name, None), "prompt", "")
+    template = config.prompt
     return [
-        f"env.{config.env_name}.prompt: {{{name}}} is shown as it is, for nothing fills it."
+        f"env.prompt: {{{name}}} is shown as it is, for nothing fills it."
         for name in dict.fromkeys(PLACE.findall(template))
         if f"{{{name}}}" in shown
     ]
@@ -60,16 +66,7 @@ async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunctio
 
 async def try_grades(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
     """The scores of the row's own ground truth as the answer, and of an empty answer."""
-    client = RewardClient(
-        custom.path,
-        custom.name,
-        reward.timeout,
-        1,
-        reward.components,
-        reward.required,
-        reward.judge,
-        reward.custom_module,
-    )
+    client = RewardClient(reward.model_copy(update={"num_workers": 1}), custom)
     await client.start()
     try:
         return [await client.score(prompt, text) for text in (f"<answer>{prompt.ground_truth or ''}</answer>", "")]
@@ -81,14 +78,14 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
     what = f"env.env_name={config.env_name}: the environment does not start on row {prompt.id}"
     try:
         async with asyncio.timeout(config.episode_timeout):
-            with blaming("making it"):
+            with wrap_environment_errors("making it"):
                 environment = get_environment(config.env_name)(services)
             try:
-                with blaming("reset"):
+                with wrap_environment_errors("reset"):
                     reply = await _call(environment, "reset", prompt)
                 first = check_first(reply)
             finally:
-                with blaming("close"):
+                with wrap_environment_errors("close"):
                     await _call(environment, "close")
             return first
     except TimeoutError as error:
@@ -102,13 +99,13 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
 async def _call(environment: Environment, name: str, *arguments: Prompt) -> object:
     """Made in a thread: a sync method may take long."""
     try:
-        result = await SyncCalls().run(getattr(environment, name), *arguments)
+        result = await SyncMethodThreads().run(getattr(environment, name), *arguments)
         return await result if inspect.isawaitable(result) else result
     except SystemExit as error:
         raise RuntimeError(f"it wants to exit ({error})") from error
 
 
-def _no_reader(text: str) -> list[Call]:
+def _no_reader(text: str) -> list[ToolCall]:
     raise RuntimeError("an environment reads calls in step, not in reset")
 
 

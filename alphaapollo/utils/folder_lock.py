@@ -1,14 +1,13 @@
-"""One driver a folder: two would tear each other's files.
+"""Lock of a run's folder: two processes that write into one folder would damage each other's files.
 
-The lock is a file beside the folder, `.<name>.lock`, that says who has it. The kernel gives it up with the process,
-however that ends, so a file that is left over is no obstacle. A folder that is a link to another has two names, and
-both are locked: to begin anew moves the link alone.
+The lock is a file beside the folder, `.<name>.lock`, with the process that holds it. The kernel releases it when the
+process ends, so a leftover file is harmless. A folder that is a link has two names, and both are locked, because
+starting from scratch moves the link only.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -18,36 +17,40 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}  # some network file systems
+from filelock import FileLock, Timeout
+
+UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}  # errors of file systems without locks
+TIMEOUT = 0.2  # seconds; a holder that is ending removes its file, and then the lock is tried again
 
 
 class FolderInUseError(ValueError):
-    """Another process works in the folder. Says which, and what to do."""
+    """Another process works in the folder. The message names it."""
 
 
 @contextmanager
-def lone_driver(folder: Path) -> Iterator[None]:
-    """Hold the folder's names for the block.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder for the block.
 
     Raises:
-        FolderInUseError: another process holds it; names that and its machine.
-        OSError: nothing can be written there.
+        FolderInUseError: another process holds the lock; names the process and its machine.
+        OSError: the lock file cannot be written.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for path in _lock_files(folder):
-            held.enter_context(_locked(path, folder))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(path, folder))
+            stack.callback(path.unlink, missing_ok=True)  # while it is locked
+            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+            path.write_text(f"{json.dumps(owner)}\n")
         yield
 
 
-def refuse_in_use(folder: Path) -> None:
-    """FolderInUseError where another process is at work there: told before what it writes is read. Nothing is held."""
+def check_not_in_use(folder: Path) -> None:
+    """Raise FolderInUseError if another process works in the folder, before its files are read. Locks nothing."""
     for path in _lock_files(folder):
-        with suppress(OSError):  # there is none, or it is another user's: the work itself will tell
-            descriptor = os.open(path, os.O_RDWR)
-            try:
-                _lock(descriptor, folder)
-            finally:
-                os.close(descriptor)
+        if path.exists():
+            with suppress(OSError), _locked(path, folder):  # another user's lock file: the run itself reports it
+                pass
 
 
 def _lock_files(folder: Path) -> list[Path]:
@@ -57,55 +60,31 @@ def _lock_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _locked(path: Path, folder: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open_locked(path, folder)
+    lock = FileLock(path, mode=0o644, fallback_to_soft=False)
     try:
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{json.dumps(holder)}\n".encode(), 0)
+        lock.acquire(timeout=TIMEOUT)
+    except Timeout:
+        raise FolderInUseError(_in_use_message(path, folder)) from None
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        print(
+            f"{folder} is on a file system without locks. Make sure that no second run uses this folder.",
+            file=sys.stderr,
+        )
+    try:
         yield
     finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
+        lock.release()
 
 
-def _open_locked(path: Path, folder: Path) -> int:
-    """A descriptor of the file at `path`, locked."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _lock(descriptor, folder)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # its last holder has just removed it: the name stands for another file by now
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    """A record lock, which is this process's own and not its children's: they may outlive it for a moment."""
+def _in_use_message(path: Path, folder: Path) -> str:
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            print(
-                f"{folder} lies on a file system without locks: see to it that no second run works there.",
-                file=sys.stderr,
-            )
-        elif error.errno in {errno.EAGAIN, errno.EACCES}:
-            raise FolderInUseError(_taken(os.pread(descriptor, 4096, 0), folder)) from None
-        else:
-            raise
-
-
-def _taken(text: bytes, folder: Path) -> str:
-    try:
-        holder = json.loads(text)
-        who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
-    except (ValueError, KeyError, TypeError):  # it is just being written
-        who = "another process"
+        owner = json.loads(path.read_text())
+        process = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it is being written
+        process = "another process"
     return (
-        f"{folder} is in use: {who}. Two runs would tear each other's files. Wait for it or end it; or set another "
-        "trainer.experiment_name."
+        f"{folder} is in use: {process}. Wait for it or end it, or set another trainer.experiment_name: two runs would "
+        "damage each other's files."
     )

@@ -1,8 +1,8 @@
-"""No process outlives the run that started it, and no shared memory does.
+"""Clean-up after a run whose driver is killed: no process and no shared memory of the run remains.
 
-A driver that is killed cannot clean up, and signals to process groups do not reach everyone. So each process watches
-the one that it works for and leaves when that one is gone (die_with), and a small process of its own watches the
-driver and ends what else the run has started on this machine: Ray's agents, for one (start_reaper).
+Signals to process groups do not reach every process of a run. Each worker therefore watches the process that it works
+for and exits with it (exit_with_process), and a small separate process watches the driver and ends everything else that
+the run has started on this machine, e.g. Ray's agents (start_reaper).
 """
 
 from __future__ import annotations
@@ -20,42 +20,47 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-RUN = "ALPHAAPOLLO_RUN"  # environment variable of all processes that a run starts: its id
-_POLL_SECONDS = 0.2  # only where the kernel has no pidfd
-_GRACE_SECONDS = 2.0  # who ends by itself may
+import psutil
+
+RUN = "ALPHAAPOLLO_RUN"  # environment variable with the run's id, in all processes that a run starts
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 2.0  # for processes that end by themselves
 _REAP_SECONDS = 10.0
 
 
-def name_run() -> str:
-    """A new run's id. Every process that it starts inherits it, or it is a process of another run."""
+def new_run_id() -> str:
+    """Create the id of a new run and put it into the environment, which the run's processes inherit."""
     run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     os.environ[RUN] = run_id
-    os.environ["SPT_NOENV"] = "1"  # Ray renames its processes, over their environment if it may: the reaper reads that
+    os.environ["SPT_NOENV"] = "1"  # Ray's process titles would overwrite the environment that the reaper reads
     return run_id
 
 
 @contextmanager
-def ends_when_told() -> Iterator[None]:
-    """In the block SIGTERM, and SIGHUP but under nohup, end this process as Ctrl-C does, which reaches it in any case:
-    a shell script's background jobs start deaf to SIGINT."""
+def stop_on_signals() -> Iterator[None]:
+    """Within the block, handle SIGTERM and SIGHUP (unless under nohup) as Ctrl-C. SIGINT is handled even in background
+    jobs of shell scripts, which start with it ignored."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    if before[signal.SIGHUP] is not signal.SIG_IGN:  # the terminal is gone
+    if before[signal.SIGHUP] is not signal.SIG_IGN:  # the terminal was closed
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not of Python's making
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set outside Python
 
 
-def die_with(pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False) -> threading.Thread:
-    """End this process as soon as process `pid` has ended, after removing `cleanup_paths` (files or folders).
+def exit_with_process(
+    pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memory: bool = False
+) -> threading.Thread:
+    """End this process as soon as process `pid` of this machine has ended. Returns at once; a daemon thread waits, and
+    ends the process by `os._exit(1)`.
 
-    `own_shared_memory`: remove the shared memory that this process has mapped, too; for processes that share it with
-    nobody who lives on. Returns at once; a daemon thread waits. It ends the process without unwinding (`os._exit(1)`):
-    whoever was to receive an error is dead. `pid` must live on this machine and in this process namespace.
+    Args:
+        cleanup_paths: files and folders to remove.
+        own_shared_memory: also remove the shared memory that this process has mapped and shares with no other.
     """
     paths = [Path(path) for path in cleanup_paths]
     arguments = (pid, paths, own_shared_memory)
@@ -65,7 +70,7 @@ def die_with(pid: int, cleanup_paths: Iterable[str | Path] = (), own_shared_memo
 
 
 def remove_paths(paths: Iterable[Path]) -> None:
-    """Remove files and folders; what is already gone is fine."""
+    """Remove files and folders, if they exist."""
     for path in paths:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -74,7 +79,7 @@ def remove_paths(paths: Iterable[Path]) -> None:
 
 
 def mapped_shared_memory() -> list[Path]:
-    """The shared-memory files that this process has mapped and that still have a name."""
+    """Shared-memory files that this process has mapped and that still exist."""
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = {Path(field[5]) for field in fields if len(field) == 6}
     return [path for path in sorted(paths) if path.parent == Path("/dev/shm") and path.exists()]
@@ -87,13 +92,13 @@ def _wait_and_exit(pid: int, paths: list[Path], own_shared_memory: bool) -> None
 
 
 def wait_for_exit(pid: int) -> None:
-    """Block until process `pid` has ended (at once if there is none)."""
+    """Block until process `pid` has ended; return at once if there is no such process."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except OSError:  # an old kernel or a strict sandbox
-        while _exists(pid):
+    except OSError:  # no pidfd: an old kernel or a strict sandbox
+        while psutil.pid_exists(pid):
             time.sleep(_POLL_SECONDS)
         return
     with open(descriptor, "rb", buffering=0) as watched:
@@ -102,40 +107,26 @@ def wait_for_exit(pid: int) -> None:
         poller.poll()
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def start_reaper(run: str, cleanup_paths: Iterable[str | Path]) -> None:
-    """Watch this process from one of its own; when it has ended, however it did, kill every process on this machine
-    that has `RUN` set to `run` in its environment, and remove `cleanup_paths`."""
+    """Start a process that waits for the end of this one, kills every process on this machine with `RUN` set to `run`,
+    and removes `cleanup_paths`."""
     command = [sys.executable, "-m", "alphaapollo.utils.watchdog", str(os.getpid()), run, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}
     subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def processes_of_run(run: str) -> list[int]:
-    """The pids of a run's processes that we may see."""
+    """pids of the processes of this user with `RUN` set to `run`."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:  # gone, or another user's
-                continue
-            if f"{RUN}={run}".encode() in environment:
-                found.append(int(entry.name))
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            if process.environ().get(RUN) == run:
+                found.append(process.pid)
     return found
 
 
 def end_processes(run: str) -> None:
-    """Kill every process on this machine that has `RUN` set to `run`; returns when there is none any more."""
+    """Kill every process on this machine with `RUN` set to `run`. Returns when none is left."""
     end = time.monotonic() + _REAP_SECONDS
     while (left := processes_of_run(run)) and time.monotonic() < end:
         for pid in left:

@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 import ray  # noqa: E402
 from ray.util.placement_group import placement_group  # noqa: E402
 
-from alphaapollo.controller.ray_crew import start_local_cluster  # noqa: E402
-from alphaapollo.controller.ray_ranks import RayRanks, RolloutHost, Seat  # noqa: E402
+from alphaapollo.controller.ray_cluster import start_local_cluster  # noqa: E402
+from alphaapollo.controller.ray_ranks import ActorSlot, RayRanks  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.simulation.clock import Clock, Loop  # noqa: E402
@@ -71,7 +71,7 @@ async def real(size: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     actors = 2
     bundles = placement_group([{"CPU": 0.1}] * actors)
     await bundles.ready()
-    ranks: RayRanks[Any] = RayRanks(RolloutHost, [Seat(bundles, index, 0.1) for index in range(actors)])
+    ranks: RayRanks[Any] = RayRanks("rollout", [ActorSlot(bundles, index, 0.1) for index in range(actors)])
     request = GroupRequest(Prompt(0, "bench", "question"), 8, Sampling(2048), draw=0)
     group = await FakeRollout(Latencies(tokens_per_second=1e9, grading=0.0), Clock()).generate(request)
     await ranks.start([lambda: group] * actors, [])

@@ -1,7 +1,7 @@
-"""Processes besides the workers without which nothing goes on: Ray's own. Their death is told at once, as what it is.
+"""Monitoring of processes that a run depends on besides its workers: Ray's raylet and GCS.
 
-Ray itself tells of its raylet after half a minute, and calls it a worker's death; of its GCS it tells nobody: a minute
-later the driver ends.
+Ray itself reports the death of its raylet after half a minute, as a worker's death. It does not report the death of its
+GCS, and ends the driver a minute later.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from types import TracebackType
 from alphaapollo.controller.ranks import WorkerDied
 
 
-class ProcessWatch:
-    """`async with ProcessWatch({"Ray's raylet": 71}, print):` around what needs it. Raises WorkerDied out of the block
-    where one has died, whatever else that has led to. Without the kernel's pidfd it sees nothing, and Ray's word
-    remains.
+class ProcessMonitor:
+    """`async with ProcessMonitor({"Ray's raylet": 71}, print):` raises WorkerDied out of the block when one of the
+    processes dies, whatever other errors follow from that. Without the kernel's pidfd it does nothing.
 
-    tell: shows a line at once, for Ray may end this process before the block is left.
+    notify: shows a line at once, because Ray may end this process before the block is left.
     """
 
-    def __init__(self, needed: Mapping[str, int], tell: Callable[[str], None]):
-        self._needed, self._tell = needed, tell
-        self._names: dict[int, str] = {}  # by what stands for the process
+    def __init__(self, required: Mapping[str, int], notify: Callable[[str], None]):
+        self._required, self._notify = required, notify
+        self._names: dict[int, str] = {}  # by pidfd
         self._died = ""
 
-    def gave_up(self) -> bool:
-        """It is who has cancelled the block."""
+    def has_cancelled(self) -> bool:
+        """Whether the monitor has cancelled the block."""
         return bool(self._died)
 
-    async def __aenter__(self) -> ProcessWatch:
+    async def __aenter__(self) -> ProcessMonitor:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        for name, pid in self._needed.items():
+        for name, pid in self._required.items():
             try:
                 descriptor = os.pidfd_open(pid)
             except OSError:
@@ -46,10 +45,10 @@ class ProcessWatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        cancelled = self.gave_up()
+        cancelled = self.has_cancelled()
         for descriptor, name in self._names.items():
             self._loop.remove_reader(descriptor)
-            if not self._died and _has_ended(descriptor):  # others may have felt it first
+            if not self._died and _has_ended(descriptor):  # an error of the block may have come first
                 self._died = name
             os.close(descriptor)
         if self._died and isinstance(error, (Exception, asyncio.CancelledError) if cancelled else Exception):
@@ -62,7 +61,7 @@ class ProcessWatch:
         self._loop.remove_reader(descriptor)
         if not self._died:
             self._died = self._names[descriptor]
-            self._tell(f"{self._died} died")
+            self._notify(f"{self._died} died")
             assert self._task
             self._task.cancel()
 

@@ -1,11 +1,11 @@
-"""A thread of the controller that sees when a run stands still, says who holds it up, and ends it if that lasts.
+"""A thread of the controller that detects a stalled run, reports what blocks it, and ends the run if the stall lasts.
 
-    every tick    has this process done anything? Nothing else is asked while it has
-    still         how are the workers? (a call in a lane of its own, which a busy worker answers too)
-    notice        one line: who, what, since when (stalls.py is the judge)
-    timeout       stacks into the run's folder, and out of the `async with` comes Stalled
+    every tick    has this process made progress? Nothing else is inspected while it has
+    no progress   snapshots of all workers, over a separate concurrency group that a busy worker answers, too
+    notice        one line: which process, doing what, since when (stall_detector.py decides)
+    timeout       stacks are written to the run's folder, and RunStalled is raised out of the `async with`
 
-A thread, for with trainer.controller=local a worker's call holds the loop up.
+It is a thread because with trainer.controller=local a worker's call blocks the event loop.
 """
 
 from __future__ import annotations
@@ -23,73 +23,80 @@ from typing import Any
 
 from alphaapollo.config.errors import failed
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.health.stall_detector import STOPPED, Finding, Look, Seen, judge, moved
-from alphaapollo.controller.ranks import Ranks, Stalled
-from alphaapollo.utils.heartbeat import PULSE, read_process
-from alphaapollo.utils.stack_dumps import stacks_of
+from alphaapollo.controller.health.stall_detector import (
+    STOPPED,
+    RunSnapshot,
+    StallFinding,
+    WorkerSnapshot,
+    find_stall,
+    has_progress,
+)
+from alphaapollo.controller.ranks import Ranks, RunStalled
+from alphaapollo.utils.heartbeat import HEARTBEAT, read_process
+from alphaapollo.utils.stack_dumps import dump_stacks
 
-TICKS = 10  # looks within trainer.stall_notice ...
+CHECKS = 10  # within the time of the notice ...
 SHORTEST_TICK = 0.5  # ... but the kernel counts CPU time in hundredths of a second
-ANSWER_SECONDS = 5.0  # who has not answered by then is silent, until he does
-GRACE_SECONDS = 30.0  # for the loop to end after it was told to
-MARGIN_SECONDS = 30.0  # beyond the limit of what ends by itself
-MAX_STACKS = 16  # processes whose stacks are written
+ANSWER_SECONDS = 5.0  # after which a worker counts as silent
+GRACE_SECONDS = 30.0  # for the event loop to end
+MARGIN_SECONDS = 30.0  # beyond a call's own timeout
+MAX_STACKS = 16  # processes with stacks in the file
 
 
 @dataclass(frozen=True)
-class Patience:
-    """trainer.stall_notice and trainer.stall_timeout, seconds."""
+class StallSettings:
+    """When a stall is reported, and when it ends the run."""
 
-    notice: float
-    timeout: float | None
+    notice: float  # seconds
+    timeout: float | None  # trainer.stall_timeout, seconds; None: never
+    device: Device
+    folder: Path  # of the run, for the stacks
 
 
-class StallWatch:
-    """`async with StallWatch(...):` around what is to be watched. Raises Stalled out of the block.
+class StallMonitor:
+    """`async with StallMonitor(...):` raises RunStalled out of the block.
 
     Args:
-        ranks: the workers, all roles.
-        folder: where stacks are written.
-        tell: shows one line; called from another thread.
-        way_on: what to say of how the run can be gone on with.
-        see: looks at everybody; None: through `ranks`.
-        needed: pid by name, of processes besides the workers without which nothing goes on for long (Ray's own). One
-            that is stopped is told of after `patience.notice`, though the run may not wait for it yet.
+        ranks: the workers of all roles.
+        notify: shows one line; called from another thread.
+        next_step: how the run can be resumed, for the error message.
+        required: pid by name of processes besides the workers that the run depends on. If one is stopped, that is
+            reported after `settings.notice`, even if the run makes progress.
+        take_snapshot: by default asks `ranks`; None as its result: the monitor has ended meanwhile.
     """
 
     def __init__(
         self,
         ranks: Sequence[Ranks[Any]],
-        patience: Patience,
-        device: Device,
-        folder: Path,
-        tell: Callable[[str], None],
-        way_on: Callable[[], str],
-        see: Callable[[], Look | None] | None = None,
-        needed: Mapping[str, int] = MappingProxyType({}),
+        settings: StallSettings,
+        notify: Callable[[str], None],
+        next_step: Callable[[], str],
+        required: Mapping[str, int] = MappingProxyType({}),
+        take_snapshot: Callable[[], RunSnapshot | None] | None = None,
     ):
-        self._ranks, self._patience, self._device, self._folder = ranks, patience, device, folder
-        self._tell, self._way_on, self._see = tell, way_on, see or self._ask
-        self._tick = max(patience.notice / TICKS, SHORTEST_TICK)
+        self._ranks, self._settings = ranks, settings
+        self._notify, self._next_step = notify, next_step
+        self._take_snapshot = take_snapshot or self._ask_workers
+        self._tick = max(settings.notice / CHECKS, SHORTEST_TICK)
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
-        self._error: Stalled | None = None
-        self._before: Look | None = None
-        self._beats = -1
-        self._still = 0.0  # seconds since the last count
-        self._idle = 0.0  # seconds since the last count or computation
-        self._told: set[bool] = set()  # by Finding.stuck
-        self._failures: set[type[Exception]] = set()  # of looks
-        self._needed = {pid: name for name, pid in needed.items()}
-        self._stopped: dict[int, float] = {}  # seconds, by pid
+        self._thread = threading.Thread(target=self._run, name="stall-monitor", daemon=True)
+        self._error: RunStalled | None = None
+        self._before: RunSnapshot | None = None
+        self._ticks = -1
+        self._stalled = 0.0  # seconds since the last progress
+        self._idle = 0.0  # seconds since the last progress or computation
+        self._reported: set[bool] = set()  # StallFinding.is_hung of the findings reported in this stall
+        self._failures: set[type[Exception]] = set()
+        self._required = {pid: name for name, pid in required.items()}
+        self._stopped: dict[int, float] = {}  # seconds by pid of required processes
 
-    def gave_up(self) -> bool:
-        """It is who has cancelled the block."""
+    def has_cancelled(self) -> bool:
+        """Whether the monitor has cancelled the block."""
         return self._error is not None
 
-    async def __aenter__(self) -> StallWatch:
-        if self._needed:
-            PULSE.watch(int, lambda: self._needed)
+    async def __aenter__(self) -> StallMonitor:
+        if self._required:
+            HEARTBEAT.watch(int, lambda: self._required)
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._thread.start()
         return self
@@ -105,152 +112,143 @@ class StallWatch:
                 self._task.uncancel()
             raise self._error from None
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         last = time.monotonic()
         while not self._left.wait(self._tick):
             now = time.monotonic()
-            # Time that went by without us was nobody's: the machine slept, or Ctrl-Z stopped the run.
-            try:
-                self.look(min(now - last, 2 * self._tick + ANSWER_SECONDS))
-            except Exception as error:  # noqa: BLE001  who looks must not end in silence
-                self._tell_failure(error)
+            try:  # time in which this thread did not run does not count: the machine slept, or Ctrl-Z stopped the run
+                self.check(min(now - last, 2 * self._tick + ANSWER_SECONDS))
+            except Exception as error:  # noqa: BLE001  the monitor must not end silently
+                if type(error) not in self._failures:
+                    self._failures.add(type(error))
+                    trace = "".join(traceback.format_exception(error))
+                    self._notify(f"the stall monitor failed, which is a bug; it continues:\n{trace}")
             last = now
 
-    def _tell_failure(self, error: Exception) -> None:
-        if type(error) not in self._failures:  # each kind once
-            self._failures.add(type(error))
-            trace = "".join(traceback.format_exception(error))
-            self._tell(f"the watch for stalls failed in a look, which is a bug; it goes on:\n{trace}")
-
-    def look(self, seconds: float) -> None:
-        """So much time has gone by since the last look."""
-        self._look_at_needed(seconds)
-        if PULSE.beats != self._beats:
-            self._beats = PULSE.beats
-            self._moves()
+    def check(self, seconds: float) -> None:
+        """Check for progress, `seconds` after the last check."""
+        self._check_required(seconds)
+        if HEARTBEAT.ticks != self._ticks:
+            self._ticks = HEARTBEAT.ticks
+            self._reset()
             return
-        self._still += seconds
+        self._stalled += seconds
         self._idle += seconds
-        if self._still < self._patience.notice / 2 or (now := self._see()) is None:
+        if self._stalled < self._settings.notice / 2 or (now := self._take_snapshot()) is None:
             return
         before, self._before = self._before, now
         if before is None:
             return
-        if moved(before, now):
-            self._moves()
+        if has_progress(before, now):
+            self._reset()
             self._before = now
             return
-        finding = judge(before, now, self._device)
-        if not finding.stuck:
+        finding = find_stall(before, now, self._settings.device)
+        if not finding.is_hung:
             self._idle = 0.0
-        if self._still >= self._patience.notice and finding.stuck not in self._told:
-            self._told.add(finding.stuck)
-            self._tell(self._notice(finding))
-        if self._patience.timeout is not None and self._idle >= self._limit(finding, self._patience.timeout):
+        if self._stalled >= self._settings.notice and finding.is_hung not in self._reported:
+            self._reported.add(finding.is_hung)
+            self._notify(self._message(finding))
+        if (timeout := self._timeout(finding)) is not None and self._idle >= timeout:
             self._end(finding, now)
 
-    def _look_at_needed(self, seconds: float) -> None:
-        """Each is told of once, at the look that comes after the notice's time."""
-        for pid, name in self._needed.items():
+    def _check_required(self, seconds: float) -> None:
+        for pid, name in self._required.items():
             process, before = read_process(pid), self._stopped.get(pid, 0.0)
-            self._stopped[pid] = before + seconds if process and process.stopped else 0.0
-            if before < self._patience.notice <= self._stopped[pid]:
-                self._tell(f"{name} (pid {pid}) is {STOPPED}")
+            self._stopped[pid] = before + seconds if process and process.is_stopped else 0.0
+            if before < self._settings.notice <= self._stopped[pid]:
+                self._notify(f"{name} (pid {pid}) is {STOPPED}")
 
-    def _moves(self) -> None:
-        if self._told:
-            self._tell(f"it moves again, after {self._still:.0f} s")
-        self._still = self._idle = 0.0
+    def _reset(self) -> None:
+        if self._reported:
+            self._notify(f"progress again, after {self._stalled:.0f} s")
+        self._stalled = self._idle = 0.0
         self._before = None
-        self._told.clear()
+        self._reported.clear()
 
-    def _limit(self, finding: Finding, timeout: float) -> float:
-        """What has a time limit of its own is given that; nobody who is stopped has one."""
-        return max(timeout, finding.limit + MARGIN_SECONDS) if finding.limit else timeout
+    def _timeout(self, finding: StallFinding) -> float | None:
+        """Seconds after which this finding ends the run. A call with its own timeout gets that time."""
+        timeout = self._settings.timeout
+        return max(timeout, finding.limit + MARGIN_SECONDS) if timeout is not None and finding.limit else timeout
 
-    def _notice(self, finding: Finding) -> str:
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._still))
-        text = f"nothing has moved for {self._still:.0f} s, since {since}: {finding.verdict}; {finding.waiting}."
-        if finding.stuck and self._patience.timeout is not None:
-            limit = self._limit(finding, self._patience.timeout)
-            text += f" At {limit:.0f} s the run ends (trainer.stall_timeout)."
+    def _message(self, finding: StallFinding) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
+        text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}; {finding.waiting}."
+        if finding.is_hung and (timeout := self._timeout(finding)) is not None:
+            text += f" The run ends after {timeout:.0f} s (trainer.stall_timeout)."
         return text
 
-    # the end
-
-    def _end(self, finding: Finding, now: Look) -> None:
-        file = self._write_stacks(finding, now)
-        self._error = Stalled(
-            f"nothing has moved for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}; "
-            f"{finding.waiting}. {file}",
+    def _end(self, finding: StallFinding, now: RunSnapshot) -> None:
+        self._error = RunStalled(
+            f"no progress for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}; {finding.waiting}. "
+            f"{self._write_stacks(finding, now)}",
             [culprit.key for culprit in finding.culprits],
-            self._way_on(),
+            self._next_step(),
         )
-        if self._left.is_set():  # somebody else has ended it meanwhile
+        if self._left.is_set():  # the block has ended meanwhile
             return
         assert self._task
-        for _ in range(2):  # told once, it may be waiting for a checkpoint on its way, which may not come either
+        for _ in range(2):  # the first cancellation may end in a wait for a checkpoint that hangs as well
             self._loop.call_soon_threadsafe(self._task.cancel)
             if self._left.wait(GRACE_SECONDS):
                 return
-        failed(self._error, 1)  # the loop itself stands: the reaper ends what is left of the run
+        failed(self._error, 1)  # the event loop is blocked: the reaper ends the other processes
         os._exit(1)
 
-    def _write_stacks(self, finding: Finding, now: Look) -> str:
-        """Where they lie, in words."""
-        path = self._folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
+    def _write_stacks(self, finding: StallFinding, now: RunSnapshot) -> str:
+        """Write stacks of the culprits and of the processes that wait for them. Returns a sentence with the file."""
+        path = self._settings.folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
         others = [one for one in (*now.awaited, now.controller) if one not in finding.culprits]
-        seen = [*finding.culprits, *others][:MAX_STACKS]
+        shown = [*finding.culprits, *others][:MAX_STACKS]
         text = "\n".join(
-            [f"{finding.verdict}; {finding.waiting}", "", *map(_described, now.everyone), ""]
-            + [self._stacks(one, now.workers) for one in seen]
+            [f"{finding.verdict}; {finding.waiting}", "", *map(_describe, now.everyone), ""]
+            + [self._stacks(one, now.workers) for one in shown]
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         except OSError as error:
-            return f"Python stacks cannot be written ({error})"
-        return f"Python stacks of who waits, and for whom, lie in {path}"
+            return f"Python stacks could not be written ({error})"
+        return f"Python stacks are in {path}"
 
-    def _stacks(self, one: Seen, workers: Mapping[str, Seen]) -> str:
-        """By itself, by the controller, or by whoever answers on its node."""
-        pids = [process.pid for process in one.processes if process.needed] or [one.pid]
-        near = [one, *workers.values()] if one.key in workers else []
-        who = next((near_by for near_by in near if near_by.report and near_by.node == one.node), None)
-        if one.here and (one.report is None or who is None):
-            text = stacks_of(pids)
-        elif who is None:
-            text = "no stacks: nobody answers on its node"
+    def _stacks(self, one: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
+        """Stacks collected by the worker itself, by the controller, or by a worker that answers on the same node."""
+        pids = [process.pid for process in one.processes if process.is_required] or [one.pid]
+        nearby = [one, *workers.values()] if one.key in workers else []
+        helper = next((other for other in nearby if other.report and other.node == one.node), None)
+        if one.is_local and (one.report is None or helper is None):
+            text = dump_stacks(pids)
+        elif helper is None:
+            text = "no stacks: no worker answers on its node"
         else:
-            ranks = next(ranks for ranks in self._ranks if ranks.role == who.role)
-            text = ranks.stacks(who.rank, pids)
+            ranks = next(ranks for ranks in self._ranks if ranks.role == helper.role)
+            text = ranks.stacks(helper.rank, pids)
         return f"=== {one.name}\n{text}"
 
-    # looks
-
-    def _ask(self) -> Look | None:
-        """None: the watch ends meanwhile."""
+    def _ask_workers(self) -> RunSnapshot | None:
         end = time.monotonic() + ANSWER_SECONDS
         for ranks in self._ranks:
-            ranks.ask()
-        while not all(ranks.answered() for ranks in self._ranks) and time.monotonic() < end:
+            ranks.request_reports()
+        while not all(ranks.have_reported() for ranks in self._ranks) and time.monotonic() < end:
             if self._left.wait(0.05):
                 return None
-        pid = os.getpid()
-        report = PULSE.report()
-        itself, *others = report.processes
-        itself = replace(itself, cpu_seconds=itself.cpu_seconds - time.thread_time())  # looking is no work of the run
-        report = replace(report, processes=(itself, *others))
-        controller = Seen("controller", f"the controller (pid {pid})", report, pid=pid)
-        workers = {one.key: one for ranks in self._ranks for one in ranks.seen()}
-        return Look(time.monotonic(), controller, workers)
+        pid, report = os.getpid(), HEARTBEAT.report()
+        own, *others = report.processes
+        own = replace(own, cpu_seconds=own.cpu_seconds - time.thread_time())  # without this thread
+        controller = WorkerSnapshot(
+            "controller", f"the controller (pid {pid})", replace(report, processes=(own, *others)), pid=pid
+        )
+        workers = {one.key: one for ranks in self._ranks for one in ranks.snapshots()}
+        return RunSnapshot(time.monotonic(), controller, workers)
 
 
-def _described(one: Seen) -> str:
-    """A process and those that work for it."""
+def _describe(one: WorkerSnapshot) -> str:
+    """A worker, its active calls and its processes."""
     lines = [one.name if one.report else f"{one.name}: does not answer"]
-    if one.report:
-        doing = (f"{kind.count} x {kind.what} {kind.whom} for {kind.seconds:.0f} s" for kind in one.report.doing)
-        lines += [f"    in {what}" for what in doing]
-    lines += [f"    {of.pid} {of.name}: state {of.state}, CPU {of.cpu_seconds:.1f} s" for of in one.processes]
+    for call in one.report.calls if one.report else ():
+        lines.append(f"    in {call.count} x {call.name} {call.worker} for {call.seconds:.0f} s")
+    lines += [
+        f"    {process.pid} {process.name}: {process.state}, CPU {process.cpu_seconds:.1f} s"
+        for process in one.processes
+    ]
     return "\n".join(lines)

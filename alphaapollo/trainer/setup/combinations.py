@@ -1,236 +1,142 @@
-"""What goes together: estimator, policy loss and the keys about them, from what each declares at registration.
-
-config/check.py knows the keys alone; here the registered names are at hand.
-"""
+"""Checks of estimator, policy loss and the keys they read, from what each declares at registration."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.correction import looks_at_sequences
-from alphaapollo.algorithms.kl import ESTIMATORS
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
+from alphaapollo.config.effects import report_ineffective
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys
-from alphaapollo.config.notices import ACTOR, void_lines
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
 
-LOSS = f"{ACTOR}.policy_loss.loss_mode"
-CORRECTION = "algorithm.rollout_correction"
+ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss.loss_mode"
+ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction"
 
 
 def check_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
-    """Notices about keys that this estimator and this loss do not read, and about what will surprise.
+    """Lines about keys that this estimator and this loss do not read, and about surprising combinations.
 
-    Raises ValueError naming what cannot go together, and what an estimator itself refuses.
+    Raises:
+        ValueError: naming every combination that cannot work, or what the estimator itself refuses.
     """
-    problems = [
-        *_check_group(config, estimator),
-        *_check_shaping(config, estimator),
-        *_check_critic(config, estimator),
-        *_check_levels(config, estimator, policy_loss),
-        *_check_signal(config, estimator),
-    ]
-    if problems:
+    if problems := [*_estimator_problems(config, estimator), *_level_problems(config, estimator, policy_loss)]:
         raise ConfigError(problems)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
-    void = [
-        *_unread_by_estimator(config, estimator),
-        *_unread_by_loss(config, policy_loss),
-        *_void_by_level(config, policy_loss),
-        *_void_without_critic(estimator),
-    ]
+    unread = [*_unread_by_estimator(config, estimator), *_unread_by_loss(config, policy_loss)]
     return [
-        *void_lines(config, void),
-        *_stale_samples(config, estimator, policy_loss),
-        *_of_memory(config, estimator, policy_loss),
-        *_kl_gradient(config),
-        *_idle_bounds(config),
+        *report_ineffective(config, unread),
+        *_off_policy_warnings(config, estimator, policy_loss),
+        *_memory_warnings(config, estimator, policy_loss),
     ]
 
 
-def _check_group(config: Config, estimator: Estimator) -> Iterator[str]:
+def _estimator_problems(config: Config, estimator: Estimator) -> Iterator[str]:
+    key, warmup = f"{ESTIMATOR}={estimator.name}", config.trainer.critic_warmup
     if estimator.group and config.group_size == 1:
-        yield (
-            f"algorithm.adv_estimator={estimator.name} compares the samples of one prompt, but the group size is 1: "
-            "there is nothing to compare with. Set env.rollout.n to 2 or more (8 is usual)."
-        )
+        yield f"{key} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
+    if estimator.no_shaping:
+        for name, fix in _shaping(config, by_name="components" in estimator.needs):
+            yield f"{name} changes the reward, which {key} does not support: {estimator.no_shaping}. {fix}."
+    if warmup and "values" not in estimator.needs:
+        yield f"trainer.critic_warmup={warmup} trains the critic only, but {key} has none. Set trainer.critic_warmup=0."
+    if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
+        yield f"{key} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
 
 
-def _check_shaping(config: Config, estimator: Estimator) -> Iterator[str]:
-    if not estimator.no_shaping:
-        return
-    algorithm, reward = config.algorithm, config.reward
-    by_name = "components" in estimator.needs
-    weighted = any(weight != (name == TASK) for name, weight in reward.components.items())
-    shaping: dict[str, tuple[object, str]] = {
-        "algorithm.use_kl_in_reward": (algorithm.use_kl_in_reward, f"set {ACTOR}.use_kl_loss=true instead"),
-        "algorithm.overlong_penalty.enable": (algorithm.overlong_penalty.enable, "set it false"),
-        "algorithm.length_budget.mode": (algorithm.length_budget.mode, "set it null"),
-        f"{ACTOR}.use_invalid_action_penalty": (
-            config.actor_rollout_ref.actor.use_invalid_action_penalty,
-            "set it false",
-        ),
-        "reward.required": (by_name and reward.required, "the key gdpo_conditions of algorithm says it by name"),
-        "reward_model.enable": (
-            config.reward_model.enable and config.reward_model.weight and not by_name,
-            "set reward_model.weight=0, to see its scores in the metrics only",
-        ),
-        "reward.components": (weighted and not by_name, "give them weight 0, to see them in the metrics only"),
-    }
-    for key, (is_on, fix) in shaping.items():
-        if is_on:
-            yield (
-                f"{key} changes the reward, but algorithm.adv_estimator={estimator.name} cannot take that: "
-                f"{estimator.no_shaping}. Leave it out: {fix}."
-            )
+def _shaping(config: Config, by_name: bool) -> Iterator[tuple[str, str]]:
+    """(key, fix) of what changes rewards. by_name: the estimator reads reward components by name."""
+    algorithm, reward, model = config.algorithm, config.reward, config.reward_model
+    if algorithm.use_kl_in_reward:
+        yield "algorithm.use_kl_in_reward", f"Set {ACTOR}.use_kl_loss=true instead"
+    if algorithm.overlong_penalty.enable:
+        yield "algorithm.overlong_penalty.enable", "Set it to false"
+    if algorithm.length_budget.mode:
+        yield "algorithm.length_budget.mode", "Set it to null"
+    if config.actor_rollout_ref.actor.use_invalid_action_penalty:
+        yield f"{ACTOR}.use_invalid_action_penalty", "Set it to false"
+    if by_name and reward.required:
+        yield "reward.required", "Use algorithm.gdpo_conditions instead"
+    if model.enable and model.weight and not by_name:
+        yield "reward_model.enable", "Set reward_model.weight=0 to use its scores as metrics only"
+    if not by_name and any(weight != (name == TASK) for name, weight in reward.components.items()):
+        yield "reward.components", "Set their weights to 0 to use them as metrics only"
 
 
-def _check_critic(config: Config, estimator: Estimator) -> Iterator[str]:
-    if config.trainer.critic_warmup and not _needs_critic(estimator):
-        yield (
-            f"trainer.critic_warmup={config.trainer.critic_warmup}: these iterations train the critic only, and "
-            f"algorithm.adv_estimator={estimator.name} has none: nothing would be trained. Set trainer.critic_warmup=0."
-        )
-
-
-def _check_levels(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _level_problems(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     if policy_loss.level == "token":
         return
+    loss, correction = f"{LOSS}={policy_loss.name} takes one advantage per row", config.algorithm.rollout_correction
     if config.teacher.sampled:
-        yield (
-            f"{LOSS}={policy_loss.name} takes one advantage a row, but teacher.divergence=sampled gives every token "
-            f"its own. Set {LOSS}=ppo, or teacher.divergence=reverse."
-        )
+        yield f"{loss}, but teacher.divergence=sampled gives one per token. Set {LOSS}=ppo, or divergence=reverse."
     if estimator.per_token:
-        yield (
-            f"{LOSS}={policy_loss.name} takes one advantage a row, but algorithm.adv_estimator={estimator.name} gives "
-            f"every token its own. Set {LOSS}=gspo_token (GSPO with an advantage a token) or ppo."
-        )
-    correction = config.algorithm.rollout_correction
+        yield f"{loss}, but {ESTIMATOR}={estimator.name} gives one per token. Set {LOSS}=gspo_token or ppo."
     if correction.method is not None and correction.level == "token":
-        yield (
-            f"{CORRECTION}.level=token: token weights cannot multiply {LOSS}={policy_loss.name}, which has one number "
-            f"a row. Set {CORRECTION}.level=sequence or geometric."
-        )
-
-
-def _check_signal(config: Config, estimator: Estimator) -> Iterator[str]:
-    if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
-        yield (
-            f"algorithm.adv_estimator={NO_ESTIMATOR}: the reward teaches nothing, and there is no teacher. Set "
-            "teacher.divergence and teacher.model.path, or another estimator."
-        )
+        yield f"{loss}, but {CORRECTION}.level=token weights tokens. Set {CORRECTION}.level=sequence or geometric."
 
 
 def _unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
-    """(key, reason) of what some estimator reads and this one does not, or not under its present settings."""
-    if estimator.reads is None:
-        return
-    known = frozenset[str]().union(*(get_estimator(name).all_reads for name in estimator_names()))
-    for name in sorted(known - estimator.all_reads):
-        yield f"algorithm.{name}", f"algorithm.adv_estimator={estimator.name} does not read it"
-    if "components" in estimator.needs:
-        because = f"algorithm.adv_estimator={estimator.name} takes the named rewards as they are"
-        yield "reward_model.weight", because
-    for switch, fields in estimator.reads_if.items():
-        if not getattr(config.algorithm, switch):
-            yield from ((f"algorithm.{name}", f"algorithm.{switch} is false") for name in fields)
+    """(key, reason) of what other estimators read and this one does not."""
+    key = f"{ESTIMATOR}={estimator.name}"
+    if estimator.reads is not None:
+        known = {name for other in estimator_names() for name in get_estimator(other).reads or ()}
+        others = sorted(known.difference(estimator.reads))
+        yield from ((f"algorithm.{name}", f"{key} does not read it") for name in others)
+        if "components" in estimator.needs:
+            yield "reward_model.weight", f"{key} reads reward components without weights"
+    if "values" not in estimator.needs:
+        yield from ((name, f"{key} needs no critic") for name in accepted_keys(Config) if name.startswith("critic."))
 
 
 def _unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
+    key, actor = f"{LOSS}={policy_loss.name}", config.actor_rollout_ref.actor
     if policy_loss.on_policy and not config.algorithm.use_kl_in_reward:
-        yield f"{CORRECTION}.bypass", f"{LOSS}={policy_loss.name} has no ratio that could correct"
+        yield f"{CORRECTION}.bypass", f"{key} has no ratio"
     if policy_loss.reads is not None:
         known = {name for other in policy_loss_names() for name in get_policy_loss(other).reads or ()}
-        for name in sorted(known.difference(policy_loss.reads)):
-            yield f"{ACTOR}.{name}", f"{LOSS}={policy_loss.name} does not read it"
+        others = sorted(known.difference(policy_loss.reads))
+        yield from ((f"{ACTOR}.{name}", f"{key} does not read it") for name in others)
+    if policy_loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # which are per token
+        for name in ("loss_agg_mode", "loss_scale_factor"):
+            yield f"{ACTOR}.{name}", f"{key} has one value per row, and the loss is their mean"
 
 
-def _void_by_level(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
-    actor = config.actor_rollout_ref.actor
-    if policy_loss.level == "token" and actor.loss_agg_mode in ("token-mean", "token-sum"):
-        yield f"{ACTOR}.loss_agg_count", f"{ACTOR}.loss_agg_mode={actor.loss_agg_mode} counts tokens"
-    if policy_loss.level == "token" or actor.entropy_coeff > 0 or actor.use_kl_loss:
-        return  # it weighs the tokens of entropy and KL, whatever the level of the policy loss
-    because = f"{LOSS}={policy_loss.name} has one number a row, and the loss is their mean"
-    yield f"{ACTOR}.loss_agg_mode", because
-    yield f"{ACTOR}.loss_scale_factor", because
-
-
-def _void_without_critic(estimator: Estimator) -> Iterator[tuple[str, str]]:
-    if not _needs_critic(estimator):
-        keys = [key for key in accepted_keys(Config) if key.startswith("critic.")]
-        yield from ((key, f"algorithm.adv_estimator={estimator.name} needs no critic") for key in keys)
-
-
-def _stale_samples(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+def _off_policy_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    derived = f"{ESTIMATOR}={estimator.name} is derived for samples of the current policy"
     if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
-        yield (
-            f"algorithm.adv_estimator={estimator.name} is derived for samples of the present policy, and "
-            f"trainer.max_staleness={trainer.max_staleness} trains on older ones. For none set it 0."
-        )
+        yield f"{derived}, but trainer.max_staleness={trainer.max_staleness} uses older ones. Set it to 0."
     if config.optimizer_steps == 1:
         return
     what = (
-        f"an iteration has {config.optimizer_steps} optimiser steps ({config.mini_batches} mini-batches x "
-        f"{actor.ppo_epochs} epochs), all but the first on samples of an older policy"
+        f"an iteration has {config.optimizer_steps} optimizer steps ({config.mini_batches} mini-batches x "
+        f"{actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
+        f"{ACTOR}.ppo_mini_batch_size={config.trajectories} and {ACTOR}.ppo_epochs=1."
     )
-    fix = f"For one step set {ACTOR}.ppo_mini_batch_size={config.trajectories} and {ACTOR}.ppo_epochs=1"
     if policy_loss.on_policy:
-        yield f"{LOSS}={policy_loss.name} has no importance ratio to correct for that: {what}. {fix}."
+        yield f"{LOSS}={policy_loss.name} has no importance ratio, but {what}"
     if estimator.on_policy:
-        yield f"algorithm.adv_estimator={estimator.name} is derived for samples of the present policy: {what}. {fix}."
+        yield f"{derived}, but {what}"
 
 
-def _of_memory(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Where a trajectory has a row a turn."""
+def _memory_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    """With env.context=memory a trajectory has one row per turn."""
     if config.env.context != "memory":
         return
     if policy_loss.whole or looks_at_sequences(config.algorithm.rollout_correction):
         what = f"{LOSS}={policy_loss.name}" if policy_loss.whole else f"{CORRECTION}.level"
         longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
         yield (
-            f"{what} weighs a trajectory as a whole: with env.context=memory its rows, one a turn, share a "
-            f"micro-batch, also beyond {ACTOR}.ppo_max_token_len_per_gpu (at worst {longest} tokens)."
+            f"{what} has one ratio per trajectory: with env.context=memory all its rows share a micro-batch, also "
+            f"beyond {ACTOR}.ppo_max_token_len_per_gpu (at most {longest} tokens)."
         )
     if "turns" in estimator.needs:
         yield (
-            f"algorithm.adv_estimator={estimator.name} with env.context=memory: where the environment does not name "
-            "its state (StepResult.info['state']), turns compare only if their whole prompts, with history, are equal."
+            f"{ESTIMATOR}={estimator.name} with env.context=memory: unless the environment names its state "
+            "(StepResult.info['state']), turns are compared only if their full prompts are equal."
         )
-
-
-def _kl_gradient(config: Config) -> Iterator[str]:
-    actor = config.actor_rollout_ref.actor
-    formula = ESTIMATORS.get(actor.kl_loss_type)  # none for `full` and the forms with a +
-    if not actor.use_kl_loss or formula not in ("k1", "k3"):
-        return
-    gradient = {
-        "k1": "has an expected gradient of zero: in the loss it is noise",
-        "k3": "has the value of KL(policy||reference) and the gradient of KL(reference||policy)",
-    }[formula]
-    yield (
-        f"{ACTOR}.kl_loss_type={actor.kl_loss_type} {gradient}. {actor.kl_loss_type}+ and k2 have the gradient of "
-        "KL(policy||reference)."
-    )
-
-
-def _idle_bounds(config: Config) -> Iterator[str]:
-    correction = config.algorithm.rollout_correction
-    low, high = correction.low or 0.0, correction.high or math.inf
-    if correction.method is not None and correction.level == "geometric" and low < 0.9 and high > 1.1:
-        yield (
-            f"{CORRECTION}.level=geometric: a mean over all tokens of a trajectory hardly leaves 1, so bounds as wide "
-            f"as {low:g} and {high:g} never act. Set {CORRECTION}.low=0.99 and {CORRECTION}.high=1.01, or nearer."
-        )
-
-
-def _needs_critic(estimator: Estimator) -> bool:
-    return "values" in estimator.needs

@@ -1,15 +1,15 @@
-"""The data of a run: read, checked and held against the length limits before a worker starts."""
+"""Inputs of a run: data and tokenizers, read and checked before a worker starts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Config, Data, Model
-from alphaapollo.data.rendering import unread_arguments
+from alphaapollo.config.schema import Config, Data, Model, Teacher
+from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
@@ -25,112 +25,223 @@ from alphaapollo.launch.input_checks import (
     missing_cluster,
     read_prompts,
 )
-from alphaapollo.launch.try_environment import try_resets
+from alphaapollo.launch.try_environment import try_grades, try_resets
 from alphaapollo.models.folder_check import check_weights
+from alphaapollo.models.load import load_config
+from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import Goal
-from alphaapollo.trainer.setup.named_rewards import check_named_rewards
-from alphaapollo.trainer.setup.teacher_tokens import check_teacher_tokens
-from alphaapollo.trainer.step.trained_reward import Reader, find_function, make_reader, scorer_model
-from alphaapollo.trainer.step.trajectory_rewards import check_length_budgets
-from alphaapollo.types import Prompt
+from alphaapollo.trainer.step.reward_model_scorer import (
+    COMPONENT,
+    RewardModelTokenizer,
+    has_reward_function,
+    make_reward_model_tokenizer,
+    reward_model_settings,
+)
+from alphaapollo.trainer.step.training_batch import check_length_budgets
+from alphaapollo.types import Prompt, Score
+
+PROBE_TOKENS = 64
+TEACHER = "teacher.model.path"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The data of a run, read, checked and held against the length limits."""
+    """Checked inputs of a run."""
 
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     goal: Goal
-    probe: list[int]  # token ids of the first prompt, for the proof of weight sync
-    reader: Reader | None  # of the reward model, where there is one
-    has_function: bool  # a reward function, or the environment itself, gives a reward (else the reward model alone)
+    probe: list[int]  # token ids of the first prompt, to verify weight syncs
+    reward_model_tokenizer: RewardModelTokenizer | None
+    has_function: bool  # a reward function or the environment gives a reward, not only the reward model
     notices: list[str]
 
     @property
     def total_steps(self) -> int:
-        """Iterations, at most."""
+        """Maximum number of iterations."""
         return self.goal.steps
 
 
 def read_inputs(config: Config) -> Inputs:
-    """Read tokenizer and data, and try the reward function's import and one reset: what is wrong shows now."""
-    data, model = config.data, config.actor_rollout_ref.model
-    check_engine_kwargs(config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
-    check_adapters(model, "actor_rollout_ref.model")
-    check_experts(model, "actor_rollout_ref.model", config.actor_rollout_ref.rollout.router_replay)
-    check_adapters(critic_model(model, config.critic), "critic.model")
-    for name, trained in _trained_models(config).items():
-        check_weights(trained, name)
-    check_lengths(model, config.actor_rollout_ref.rollout, data)
-    check_engine_split(model, config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout")
-    size, key = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
-    check_sequence_parallel(size, config.trainer.num_ranks, f"actor_rollout_ref.actor.{key}", _trained_models(config))
-    renderer = make_renderer(config.env, model, data.apply_chat_template_kwargs)
-    told = check_teacher_tokens(config.teacher, model, renderer) if config.teacher.divergence else []
+    """Read tokenizer and data, and try the reward function and one environment reset. Raises ValueError."""
+    data, trainer = config.data, config.trainer
+    _check_models(config)
+    renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
+    teacher_notices = _check_teacher(config, renderer)
     prompts, notices = read_prompts(
-        data.train_files, "data.train_files", renderer, data, partial(_chosen, data, data.train_max_samples)
+        data.train_files, "data.train_files", renderer, data, partial(_choose, data, data.train_max_samples)
     )
-    notices += told
+    notices += teacher_notices
     notices += unread_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
-    notices += filter(None, [missing_cluster(config.trainer)])
+    notices += filter(None, [missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:
         val_prompts, more = read_prompts(
-            data.val_files, "data.val_files", renderer, data, partial(_chosen, data, data.val_max_samples)
+            data.val_files, "data.val_files", renderer, data, partial(_choose, data, data.val_max_samples)
         )
         notices += more
     if config.algorithm.length_budget.mode:
         check_length_budgets(prompts)
-    graded, everything = get_environment_spec(config.env.env_name).graded, [*prompts, *val_prompts]
-    has_function = find_function(config, graded, everything)
-    more, tried = check_rewards(everything, config.reward, config.custom_reward_function, graded and has_function)
-    notices += more if has_function else [*more, *_unrewarded(config)]
-    if graded and has_function:
-        asyncio.run(check_named_rewards(config, everything[0], tried))
+    everything = [*prompts, *val_prompts]
+    has_function, more = _check_rewards(config, everything)
+    notices += more
     notices += asyncio.run(try_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
-    trainer, size = config.trainer, data.train_batch_size
-    if size > len(prompts):
-        notices.append(f"data.train_batch_size={size}: the {len(prompts)} prompts come several times an iteration.")
-    goal = Goal.of(trainer.total_training_steps, trainer.total_epochs, len(prompts), size)
-    if config.algorithm.filter_groups.enable and goal.prompts is not None:
-        notices.append(
-            f"algorithm.filter_groups may consume several batches of prompts an iteration, so trainer.total_epochs="
-            f"{trainer.total_epochs} may end before the {goal.steps} iterations that schedules of learning rates count "
-            "on. For a certain number, set trainer.total_training_steps."
-        )
+    goal = Goal.of(trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size)
+    notices += _length_notices(config, goal, len(prompts))
+    uses_reward_model = config.reward_model.enable
     return Inputs(
         prompts,
         val_prompts,
         goal=goal,
-        probe=renderer.prompt_ids(prompts[0].content)[:64],
-        reader=make_reader(config, renderer, everything) if config.reward_model.enable else None,
+        probe=renderer.prompt_ids(prompts[0].content)[:PROBE_TOKENS],
+        reward_model_tokenizer=make_reward_model_tokenizer(config, renderer, everything) if uses_reward_model else None,
         has_function=has_function,
         notices=notices,
     )
 
 
-def _unrewarded(config: Config) -> Iterator[str]:
-    """What to say where there is no reward function."""
-    if not config.reward_model.enable:
-        yield (
-            "nothing gives a reward: reward/* and val/* are of zeros. To see them give rows a data_source with a "
-            "grader and what it needs, or custom_reward_function.path."
-        )
+def _check_models(config: Config) -> None:
+    model, rollout, models = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, _trained_models(config)
+    check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
+    check_adapters(model, "actor_rollout_ref.model")
+    check_experts(model, "actor_rollout_ref.model", rollout.router_replay)
+    check_adapters(critic_model(model, config.critic), "critic.model")
+    for name, trained in models.items():
+        check_weights(trained, name)
+    check_lengths(model, rollout, config.data)
+    check_engine_split(model, rollout, "actor_rollout_ref.rollout")
+    size, key = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
+    check_sequence_parallel(size, config.trainer.num_ranks, f"actor_rollout_ref.actor.{key}", models)
 
 
 def _trained_models(config: Config) -> dict[str, Model]:
-    """By the keys of their paths: those that the training ranks compute."""
+    """Models that the training ranks compute, by the keys of their paths."""
     policy = config.actor_rollout_ref.model
     models = {"actor_rollout_ref.model.path": policy}
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
         models["critic.model.path"] = policy.model_copy(update={"path": config.critic.model.path})
     if config.teacher.divergence:
-        models["teacher.model.path"] = teacher_model(policy, config.teacher)
+        models[TEACHER] = teacher_model(policy, config.teacher)
     if config.reward_model.enable:
-        models["reward_model.model.path"] = scorer_model(config.reward_model, policy)
+        models["reward_model.model.path"] = reward_model_settings(config.reward_model, policy)
     return models
 
 
-def _chosen(data: Data, count: int, prompts: list[Prompt]) -> list[Prompt]:
+def _choose(data: Data, count: int, prompts: list[Prompt]) -> list[Prompt]:
     return [prompts[index] for index in choose_rows(len(prompts), count, data.seed, data.shuffle)]
+
+
+def _length_notices(config: Config, goal: Goal, num_prompts: int) -> Iterator[str]:
+    size, trainer = config.data.train_batch_size, config.trainer
+    if size > num_prompts:
+        yield f"data.train_batch_size={size}: the {num_prompts} prompts are used several times per iteration."
+    if config.algorithm.filter_groups.enable and goal.prompts is not None:
+        yield (
+            "algorithm.filter_groups may use several batches of prompts per iteration, so trainer.total_epochs="
+            f"{trainer.total_epochs} may end before the {goal.steps} iterations that learning rate schedules assume. "
+            "For a fixed number, set trainer.total_training_steps."
+        )
+
+
+def _check_rewards(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str]]:
+    """Try the reward function; returns whether there is one, and notices."""
+    graded = get_environment_spec(config.env.env_name).graded
+    has_function = has_reward_function(config, graded, prompts)
+    notices, tried = check_rewards(prompts, config.reward, config.custom_reward_function, graded and has_function)
+    if not has_function and not config.reward_model.enable:
+        notices = [
+            *notices,
+            "nothing gives a reward, so reward/* and val/* are 0. For rewards, add to the rows a data_source with a "
+            "grader and what it needs, or set custom_reward_function.path.",
+        ]
+    if graded and has_function:
+        asyncio.run(check_named_rewards(config, prompts[0], tried))
+    return has_function, notices
+
+
+async def check_named_rewards(config: Config, prompt: Prompt, tried: Sequence[Score]) -> None:
+    """Raise ValueError if a key names a component that the reward function does not return.
+
+    Components of a user's environment are not known before the run, so they are not checked.
+
+    Args:
+        tried: scores of answers to the prompt; empty: some are computed here.
+    """
+    wanted = dict(_named_components(config))
+    if not wanted or config.env.custom_module:
+        return
+    tried = tried or await try_grades(prompt, config.reward, config.custom_reward_function)
+    scores = [score for score in tried if not score.outcome.failed]
+    given = {name for score in scores for name in score.components}
+    if not given and not any(score.reward for score in scores):
+        return  # 0 without components has 0 of each
+    if config.reward_model.enable:
+        given |= {COMPONENT, TASK, "accuracy"}
+    for name, key in wanted.items():
+        if name not in given:
+            raise ValueError(
+                f"{key} names {name!r}, but the reward function, tried on row {prompt.id}, returns "
+                f"{', '.join(sorted(given)) or 'one number without components'}. Return it in the function's dict, or "
+                "change the key."
+            )
+
+
+def _named_components(config: Config) -> Iterator[tuple[str, str]]:
+    """Name of a component, and the key that names it."""
+    algorithm = config.algorithm
+    if "components" in get_estimator(algorithm.adv_estimator).needs:
+        yield from ((name, "algorithm.gdpo_rewards") for name in algorithm.gdpo_rewards)
+        for name, (other, _) in algorithm.gdpo_conditions.items():
+            yield from ((part, "algorithm.gdpo_conditions") for part in (name, other))
+    if algorithm.filter_groups.enable and algorithm.filter_groups.metric not in ("accuracy", "reward"):
+        yield algorithm.filter_groups.metric, "algorithm.filter_groups.metric"
+
+
+def _check_teacher(config: Config, renderer: Renderer) -> list[str]:
+    if not config.teacher.divergence:
+        return []
+    return check_teacher_tokens(config.teacher, config.actor_rollout_ref.model, renderer)
+
+
+def check_teacher_tokens(teacher: Teacher, policy: Model, renderer: Renderer) -> list[str]:
+    """Check that the teacher can read the policy's token ids; returns notices. renderer: of the policy.
+
+    Every token id must mean the same to both. To compare full distributions (all divergences but `sampled`), the
+    teacher must also have no other tokens, and a head with as many rows as the policy's.
+
+    Raises:
+        ValueError: the teacher has another tokenizer, or a smaller head.
+    """
+    own = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
+    known, written = own.get_vocab(), renderer.tokenizer.get_vocab()
+    other = [token for token, number in written.items() if known.get(token) != number]
+    if other:
+        raise ValueError(
+            f"{TEACHER}={teacher.model.path} has another tokenizer than the policy: {_list_tokens(other, written)} "
+            "mean something else to it or nothing, and it reads token ids. Use a teacher with the policy's tokenizer "
+            "(e.g. a larger model of its family), or train on the teacher's texts (docs/expert_iteration.md)."
+        )
+    if teacher.whole:
+        fix = "Set teacher.divergence=sampled, which needs the policy's tokens only, or use another teacher."
+        if more := [token for token in known if token not in written]:
+            raise ValueError(
+                f"teacher.divergence={teacher.divergence} compares distributions over one vocabulary, but {TEACHER}="
+                f"{teacher.model.path} has tokens that the policy lacks: {_list_tokens(more, known)}. {fix}"
+            )
+        reader = Model(path=teacher.model.path, trust_remote_code=teacher.model.trust_remote_code)
+        rows, needed = (int(load_config(model).get_text_config().vocab_size) for model in (reader, policy))
+        if rows < needed:
+            raise ValueError(
+                f"teacher.divergence={teacher.divergence} compares distributions of one size, but the head of "
+                f"{TEACHER}={teacher.model.path} has {rows} rows, and the policy's {needed}. {fix}"
+            )
+    if own.chat_template == renderer.tokenizer.chat_template:
+        return []
+    return [f"{TEACHER}={teacher.model.path} has another chat template than the policy, and reads the policy's."]
+
+
+def _list_tokens(tokens: list[str], numbers: dict[str, int], shown: int = 3) -> str:
+    """`'a' (17), 'b' (4) and 20 more`"""
+    first = sorted(tokens, key=lambda token: numbers[token])[:shown]
+    rest = f" and {len(tokens) - shown} more" if len(tokens) > shown else ""
+    return ", ".join(f"{token!r} ({numbers[token]})" for token in first) + rest

@@ -1,4 +1,4 @@
-"""The sizes of a run, every automatic choice resolved and every combination checked."""
+"""Plan of a run: all automatic choices resolved, all combinations of settings checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.algorithms.try_user_functions import moves_without_advantage, try_estimator, try_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
-from alphaapollo.config.notices import ACTOR
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
@@ -24,26 +23,26 @@ from alphaapollo.utils.user_module import load_user_module
 
 @dataclass(frozen=True)
 class Plan:
-    """The resolved sizes of a run."""
+    """Resolved choices of a run."""
 
     placement: Placement
-    model: Model  # how every trained model is computed with: dtype and attention chosen
-    rollout: Rollout  # dtype and number of the engines chosen
+    model: Model  # of all trained models, with dtype and attention resolved
+    rollout: Rollout  # with dtype and number of engines resolved
     estimator: Estimator
     needs_reference: bool
     kl_in_reward: bool
-    needs_old_logprobs: bool  # before the update: the driver computes with them
-    greedy_baseline: bool  # each prompt is also played once greedily
-    shares_prompts: bool  # prompts are computed once for all their samples, where the model's self-check allows it
-    skips_still_rows: bool  # the policy's update leaves out rows whose advantages are all zero: nothing would move
-    needs_ref_columns: bool  # the reference's log-probs (the full KL compares distributions inside the update instead)
-    reference_ahead: bool  # those of each group by themselves, while others are still played
+    needs_old_logprobs: bool  # on the driver, before the update
+    greedy_baseline: bool  # one more greedy rollout per prompt
+    shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
+    skips_still_rows: bool  # the policy's update leaves out rows without an advantage, because they change nothing
+    needs_ref_columns: bool  # log-probs of the reference (the full KL compares distributions in the update instead)
+    reference_ahead: bool  # they are computed per group, while other groups are generated
     sampling: Sampling  # of training rollouts
     folder: Path  # of the run
-    presets: tuple[str, ...]  # that the command line chose, e.g. algorithm=dapo
+    presets: tuple[str, ...]  # chosen on the command line, e.g. algorithm=dapo
     memory: MemoryPlan | None  # of a device; None until the model's configuration has been read
     notices: list[str]
-    why_dtype: str = ""  # behind the model's dtype, e.g. " (auto on a CPU)"
+    why_dtype: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"
 
     @property
     def padded(self) -> bool:
@@ -57,7 +56,7 @@ class Plan:
 
 
 def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> Plan:
-    """Resolve every automatic choice. Raises ValueError for what cannot work, before anything starts."""
+    """Check the configuration and resolve all automatic choices. Raises ValueError for settings that cannot work."""
     notices = check(config, machine.num_gpus, machine.num_cores, origin.keys)
     algorithm = config.algorithm
     if algorithm.custom_module:
@@ -72,7 +71,7 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
 
 
 def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: tuple[str, ...] = ()) -> Plan:
-    """Resolve every automatic choice of a configuration that can work, whose own modules are loaded."""
+    """Resolve all automatic choices of a checked configuration; its user modules are loaded."""
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
@@ -80,8 +79,6 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device)
     rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
-    kl_on_columns = actor.use_kl_loss and not actor.full_kl
-    needs_ref_columns = kl_on_columns or algorithm.use_kl_in_reward
     placement = make_placement(
         trainer,
         rollout,
@@ -102,8 +99,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
         skips_still_rows=skips_still_rows(config, policy_loss),
-        needs_ref_columns=needs_ref_columns,
-        reference_ahead=needs_ref_columns and _reference_ahead(config, placement),
+        needs_ref_columns=config.needs_ref_columns,
+        reference_ahead=config.needs_ref_columns and _reference_ahead(config, placement),
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),
@@ -116,7 +113,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
 
 
 def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
-    """Whether rows without an advantage can be left out of the update: no term of its loss would move for them."""
+    """Whether rows without an advantage can be left out of the update, because no term of its loss depends on them."""
     role = config.actor_rollout_ref
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
     others = others or config.teacher.whole
@@ -124,37 +121,36 @@ def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
 
 
 def _reference_ahead(config: Config, placement: Placement) -> bool:
-    """config/check_async.py refuses it where it is asked for and cannot be."""
-    asked = config.actor_rollout_ref.ref.log_probs_ahead
-    if asked != "auto":
-        return asked
+    wanted = config.actor_rollout_ref.ref.log_probs_ahead
+    if wanted != "auto":
+        return wanted
     return placement.device == "cuda" and not placement.colocate and config.trainer.async_mode is None
 
 
 def _shares_prompts(config: Config, notices: list[str]) -> bool:
-    """Unless it is off, or experts look at each sample's own copy of the prompt, which is said. ValueError: it is asked
-    for, too."""
-    role, key = config.actor_rollout_ref, f"{ACTOR}.use_prefix_grouper"
-    asked = role.actor.use_prefix_grouper
+    """Whether prompts can be computed once for all their samples: if it is not off, and no mixture-of-experts feature
+    needs each sample's copy of the prompt. Raises ValueError if both are required."""
+    role, key = config.actor_rollout_ref, "actor_rollout_ref.actor.use_prefix_grouper"
+    wanted = role.actor.use_prefix_grouper
     other = {
         "model.router_aux_loss_coef": role.model.router_aux_loss_coef,
         "rollout.router_replay": role.rollout.router_replay,
     }
-    looking = [name for name, value in other.items() if value]
-    if asked is False or not looking:
-        return asked is not False
-    if asked is True:
+    conflicts = [name for name, value in other.items() if value]
+    if wanted is False or not conflicts:
+        return wanted is not False
+    if wanted is True:
         raise ValueError(
-            f"{key}=true: {looking[0]} looks at each sample's own copy of the prompt. Set {key}=false, or leave out "
-            f"actor_rollout_ref.{looking[0]}."
+            f"{key}=true cannot work: {conflicts[0]} needs each sample's copy of the prompt. Set {key}=false, or unset "
+            f"actor_rollout_ref.{conflicts[0]}."
         )
-    notices.append(f"each sample computes its prompt anew ({key}): {looking[0]} looks at its own copy of it.")
+    notices.append(f"prompts are computed for each sample separately ({key}): {conflicts[0]} needs each copy.")
     return False
 
 
-def with_memory(plan: Plan, config: Config, machine: Machine) -> Plan:
-    """The plan with what it needs of memory, and kernels and gradient checkpointing chosen where nobody chose. Reads
-    the models' configurations; `memory.problem` says what cannot fit."""
+def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
+    """Add the memory plan, and resolve kernels and gradient checkpointing. Reads the models' configurations.
+    `memory.problem` says what does not fit."""
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_kernels(plan.model, role.model.use_liger))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})

@@ -1,4 +1,4 @@
-"""The table that a run prints before it starts."""
+"""Plan table that a run prints before it starts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from rich.table import Table
 from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.model_memory import GIB, NAMES, MemoryPlan
-from alphaapollo.launch.resume import Start
+from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.setup.inputs import Inputs
 from alphaapollo.trainer.setup.plan import Plan
 
 
-def print_plan(plan: Plan, inputs: Inputs, start: Start, config: Config, terminal: Terminal) -> None:
-    """The numbers that people get wrong, before they cost anything."""
+def print_plan(plan: Plan, inputs: Inputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
+    """Print what is trained, with which sizes and schedules, and all notices."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=str(plan.folder), title_justify="left")
-    rows = _what(plan, inputs, config) | _how_much(plan, inputs, start, config) | plan.placement.describe_roles()
+    rows = (
+        _describe_task(plan, inputs, config)
+        | _describe_sizes(plan, inputs, start, config)
+        | plan.placement.describe_roles()
+    )
     for name, value in rows.items():
         table.add_row(name, escape(value))
     terminal.print(table)
@@ -27,8 +31,8 @@ def print_plan(plan: Plan, inputs: Inputs, start: Start, config: Config, termina
         terminal.print(f"[yellow]note[/yellow] {escape(notice)}", highlight=False)
 
 
-def _what(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
-    """What is trained, on what, towards what."""
+def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
+    """Algorithm, model, data and reward."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * plan.kl_in_reward
@@ -44,8 +48,8 @@ def _what(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]:
     }
     if config.teacher.divergence is None:
         del rows["teacher"]
-    if inputs.reader:
-        rows["reward"] = inputs.reader.describe(config.reward_model, inputs.has_function)
+    if inputs.reward_model_tokenizer:
+        rows["reward"] = inputs.reward_model_tokenizer.describe(config.reward_model, inputs.has_function)
     return rows
 
 
@@ -62,7 +66,7 @@ def _dtype(plan: Plan) -> str:
     return f"{plan.model.dtype}{plan.why_dtype}{kernels}{engines}"
 
 
-def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[str, str]:
+def _describe_sizes(plan: Plan, inputs: Inputs, start: StartPoint, config: Config) -> dict[str, str]:
     """Sizes and schedules."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     prompts, samples = config.data.train_batch_size, config.group_size
@@ -71,13 +75,13 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
         rates.append(f"critic {_learning_rate(config.critic.optim)}")
     ahead = {"ahead of an iteration": _ahead(config)} if trainer.async_mode else {}
     if plan.reference_ahead:
-        ahead |= {"the reference's log-probs": "group by group, while others are played"}
+        ahead |= {"the reference's log-probs": "per group, while others are generated"}
     return ahead | {
         "iterations": f"{inputs.total_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
-        "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens a rank" + ", padding counted" * plan.padded,
-        "prompts": "computed once for all their samples" if plan.shares_prompts else "computed anew for each sample",
+        "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens per rank" + ", padding counted" * plan.padded,
+        "prompts": "computed once for all their samples" if plan.shares_prompts else "computed for each sample",
         "optimiser steps an iteration": (
             f"{config.optimizer_steps} ({config.mini_batches} mini-batches x {actor.ppo_epochs} epochs)"
         ),
@@ -94,12 +98,11 @@ def _how_much(plan: Plan, inputs: Inputs, start: Start, config: Config) -> dict[
 def _ahead(config: Config) -> str:
     trainer, correction = config.trainer, config.algorithm.rollout_correction
     if not trainer.max_staleness:
-        return f"nothing (async_mode {trainer.async_mode}, max_staleness 0): as the synchronous loop"
+        return f"nothing (async_mode {trainer.async_mode}, max_staleness 0), as in the synchronous loop"
     groups = config.data.train_batch_size * trainer.max_staleness
-    kept = "kept" if trainer.keep_kv_cache else "computed anew"
     return (
         f"up to {groups} groups, {trainer.max_staleness} publishes old at most; async_mode {trainer.async_mode}, "
-        f"caches {kept}, correction {correction.method} by {correction.level}"
+        f"correction {correction.method} by {correction.level}"
     )
 
 
@@ -137,7 +140,7 @@ def _every(frequency: int) -> str:
 
 
 def when_written(memory: MemoryPlan | None) -> str:
-    """Of checkpoints."""
+    """When checkpoints are written, appended to how often."""
     if memory is None:
         return "; written while the next one runs"
     size = f"{memory.copies / GIB:.1f} GiB"
@@ -150,12 +153,12 @@ def _memory(memory: MemoryPlan | None) -> str:
     if memory is None:
         return "not known"
     moment, held = memory.peak
-    host = f"; offloaded, {memory.host / GIB:.1f} GiB of a node's own" if memory.host else ""
-    return f"{held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}){host}, by arithmetic"
+    host = f"; offloaded, {memory.host / GIB:.1f} GiB of host memory per node" if memory.host else ""
+    return f"{held.total / GIB:.1f} GiB on {memory.what} at its peak ({moment}){host}, calculated"
 
 
 def memory_table(memory: MemoryPlan) -> Table:
-    """GiB at each moment, together and by role; what is nothing is left out."""
+    """Table of GiB at each moment: total, and each role with at least 0.05 GiB."""
     table = Table(
         title=f"GiB on {memory.what}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
     )

@@ -1,4 +1,4 @@
-"""What the driver says of a worker's failure over Ray; no Ray is started."""
+"""Errors of the driver for a worker's failure over Ray; no Ray is started."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ray.exceptions import (
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_ranks import RayRanks
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's."""
+    """Named like torch's."""
 
 
-def said(cause: Exception) -> str:
+def message_of(cause: Exception) -> str:
     ranks: Any = object.__new__(RayRanks)
     ranks.role, ranks.where = "policy", []
 
@@ -43,13 +43,13 @@ def said(cause: Exception) -> str:
     return str(caught.value)
 
 
-def test_a_gpu_without_room_names_the_keys() -> None:
-    text = said(OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+def test_out_of_memory_names_the_keys() -> None:
+    text = message_of(OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
     assert text.startswith(
-        "the policy worker of rank 3: CUDA out of memory. Tried to allocate 2.00 GiB. What makes room"
+        "the policy worker of rank 3: CUDA out of memory. Tried to allocate 2.00 GiB. To reduce memory"
     )
     assert "ppo_max_token_len_per_gpu" in text and "bug" not in text
-    assert "which is a bug" in said(RuntimeError("shapes differ"))
+    assert "which is a bug" in message_of(RuntimeError("shapes differ"))
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,10 @@ def test_a_gpu_without_room_names_the_keys() -> None:
         ),
         (NodeDiedError("node 7 is gone"), WorkerDied, "node 7 is gone"),
         (LocalRayletDiedError(), WorkerDied, "raylet"),
-        (OutOfDiskError("file system is full"), WorkerFailed, "full Make room there."),
+        (OutOfDiskError("file system is full"), WorkerFailed, "full Free space there."),
     ],
 )
-def test_what_ray_itself_meets_is_a_death_or_a_failure_and_no_bug(
-    error: RayError, kind: type[Exception], says: str
-) -> None:
+def test_errors_of_ray_are_deaths_or_failures_and_not_bugs(error: RayError, kind: type[Exception], says: str) -> None:
     ranks: Any = object.__new__(RayRanks)
     ranks.role, ranks.where = "policy", []
 
@@ -80,7 +78,7 @@ def test_what_ray_itself_meets_is_a_death_or_a_failure_and_no_bug(
 
 
 class Ref:
-    """As Ray's: it can be awaited again, and its future is another thread's."""
+    """Like Ray's: it can be awaited more than once, and its future belongs to another thread."""
 
     def __init__(self, after: float, error: Exception | None = None):
         self._future: Future[str] = Future()
@@ -111,12 +109,12 @@ def closed() -> Ref:
     return Ref(0, RayTaskError("call", "Connection closed by peer", RuntimeError()))
 
 
-def test_of_a_rank_that_died_the_others_may_know_first() -> None:
+def test_a_death_is_raised_before_the_closed_connections_of_other_ranks() -> None:
     ranks = two_ranks()
     with pytest.raises(WorkerDied, match=r"rank 1 \(pid 9 on node 10\.0\.0\.2\) died"):
         asyncio.run(ranks._all([closed(), Ref(0.05, ActorDiedError())]))
     with pytest.raises(WorkerFailed, match="Connection closed by peer"):
-        asyncio.run(ranks._all([closed(), closed()]))  # all have failed: nothing is waited for
+        asyncio.run(ranks._all([closed(), closed()]))  # all have failed: no wait
 
 
 def test_the_first_failure_ends_the_wait() -> None:
@@ -124,20 +122,20 @@ def test_the_first_failure_ends_the_wait() -> None:
     with pytest.raises(WorkerDied, match="rank 1"):
         asyncio.run(two_ranks()._all([late, Ref(0.05, ActorDiedError())], "update"))
     assert time.monotonic() - begin < 10
-    assert not PULSE.report().doing
+    assert not HEARTBEAT.report().calls
 
 
-def test_while_some_have_answered_the_others_are_waited_for() -> None:
-    async def look() -> tuple[list[str], list[str]]:
+def test_ranks_that_have_not_answered_are_listed() -> None:
+    async def watch() -> tuple[list[str], list[str]]:
         call = asyncio.ensure_future(two_ranks()._all([Ref(0), Ref(1.0)], "update"))
         await asyncio.sleep(0.3)
-        return [f"{one.what} of {one.whom}" for one in PULSE.report().doing], await call
+        return [f"{one.name} of {one.worker}" for one in HEARTBEAT.report().calls], await call
 
-    assert asyncio.run(look()) == (["update of policy 1"], ["done", "done"])
-    assert not PULSE.report().doing
+    assert asyncio.run(watch()) == (["update of policy 1"], ["done", "done"])
+    assert not HEARTBEAT.report().calls
 
 
-def test_a_cancelled_call_waits_for_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     slow = Ref(0.3)
 
     async def cancel() -> None:
@@ -146,8 +144,8 @@ def test_a_cancelled_call_waits_for_nobody(caplog: pytest.LogCaptureFixture) -> 
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert not PULSE.report().doing
+        assert not HEARTBEAT.report().calls
 
     asyncio.run(cancel())
-    slow.timer.join()  # it comes when nobody waits any more, and the loop is closed
+    slow.timer.join()  # its result arrives after the loop is closed
     assert not caplog.records

@@ -14,19 +14,19 @@ from alphaapollo.weight_sync.verification import WeightSyncError
 
 @dataclass
 class Engine:
-    """A rollout worker that plays nothing, slowly for long prompts, and counts how much it plays at a time."""
+    """A rollout worker that generates nothing, slowly for large ids, and counts its concurrent samples."""
 
     holds_weights = True
-    playing: int = 0
+    running: int = 0
     most: int = 0
     receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))
     held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
-        self.playing += request.num_samples
-        self.most = max(self.most, self.playing)
+        self.running += request.num_samples
+        self.most = max(self.most, self.running)
         await asyncio.sleep(0.001 * request.prompt.id)
-        self.playing -= request.num_samples
+        self.running -= request.num_samples
         return TrajectoryGroup(request.prompt, [])
 
     async def wake_weights(self) -> None:
@@ -50,7 +50,7 @@ class Policy:
     def release_weights(self) -> None:
         pass
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         pass
 
     def probe(self, token_ids: list[int]) -> list[float]:
@@ -63,7 +63,7 @@ class Moved(Policy):
 
 
 class TwoRanks:
-    """Ranks over two objects of this process."""
+    """Two workers in this process."""
 
     def __init__(self, *workers: Engine):
         self.workers, self.size = workers, len(workers)
@@ -80,14 +80,14 @@ async def collect(group: EngineGroup, count: int) -> list[int]:
     return [index async for index, _ in group.generate(requests(count))]
 
 
-def test_groups_come_as_they_end_and_never_overfill_an_engine() -> None:
+def test_groups_are_yielded_as_they_end_within_the_capacity() -> None:
     engines = Engine(), Engine()
     done = asyncio.run(collect(EngineGroup(TwoRanks(*engines), samples_in_flight=8), 20))  # type: ignore[arg-type]
     assert sorted(done) == list(range(20))
     assert [engine.most for engine in engines] == [8, 8]
 
 
-def test_a_group_larger_than_the_window_still_runs() -> None:
+def test_a_group_larger_than_the_capacity_runs() -> None:
     engine = Engine()
     done = asyncio.run(collect(EngineGroup(LocalRanks(engine), samples_in_flight=2), 3))  # type: ignore[arg-type]
     assert sorted(done) == [0, 1, 2]
@@ -130,7 +130,7 @@ def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:
 
 
 class FourRanks:
-    """Notes what each rank gets; a rank answers with its number."""
+    """Records what each rank gets; a rank returns its number."""
 
     size = 4
 
@@ -145,7 +145,7 @@ class FourRanks:
         return [0, 1, 2, 3]
 
 
-def test_ranks_that_share_rows_get_the_same_and_one_of_them_answers() -> None:
+def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> None:
     ranks = FourRanks()
     policy, critic, reward = (kind(ranks, 2) for kind in (PolicyGroup, CriticGroup, RewardModelGroup))  # type: ignore
 
@@ -162,10 +162,10 @@ def test_ranks_that_share_rows_get_the_same_and_one_of_them_answers() -> None:
 
 
 @pytest.mark.parametrize("holds_weights", [True, False])
-def test_in_flight_the_engine_is_paused_while_weights_come_and_probed_when_it_goes_on(holds_weights: bool) -> None:
+def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(holds_weights: bool) -> None:
     calls: list[str] = []
 
-    class Noting(Engine):
+    class Recorder(Engine):
         async def pause(self, keep_cache: bool) -> None:
             calls.append(f"pause {keep_cache}")
 
@@ -180,7 +180,7 @@ def test_in_flight_the_engine_is_paused_while_weights_come_and_probed_when_it_go
             calls.append("probe")
             return await super().log_probs(token_ids)
 
-    engine = Noting()
+    engine = Recorder()
     engine.holds_weights = holds_weights
     asyncio.run(replace(publisher(engine), in_flight=True, keep_cache=True).publish(1))
     assert calls == ["pause True", "confirm", "resume", *["probe"] * holds_weights]

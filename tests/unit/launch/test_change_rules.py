@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alphaapollo.config.diff import OF_THE_START, ChangeRule, Verdict
 from pydantic import BaseModel
 
-from alphaapollo.config.diff import OF_THE_START, ChangeRule, Verdict
 from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.evaluation.generation import change_rule as of_generation
 from alphaapollo.evolving.run import change_rule as of_evolving
-from alphaapollo.finetuning import dpo, rm, sft
+from alphaapollo.finetuning import dpo, reward_model, sft
 from alphaapollo.trainer.setup import resume_rule
 
 LISTING = Path(__file__).with_name("change_rules.txt")
 RULES: dict[str, tuple[type[BaseModel], ChangeRule]] = {
     "main_ppo": (Config, resume_rule.change_rule_of(Config())),
-    "main_sft": (SftConfig, sft.Sft().change_rule),
-    "main_dpo": (DpoConfig, dpo.Dpo().change_rule),
-    "main_rm": (RmConfig, rm.Rm().change_rule),
+    "main_sft": (SftConfig, sft.SftTask().change_rule),
+    "main_dpo": (DpoConfig, dpo.DpoTask().change_rule),
+    "main_rm": (RmConfig, reward_model.RewardModelTask().change_rule),
     "main_generation": (GenerationConfig, of_generation),
     "evolving": (EvolvingConfig, of_evolving),
 }
@@ -48,7 +48,7 @@ def test_every_key_has_the_verdict_that_was_written_down_for_it() -> None:
         (Config, (resume_rule.IDENTITY, resume_rule.EFFECTS)),
         (SftConfig, (sft.IDENTITY, sft.EFFECTS)),
         (DpoConfig, (dpo.IDENTITY, dpo.EFFECTS)),
-        (RmConfig, (rm.IDENTITY, rm.EFFECTS)),
+        (RmConfig, (reward_model.IDENTITY, reward_model.EFFECTS)),
     ],
 )
 def test_the_rules_name_keys_that_exist(schema: type[BaseModel], tables: tuple[dict[str, str], ...]) -> None:

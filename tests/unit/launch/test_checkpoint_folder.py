@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 from pathlib import Path
@@ -12,11 +13,11 @@ from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, dam
 from alphaapollo.trainer.progress import Progress
 
 
-def write(checkpoints: CheckpointFolder, step: int) -> Path:
+def write(checkpoints: CheckpointFolder, step: int, validation: dict[str, float] | None = None) -> Path:
     folder = checkpoints.begin(step)
     (folder / "policy").mkdir()
     (folder / "policy/weights").write_text(str(step))
-    Progress(step, prompts_consumed=10 * step, kl_coef=0.5).write(folder)
+    Progress(step, prompts_consumed=10 * step, kl_coef=0.5, validation=validation or {}).write(folder)
     return checkpoints.finish(folder)
 
 
@@ -38,12 +39,45 @@ def test_older_ones_are_removed(tmp_path: Path) -> None:
     assert [folder.name for folder in checkpoints.whole()] == ["step_000002", "step_000003"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "values", "kept"),
+    [
+        ("val/accuracy", [0.5, 0.9, 0.8, 0.7, 0.6], [2, 4, 5]),
+        ("val/accuracy", [0.5, 0.9, 0.9, 0.7, 0.6], [3, 4, 5]),  # of equal ones the newest
+        ("val/accuracy", [0.5, 0.6, 0.7, 0.8, 0.9], [4, 5]),
+        ("val/accuracy", [0.9, None, math.nan, 0.7, None], [1, 4, 5]),
+        ("val/loss_greedy", [0.5, 0.9, 0.8, 0.7, 0.6], [1, 4, 5]),
+        ("val/loss/code", [0.5, 0.9, 0.3, 0.7, 0.6], [3, 4, 5]),
+        ("val/accuracy", [None] * 5, [4, 5]),
+    ],
+)
+def test_the_best_checkpoint_is_kept_besides_the_newest(
+    tmp_path: Path, metric: str, values: list[float | None], kept: list[int]
+) -> None:
+    for step, value in enumerate(values, start=1):  # a new object each time, as after a resume
+        write(
+            CheckpointFolder(tmp_path, 2, metric), step, {} if value is None else {metric: value, "val/reward": -step}
+        )
+    checkpoints = CheckpointFolder(tmp_path, 2, metric)
+    assert checkpoints.whole() == [checkpoints.path(step) for step in kept]
+
+
+def test_an_unknown_metric_to_keep_the_best_by_is_refused_at_the_first_validation(tmp_path: Path) -> None:
+    checkpoints = CheckpointFolder(tmp_path, 2, "val/acc")
+    checkpoints.check_keep_best({"val/failed": 1.0})  # no sample has a score yet
+    with pytest.raises(ValueError, match=r"keep_best=val/acc is not .* one of val/accuracy, val/reward\."):
+        checkpoints.check_keep_best({"val/reward": 1.0, "val/accuracy": 0.5})
+    checkpoints = CheckpointFolder(tmp_path, 2, "val/accuracy")
+    checkpoints.check_keep_best({"val/accuracy": 0.5})
+    checkpoints.check_keep_best({"val/reward": 0.0})
+
+
 def test_a_copy_that_a_person_has_made_beside_them_is_left_alone(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=1)
     copies = [shutil.copytree(write(checkpoints, 4), tmp_path / name) for name in ("step_000004_copy", "step_4")]
     write(checkpoints, 999_999)
     newest = write(checkpoints, 1_000_000)
-    assert checkpoints.whole() == [newest] and checkpoints.steps() == [1_000_000]
+    assert checkpoints.whole() == [newest]
     checkpoints.set_aside(after=2)
     assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
 

@@ -99,10 +99,10 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
 def test_what_computes_otherwise_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = export_worker.plain_outputs
-    monkeypatch.setattr(export_worker, "plain_outputs", lambda *given: [one + 0.5 for one in right(*given)])
+    right = export_worker.transformers_outputs
+    monkeypatch.setattr(export_worker, "transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)])
     assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
-    assert "differs from the checkpoint by 5.0e-01" in capsys.readouterr().err
+    assert "differ from the checkpoint's by 5.0e-01" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

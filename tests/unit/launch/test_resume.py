@@ -11,10 +11,8 @@ import yaml
 
 from alphaapollo.config.keys import plain
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.finetuning.sft import Sft
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
-from alphaapollo.launch.resume import Start, already_complete, find_start, interrupted
-from alphaapollo.trainer.setup.resume_rule import IDENTITY, change_rule_of
+from alphaapollo.launch.resume import StartPoint, completed_message, find_start, interrupted_message
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:
@@ -22,8 +20,8 @@ def configured(out: Path, **sections: dict[str, Any]) -> Config:
     return Config(trainer=trainer, data={"train_files": "a.parquet"} | sections.pop("data", {}), **sections)
 
 
-def start_of(config: Config | SftConfig) -> Start:
-    return find_start(config, change_rule_of(config) if isinstance(config, Config) else Sft().change_rule)
+def start_of(config: Config | SftConfig) -> StartPoint:
+    return find_start(config)
 
 
 def train(config: Config | SftConfig, step: int) -> Path:
@@ -49,7 +47,7 @@ def saved(folder: Path) -> dict[str, Any]:
 def test_a_new_run_notes_its_configuration(tmp_path: Path) -> None:
     config = configured(tmp_path)
     start = start_of(config)
-    assert start == Start(config.trainer.folder) and start.lines() == []
+    assert start == StartPoint(config.trainer.folder) and start.lines() == []
     assert not config.trainer.folder.exists(), "nothing is touched before the run starts"
     assert start.claim(config) is None
     assert saved(config.trainer.folder) == {"config.yaml": config.model_dump(mode="json")}
@@ -59,8 +57,8 @@ def test_the_same_configuration_goes_on_and_changes_nothing(tmp_path: Path) -> N
     config = configured(tmp_path)
     checkpoint = train(config, 20)
     start = start_of(config)
-    assert start == Start(config.trainer.folder, checkpoint, 20, reached=20)
-    assert start.lines() == [f"goes on from {checkpoint}."]
+    assert start == StartPoint(config.trainer.folder, checkpoint, 20, reached=20)
+    assert start.lines() == [f"resumes from {checkpoint}."]
     start.claim(config)
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
@@ -109,7 +107,7 @@ def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path,
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ValueError) as error:
         start_of(Config.model_validate(values))
-    assert f"cannot be resumed: it was made with {key}={plain(old)} (now {plain(new)})." in str(error.value)
+    assert f"cannot be resumed with these changes: {key}={plain(old)} (now {plain(new)})." in str(error.value)
     assert "another trainer.experiment_name" in str(error.value) and "resume_mode=disable" in str(error.value)
     assert f"trainer.resume_from_path={checkpoint}" in str(error.value)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
@@ -129,7 +127,7 @@ def test_a_checkpoint_of_another_run_is_taken_if_it_is_asked_for(tmp_path: Path)
 def test_a_path_that_is_no_checkpoint_lists_those_there_are(tmp_path: Path) -> None:
     train(configured(tmp_path), 4)
     trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "elsewhere")}
-    with pytest.raises(ValueError, match=r"elsewhere' is no whole checkpoint.*step_000004"):
+    with pytest.raises(ValueError, match=r"elsewhere' is not a complete checkpoint.*step_000004"):
         start_of(configured(tmp_path, trainer=trainer))
 
 
@@ -137,10 +135,10 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     config = configured(tmp_path)
     folder = config.trainer.folder
     start_of(config).claim(config)
-    assert start_of(config) == Start(folder), "a start that failed leaves nothing of worth"
+    assert start_of(config) == StartPoint(folder), "a start that failed leaves nothing of worth"
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     start = start_of(config)
-    assert start.in_the_way and start.lines() == [f"begins anew: the earlier run in {folder} is moved aside."]
+    assert start.in_the_way and start.lines() == [f"starts from scratch: the previous run in {folder} is moved aside."]
     assert start.claim(config) == folder.with_name("run.1")
     assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
         "config.yaml"
@@ -149,9 +147,9 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_says_from_where_it_goes_on(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    assert "before the first checkpoint" in interrupted(config.trainer.folder)
+    assert "before the first checkpoint" in interrupted_message(config.trainer.folder)
     checkpoint = train(config, 2)
-    assert interrupted(config.trainer.folder).endswith(f"goes on from {checkpoint}")
+    assert interrupted_message(config.trainer.folder).endswith(f"resumes from {checkpoint}")
 
 
 def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
@@ -161,7 +159,7 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"run is the folder of a run of main_ppo\. Set another trainer\.experiment_name"
     ):
-        find_start(sft, change_rule_of(config))
+        find_start(sft)
 
 
 @pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "holds no configuration")])
@@ -183,7 +181,7 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path
     for written, exported in ((99, False), (100, True), (101, True)):
         os.utime(model, (written, written))
         assert start_of(config).is_exported() is exported
-    assert f"all 2 iterations are done, nothing was started. The model lies in {model}." in already_complete(
+    assert f"all 2 iterations are done, nothing was started. The model lies in {model}." in completed_message(
         config.trainer.folder, 2
     )
 
@@ -192,7 +190,7 @@ def test_a_folder_that_another_run_has_changed_meanwhile_is_not_touched(tmp_path
     config = configured(tmp_path)
     early = start_of(config)
     checkpoint = train(config, 20)
-    with pytest.raises(ValueError, match=r"has changed since this run looked \(checkpoints, checkpoints/step_000020, "):
+    with pytest.raises(ValueError, match=r"has changed since the start \(checkpoints, checkpoints/step_000020, "):
         early.claim(config)
     start = start_of(config)
     checkpoint.rename(checkpoint.with_name("step_000040"))
@@ -216,10 +214,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
     start = start_of(config)
     assert (start.checkpoint, start.step) == (older, 20)
     passed, goes_on, aside = start.lines()
-    assert passed == f"is passed over, for it is damaged: {newer}: weights has other bytes."
+    assert passed == f"skipped, because it is damaged: {newer}: weights has other bytes."
     assert (goes_on, aside) == (
-        f"goes on from {older}; the run had reached iteration 40, and makes those after 20 again.",
-        "sets the checkpoints of later iterations aside: step_000040.",
+        f"resumes from {older}; the run had reached iteration 40 and repeats those after 20.",
+        "moves the checkpoints of later iterations aside: step_000040.",
     )
     start.claim(config)
     assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
@@ -235,10 +233,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
 def test_how_far_the_run_had_come_is_told(tmp_path: Path) -> None:
     config = configured(tmp_path)
     checkpoint = train(config, 4)
-    assert start_of(config).lines() == [f"goes on from {checkpoint}."]
+    assert start_of(config).lines() == [f"resumes from {checkpoint}."]
     log(config.trainer.folder, *range(10))  # a kill, or a checkpoint that is gone
     (line,) = start_of(config).lines()
-    assert line == f"goes on from {checkpoint}; the run had reached iteration 9, and makes those after 4 again."
+    assert line == f"resumes from {checkpoint}; the run had reached iteration 9 and repeats those after 4."
 
 
 @pytest.mark.parametrize(
@@ -260,7 +258,7 @@ def test_metrics_that_are_lost_are_told(tmp_path: Path, left: list[int] | None, 
         metrics.unlink()
     else:
         log(config.trainer.folder, *left)
-    line = f"{metrics} has no line of iterations {lost}: they have been lost."
+    line = f"{metrics} has no lines of iterations {lost}; they are lost."
     assert start_of(config).lines()[1:] == ([line] if lost else [])
 
 
@@ -281,7 +279,7 @@ def test_lines_that_were_never_written_are_not_lost(
     config = SftConfig(trainer=names | {"log_freq": log_freq})
     train(config, step)
     log(config.trainer.folder, *left)
-    said = f"{config.trainer.folder / 'metrics.jsonl'} has no line of iterations {lost}: they have been lost."
+    said = f"{config.trainer.folder / 'metrics.jsonl'} has no lines of iterations {lost}; they are lost."
     assert start_of(config).lost == (said if lost else "")
 
 
@@ -310,7 +308,7 @@ def test_a_checkpoint_that_nothing_vouches_for_is_passed_over(tmp_path: Path, go
         (newer / name).unlink()
     start = start_of(config)
     assert start.checkpoint == older
-    assert start.lines()[0] == f"is passed over, for it is damaged: {newer}: {says}."
+    assert start.lines()[0] == f"skipped, because it is damaged: {newer}: {says}."
 
 
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
@@ -319,7 +317,7 @@ def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Pat
     checkpoint, later = train(config, 20), train(config, 40)
     back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
     start = start_of(back)
-    assert start.lines()[1] == "sets the checkpoints of later iterations aside: step_000040."
+    assert start.lines()[1] == "moves the checkpoints of later iterations aside: step_000040."
     start.claim(back)
     assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
     assert start_of(config).checkpoint == checkpoint
@@ -335,4 +333,4 @@ def test_a_checkpoint_with_the_name_of_another_iteration_is_passed_over(tmp_path
     renamed = later.rename(later.with_name("step_000100"))
     start = start_of(config)
     assert start.checkpoint == checkpoint
-    assert start.lines()[0] == f"is passed over, for it is damaged: {renamed}: it is of iteration 40."
+    assert start.lines()[0] == f"skipped, because it is damaged: {renamed}: it is of iteration 40."

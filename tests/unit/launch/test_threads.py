@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.controller.placement import Machine
 from alphaapollo.launch.checkpoint_folder import seal, write_progress
-from alphaapollo.launch.cpu_threads import settle_threads, settle_tuning_threads
+from alphaapollo.launch.cpu_threads import choose_threads, choose_tuning_threads
 from alphaapollo.launch.resume import find_start
-from alphaapollo.trainer.setup.resume_rule import change_rule_of
 
 
 def configured(out: Path, trainer: dict[str, Any] | None = None, **rollout: Any) -> Config:
@@ -27,13 +26,13 @@ def counts(config: Config) -> tuple[int | None, int | None]:
 
 
 def settled(config: Config, cores: int, gpus: int = 0) -> tuple[int | None, int | None]:
-    return counts(settle_threads(config, Machine(cores, gpus))[0])
+    return counts(choose_threads(config, Machine(cores, gpus))[0])
 
 
 def begun(config: Config, cores: int) -> None:
     """What a run of one iteration on so many cores leaves."""
-    config, _ = settle_threads(config, Machine(cores, 0))
-    find_start(config, change_rule_of(config)).claim(config)
+    config, _ = choose_threads(config, Machine(cores, 0))
+    find_start(config).claim(config)
     checkpoint = config.trainer.folder / "checkpoints" / "step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})
@@ -47,7 +46,7 @@ def begun(config: Config, cores: int) -> None:
         (1, {}, {}, (1, 1)),
         (8, {"n_gpus_per_node": 2}, {"num_engines": 2, "tensor_model_parallel_size": 2}, (4, 2)),
         (2, {"n_gpus_per_node": 4}, {"num_engines": 3}, (1, 1)),
-        (8, {"nnodes": 2}, {"data_parallel_size": 4}, (8, 4)),
+        (8, {"nnodes": 2}, {"num_engines": 4}, (8, 4)),
         (8, {"cpu_threads": 3}, {"cpu_threads": 1}, (3, 1)),
         (8, {}, {"name": "fake"}, (8, None)),
         (8, {"async_mode": "carry"}, {}, (8, 8)),
@@ -67,19 +66,19 @@ def test_on_gpus_nothing_is_settled(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_keeps_its_counts_on_another_machine(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
-    config, notices = settle_threads(configured(tmp_path), Machine(16, 0))
+    config, notices = choose_threads(configured(tmp_path), Machine(16, 0))
     assert counts(config) == (2, 2)
     assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2, as at the run's earlier start")
     assert "trainer.cpu_threads=16 takes them" in notices[1]
-    assert find_start(config, change_rule_of(config)).changes == ()
-    assert settle_threads(configured(tmp_path), Machine(2, 0))[1] == []
+    assert find_start(config).changes == ()
+    assert choose_threads(configured(tmp_path), Machine(2, 0))[1] == []
 
 
 def test_a_count_that_is_given_is_a_change(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
-    config, notices = settle_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
+    config, notices = choose_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
     assert counts(config) == (8, 2) and len(notices) == 1
-    assert [str(change) for change in find_start(config, change_rule_of(config)).changes] == [
+    assert [str(change) for change in find_start(config).changes] == [
         "trainer.cpu_threads: 2 -> 8: applied (with another count of threads sums may round otherwise)"
     ]
 
@@ -100,4 +99,4 @@ def test_a_run_that_begins_anew_and_one_from_anothers_checkpoint(tmp_path: Path)
 
 def test_fine_tuning_shares_the_cores_among_its_ranks(tmp_path: Path) -> None:
     config = SftConfig(trainer={"output_dir": str(tmp_path), "n_gpus_per_node": 2})
-    assert settle_tuning_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4
+    assert choose_tuning_threads(config, Machine(8, 0))[0].trainer.cpu_threads == 4

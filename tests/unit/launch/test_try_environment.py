@@ -141,5 +141,5 @@ def test_a_place_that_nothing_fills_is_told():
     def told(template: str) -> list[str]:
         return asyncio.run(try_resets(Env(env_name="guessing_game", guessing_game={"prompt": template}), ROWS))
 
-    assert told("1-{foo}") == ["env.guessing_game.prompt: {foo} is shown as it is, for nothing fills it."]
+    assert told("1-{foo}") == ["env.prompt: {foo} is shown as it is, for nothing fills it."]
     assert told(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []

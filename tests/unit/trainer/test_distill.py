@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,15 +12,15 @@ from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.keys import with_value
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.local import launch_trainers
-from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.worker_groups import LocalWorkerGroups
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import Learner
 from alphaapollo.trainer.setup.plan import resolve_plan
-from alphaapollo.trainer.setup.roles import make_roles
+from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.tiny import save_model
 from tests.unit.trainer.samples import group, trajectory
@@ -48,12 +47,12 @@ def config_of(policy: Path, teacher: Path, divergence: str) -> Config:
 async def distances(config: Config) -> list[dict[str, float]]:
     """The metrics of a few iterations on the same texts."""
     plan = resolve_plan(config, Machine(2, 0), [])
-    policy, _ = launch_trainers(plan.placement, make_roles(config, plan, "test", ITERATIONS, has_function=False))
-    crew: Any = SimpleNamespace(policy=policy, critic=None)
+    specs = make_worker_specs(config, plan, "test", ITERATIONS, has_function=False)
+    workers = LocalWorkerGroups(replace(specs, engine=None, reward_model=None))
     run = Learner(
         config=config,
         plan=plan,
-        crew=crew,
+        workers=workers,
         estimator=plan.estimator,
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
         progress=Progress(kl_coef=0.0),
@@ -61,7 +60,7 @@ async def distances(config: Config) -> list[dict[str, float]]:
     )
     groups = [group(trajectory(0, 0.0, length)) for length in (6, 9, 12, 4)]
     learned = [await learn(run, step + 1, groups, Timer()) for step in range(ITERATIONS)]
-    await policy.close()
+    await workers.close()
     return [one.metrics for one in learned]
 
 

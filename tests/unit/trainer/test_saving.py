@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from alphaapollo.launch import background_checkpoint
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.saving import Saving
 
 
 class Trainer:
@@ -27,10 +25,10 @@ class Trainer:
     async def save(self, folder: str) -> None:
         self.calls.append(f"{self.name}.save {Path(folder).parent.name}")
 
-    async def rest(self) -> None:
+    async def offload(self) -> None:
         self.calls.append(f"{self.name}.rest")
 
-    async def written(self) -> float:
+    async def wait_for_save(self) -> float:
         await self.let.wait()
         self.calls.append(f"{self.name}.written")
         if isinstance(self.seconds, Exception):
@@ -46,9 +44,9 @@ class Case:
         self.notices: list[str] = []
         self.policy = Trainer("policy", self.calls, policy)
         self.critic = None if critic is None else Trainer("critic", self.calls, critic)
-        crew: Any = SimpleNamespace(policy=self.policy, critic=self.critic, engines=self)
+        trainers = {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
         self.checkpoints = CheckpointFolder(folder, None)
-        self.saving = Saving(self.checkpoints, crew, self.notices.append)
+        self.saving = BackgroundCheckpoint(self.checkpoints, trainers, self.notices.append, self.cache_released)
 
     @asynccontextmanager
     async def cache_released(self) -> AsyncIterator[None]:
@@ -79,15 +77,15 @@ def test_the_copies_have_a_phase_and_the_writing_has_none(tmp_path: Path) -> Non
         progress.step = 4
         progress.unfinished.append(6)
         case.policy.let.set()
-        assert await case.saving.figures() == {} and case.whole == []
+        assert await case.saving.metrics() == {} and case.whole == []
         case.critic.let.set()
-        async with case.saving.settled():
+        async with case.saving.finish_on_exit():
             pass
         assert case.whole == ["step_000003"]
         assert Progress.read(tmp_path / "step_000003") == Progress(step=3, unfinished=[5])
-        figures = await case.saving.figures()
+        figures = await case.saving.metrics()
         assert figures["checkpoint/write_seconds"] >= 3.0
-        assert await case.saving.figures() == {}
+        assert await case.saving.metrics() == {}
 
     asyncio.run(main())
 
@@ -104,8 +102,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         await second
         assert case.calls.index("policy.written") < case.calls.index("policy.save .writing_step_000002")
         assert "step_000001" in case.whole
-        assert "checkpoint/write_seconds" in await case.saving.figures()
-        async with case.saving.settled():
+        assert "checkpoint/write_seconds" in await case.saving.metrics()
+        async with case.saving.finish_on_exit():
             pass
         assert case.whole == ["step_000001", "step_000002"]
 
@@ -118,11 +116,11 @@ def test_an_error_is_raised_at_the_next_call_and_once(tmp_path: Path, where: str
         case = Case(tmp_path, policy=FULL)
         await case.saving.save(Progress(step=3))
         case.policy.let.set()
-        await asyncio.wait([case.saving._behind])  # type: ignore[list-item]
+        await asyncio.wait([case.saving._writing])  # type: ignore[list-item]
         with pytest.raises(OSError, match="step_000003"):
-            async with case.saving.settled():
+            async with case.saving.finish_on_exit():
                 if where == "figures":
-                    await case.saving.figures()
+                    await case.saving.metrics()
                 elif where == "save":
                     await case.saving.save(Progress(step=4))
         assert case.whole == [] and case.notices == []
@@ -131,7 +129,7 @@ def test_an_error_is_raised_at_the_next_call_and_once(tmp_path: Path, where: str
 
 
 def test_what_the_driver_cannot_write_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def finish(folder: Path, spared: int | None) -> None:
+    def finish(folder: Path) -> None:
         raise OSError(28, "No space left on device")  # of fsync, which knows no names
 
     async def main() -> None:
@@ -139,7 +137,7 @@ def test_what_the_driver_cannot_write_names_the_checkpoint(tmp_path: Path, monke
         monkeypatch.setattr(case.checkpoints, "finish", finish)
         case.policy.let.set()
         with pytest.raises(OSError, match=r"could not write the checkpoint: No space .*step_000003"):
-            async with case.saving.settled():
+            async with case.saving.finish_on_exit():
                 await case.saving.save(Progress(step=3))
 
     asyncio.run(main())
@@ -150,7 +148,7 @@ def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
         case = Case(tmp_path)
 
         async def run() -> None:
-            async with case.saving.settled():
+            async with case.saving.finish_on_exit():
                 await case.saving.save(Progress(step=1))
                 await case.saving.save(Progress(step=2))  # waits for the first: there it is interrupted
 
@@ -161,7 +159,7 @@ def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
         task.cancel()
         while not case.notices:
             await asyncio.sleep(0)
-        assert case.notices == ["the checkpoint of iteration 1 is on its way to the disk"] and not task.done()
+        assert case.notices == ["the checkpoint of iteration 1 is being written"] and not task.done()
         case.policy.let.set()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -173,19 +171,19 @@ def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "patience", "told"),
     [
-        (2.0, 0.0, "the checkpoint of iteration 3 was not whole after 0 s: it is left out"),
-        (FULL, 30.0, f"the checkpoint of iteration 3 is not whole: {FULL}"),
+        (2.0, 0.0, "the checkpoint of iteration 3 was not complete after 0 s and is dropped"),
+        (FULL, 30.0, f"the checkpoint of iteration 3 could not be written: {FULL}"),
     ],
 )
 def test_a_run_that_has_failed_says_what_became_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, told: str
 ) -> None:
-    monkeypatch.setattr(background_checkpoint, "PATIENCE", patience)
+    monkeypatch.setattr(background_checkpoint, "FAILED_RUN_SECONDS", patience)
 
     async def main() -> None:
         case = Case(tmp_path, policy)
         with pytest.raises(ZeroDivisionError):
-            async with case.saving.settled():
+            async with case.saving.finish_on_exit():
                 await case.saving.save(Progress(step=3))
                 if policy is FULL:
                     case.policy.let.set()
@@ -199,7 +197,7 @@ def test_a_run_that_has_failed_says_what_became_of_it(
 
 
 class Told:
-    """A loop that is told to end: in which part of its second iteration, and what it has saved by itself before."""
+    """A loop that gets a signal in a given part of its second iteration."""
 
     def __init__(self, folder: Path, told_in: str, save_freq: int = 5):
         self.case = Case(folder)
@@ -218,18 +216,18 @@ class Told:
             await self.part(step, "collect")
             progress.prompts_consumed += 4
             await self.part(step, "reward")
-            saving.moves()
+            saving.begin_update()
             await self.part(step, "learn")
             progress.step = step
             self.ended.append(step)
-            saving.stands(progress)
+            saving.end_update(progress)
             if step % self.save_freq == 0:
                 await saving.save(progress)
 
-    async def end(self, gave_up: bool = False) -> None:
+    async def end(self, by_monitor: bool = False) -> None:
         async def run() -> None:
-            async with self.case.saving.settled():
-                await self.case.saving.guarded(self.loop(), [lambda: False, lambda: gave_up])
+            async with self.case.saving.finish_on_exit():
+                await self.case.saving.run_and_save_on_signal(self.loop(), [lambda: False, lambda: by_monitor])
 
         task = asyncio.ensure_future(run())
         await self.held.wait()
@@ -239,7 +237,7 @@ class Told:
 
 
 @pytest.mark.parametrize(("told_in", "saved", "ended"), [("collect", 1, [1]), ("reward", 1, [1]), ("learn", 2, [1, 2])])
-def test_told_to_end_it_saves_what_the_last_whole_iteration_made(
+def test_a_signal_saves_the_last_complete_iteration(
     tmp_path: Path, told_in: str, saved: int, ended: list[int]
 ) -> None:
     async def main() -> None:
@@ -247,12 +245,12 @@ def test_told_to_end_it_saves_what_the_last_whole_iteration_made(
         await told.end()
         assert told.ended == ended and told.case.whole == [f"step_00000{saved}"]
         assert Progress.read(tmp_path / told.case.whole[0]) == Progress(step=saved, prompts_consumed=4 * saved)
-        assert any(f"the checkpoint of iteration {saved} is written first" in notice for notice in told.case.notices)
+        assert any(f"writing the checkpoint of iteration {saved} first" in notice for notice in told.case.notices)
 
     asyncio.run(main())
 
 
-def test_told_to_end_it_saves_nothing_twice(tmp_path: Path) -> None:
+def test_a_signal_saves_nothing_twice(tmp_path: Path) -> None:
     async def main() -> None:
         told = Told(tmp_path, "collect", save_freq=1)
         await told.end()
@@ -262,7 +260,7 @@ def test_told_to_end_it_saves_nothing_twice(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_told_to_end_while_the_trainers_copy_it_waits_for_the_copy(tmp_path: Path) -> None:
+def test_a_signal_during_the_copy_waits_for_it(tmp_path: Path) -> None:
     async def main() -> None:
         told = Told(tmp_path, "never", save_freq=2)
         save = told.case.policy.save
@@ -283,13 +281,13 @@ def test_told_to_end_while_the_trainers_copy_it_waits_for_the_copy(tmp_path: Pat
 def test_who_watches_over_stalls_waits_for_no_checkpoint(tmp_path: Path) -> None:
     async def main() -> None:
         told = Told(tmp_path, "learn")
-        await told.end(gave_up=True)
+        await told.end(by_monitor=True)
         assert told.ended == [1] and told.case.whole == [] and told.case.notices == []
 
     asyncio.run(main())
 
 
-def test_told_to_end_with_a_full_disk_it_says_so_and_ends(tmp_path: Path) -> None:
+def test_a_signal_with_a_full_disk_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
         told = Told(tmp_path, "collect")
 
@@ -298,12 +296,12 @@ def test_told_to_end_with_a_full_disk_it_says_so_and_ends(tmp_path: Path) -> Non
 
         told.case.policy.save = full  # type: ignore[method-assign]
         await told.end()
-        assert told.case.notices[-1] == f"no checkpoint is written: {FULL}"
+        assert told.case.notices[-1] == f"no checkpoint was written: {FULL}"
 
     asyncio.run(main())
 
 
-def test_told_to_end_the_loops_own_error_is_told(tmp_path: Path) -> None:
+def test_an_error_after_a_signal_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
         told = Told(tmp_path, "learn")
 
@@ -315,6 +313,6 @@ def test_told_to_end_the_loops_own_error_is_told(tmp_path: Path) -> None:
 
         told.part = part  # type: ignore[method-assign]
         await told.end()
-        assert told.case.notices[-1] == "no checkpoint is written: a key" and told.case.whole == []
+        assert told.case.notices[-1] == "no checkpoint was written: a key" and told.case.whole == []
 
     asyncio.run(main())

@@ -7,42 +7,37 @@ import sys
 import time
 from pathlib import Path
 
-from alphaapollo.utils.heartbeat import Doing, Pulse, descendants, read_process
+from alphaapollo.utils.heartbeat import ActiveCall, Heartbeat, descendants, read_process
 
 
-def test_blocks_of_one_kind_are_told_together_and_each_is_two_beats() -> None:
+def test_calls_of_one_name_are_merged_and_each_counts_twice() -> None:
     now = [100.0]
-    pulse = Pulse(lambda: now[0])
-    with pulse.doing("update", "policy 1"):
+    heartbeat = Heartbeat(lambda: now[0])
+    with heartbeat.call("update", "policy 1"):
         now[0] = 103.0
-        with pulse.doing("grade", limit=10.0), pulse.doing("grade", limit=20.0):
+        with heartbeat.call("grade", limit=10.0), heartbeat.call("grade", limit=20.0):
             now[0] = 105.0
-            assert pulse.report().doing == (
-                Doing("update", "policy 1", 1, 5.0, None),
-                Doing("grade", "", 2, 2.0, 20.0),
+            assert heartbeat.report().calls == (
+                ActiveCall("update", "policy 1", 1, 5.0, None),
+                ActiveCall("grade", "", 2, 2.0, 20.0),
             )
-    assert pulse.report().doing == () and pulse.beats == 6
-    pulse.beat()
-    assert pulse.report().beats == 7
+    assert heartbeat.report().calls == () and heartbeat.ticks == 6
+    heartbeat.tick()
+    assert heartbeat.report().ticks == 7
 
 
-def test_what_others_count_and_who_helps() -> None:
-    pulse, tokens = Pulse(), [5]
-    pulse.watch(lambda: tokens[0], lambda: {os.getppid(): "the engine core"})
-    before = pulse.beats
+def test_other_counts_and_helper_processes_are_included() -> None:
+    heartbeat, tokens = Heartbeat(), [5]
+    heartbeat.watch(lambda: tokens[0], lambda: {os.getppid(): "the engine core"})
+    before = heartbeat.ticks
     tokens[0] = 9
-    own, core, *_ = pulse.report().processes
-    assert pulse.beats - before == 4
-    assert (own.pid, own.needed, core.pid, core.name, core.needed) == (
-        os.getpid(),
-        True,
-        os.getppid(),
-        "the engine core",
-        True,
-    )
+    own, core, *_ = heartbeat.report().processes
+    assert heartbeat.ticks - before == 4
+    assert (own.pid, own.is_required) == (os.getpid(), True)
+    assert (core.pid, core.name, core.is_required) == (os.getppid(), "the engine core", True)
 
 
-def test_a_stopped_grandchild_is_seen_and_named_by_its_command() -> None:
+def test_a_stopped_grandchild_is_found_and_named_by_its_command() -> None:
     script = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'timeit', '-n', '1', 'input()'])"
     child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     try:
@@ -51,10 +46,10 @@ def test_a_stopped_grandchild_is_seen_and_named_by_its_command() -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         os.kill(found[0], signal.SIGSTOP)
-        while not (seen := read_process(found[0], needed=False)).stopped:  # type: ignore[union-attr]
+        while not (process := read_process(found[0], is_required=False)).is_stopped:  # type: ignore[union-attr]
             assert time.monotonic() < end
             time.sleep(0.01)
-        assert seen is not None and seen.name == "timeit" and not seen.needed
+        assert process is not None and process.name == "timeit" and not process.is_required
         assert found[0] in descendants(os.getpid())
         os.kill(found[0], signal.SIGKILL)
     finally:
@@ -63,7 +58,7 @@ def test_a_stopped_grandchild_is_seen_and_named_by_its_command() -> None:
     assert read_process(child.pid) is None
 
 
-def test_a_name_that_is_no_text_is_one_like_others() -> None:
+def test_a_process_name_may_have_any_bytes() -> None:
     code = "open('/proc/self/comm', 'wb').write(b'\\xff) R 1 (\\xc3'); input()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
@@ -72,7 +67,7 @@ def test_a_name_that_is_no_text_is_one_like_others() -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         assert child.pid in descendants(os.getpid())
-        assert child.pid in [process.pid for process in Pulse().report().processes]
+        assert child.pid in [process.pid for process in Heartbeat().report().processes]
     finally:
         child.kill()
         child.communicate()

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.utils.stack_dumps import own_stacks, stacks_of
+from alphaapollo.utils.stack_dumps import dump_own_stacks, dump_stacks
 
 
 def test_this_process_has_stacks_without_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    text = stacks_of([os.getpid(), 1])
+    text = dump_stacks([os.getpid(), 1])
     assert "test_this_process_has_stacks_without_py_spy" in text
     assert "--- process 1\nno stack: py-spy is not installed (pip install py-spy)" in text
-    assert "test_stacks.py" in own_stacks()
+    assert "test_stack_dumps.py" in dump_own_stacks()
 
 
-def test_py_spy_that_may_not_look_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_permission_of_py_spy_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "py-spy"
     program.write_text("#!/bin/sh\necho Permission denied >&2\nexit 1\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert "needs the right to trace: root, or kernel.yama.ptrace_scope=0): Permission denied" in stacks_of([1])
+    assert "needs permission to trace: root, or kernel.yama.ptrace_scope=0): Permission denied" in dump_stacks([1])
 
 
 def test_py_spy_sees_into_a_process_that_is_stopped() -> None:
-    if "no stack" in stacks_of([os.getpid()]) or not Path(sys.executable).with_name("py-spy").exists():
+    if "no stack" in dump_stacks([os.getpid()]) or not Path(sys.executable).with_name("py-spy").exists():
         pytest.skip("needs py-spy, and the right to trace")
     script = "def waits():\n    print(flush=True)\n    input()\nwaits()"
     child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -38,7 +38,7 @@ def test_py_spy_sees_into_a_process_that_is_stopped() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         child.send_signal(signal.SIGSTOP)
-        assert "waits (<string>:" in stacks_of([child.pid])
+        assert "waits (<string>:" in dump_stacks([child.pid])
     finally:
         child.kill()
         child.communicate()

@@ -1,4 +1,4 @@
-"""A process without which nothing goes on: its death is told at once, and before what it has led to."""
+"""The death of a required process is reported at once, before the errors that follow from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.controller.health.process_monitor import ProcessWatch
+from alphaapollo.controller.health.process_monitor import ProcessMonitor
 from alphaapollo.controller.ranks import WorkerDied
 
 
@@ -21,26 +21,26 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_its_death_ends_the_block(other: subprocess.Popen[bytes]) -> None:
-    told: list[str] = []
+def test_a_death_ends_the_block(other: subprocess.Popen[bytes]) -> None:
+    lines: list[str] = []
 
     async def main() -> None:
-        async with ProcessWatch({"Ray's raylet": other.pid}, told.append) as watch:
-            assert not watch.gave_up()
+        async with ProcessMonitor({"Ray's raylet": other.pid}, lines.append) as monitor:
+            assert not monitor.has_cancelled()
             other.kill()
             try:
                 await asyncio.sleep(600)
             finally:
-                assert watch.gave_up()
+                assert monitor.has_cancelled()
 
     with pytest.raises(WorkerDied, match=rf"^Ray's raylet on this machine \(pid {other.pid}\) died$") as caught:
         asyncio.run(main())
-    assert caught.value.who == "Ray" and told == [str(caught.value)]
+    assert caught.value.role == "Ray" and lines == [str(caught.value)]
 
 
-def test_who_feels_it_first_is_not_blamed(other: subprocess.Popen[bytes]) -> None:
+def test_a_worker_that_fails_first_is_not_named(other: subprocess.Popen[bytes]) -> None:
     async def main() -> None:
-        async with ProcessWatch({"Ray's GCS": other.pid}, print):
+        async with ProcessMonitor({"Ray's GCS": other.pid}, print):
             other.kill()
             other.wait()
             raise WorkerDied("the policy worker died: its owner's node has crashed", "policy")
@@ -49,9 +49,9 @@ def test_who_feels_it_first_is_not_blamed(other: subprocess.Popen[bytes]) -> Non
         asyncio.run(main())
 
 
-def test_the_living_change_nothing(other: subprocess.Popen[bytes]) -> None:
+def test_running_processes_change_nothing(other: subprocess.Popen[bytes]) -> None:
     async def main(error: BaseException | None = None) -> str:
-        async with ProcessWatch({"Ray's GCS": other.pid, "Ray's raylet": other.pid}, print):
+        async with ProcessMonitor({"Ray's GCS": other.pid, "Ray's raylet": other.pid}, print):
             if error:
                 raise error
         return "done"
@@ -63,9 +63,9 @@ def test_the_living_change_nothing(other: subprocess.Popen[bytes]) -> None:
         asyncio.run(main(asyncio.CancelledError()))
 
 
-def test_its_end_after_the_block_is_nobodys_business(other: subprocess.Popen[bytes]) -> None:
+def test_a_death_after_the_block_is_ignored(other: subprocess.Popen[bytes]) -> None:
     async def main() -> str:
-        async with ProcessWatch({"Ray's raylet": other.pid}, print):
+        async with ProcessMonitor({"Ray's raylet": other.pid}, print):
             pass
         other.kill()
         other.wait()

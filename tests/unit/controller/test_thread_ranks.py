@@ -1,4 +1,4 @@
-"""One rank in a thread of this process: the event loop goes on beside it."""
+"""One rank in a thread of this process: the event loop continues beside it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.controller.ranks import WorkerDied
-from alphaapollo.controller.tuning_crew import ThreadRanks, TunedGroup
+from alphaapollo.controller.handles import FinetuningGroup
+from alphaapollo.controller.ranks import ThreadRanks, WorkerDied
 from alphaapollo.engines.protocol import EngineDied
 
 
 class Worker:
-    """Computes until it is let."""
+    """Computes until `let` is set."""
 
     def __init__(self) -> None:
         self.threads = {threading.get_ident()}
@@ -36,10 +36,10 @@ class Worker:
         self.closed = True
 
 
-def test_all_of_a_worker_happens_in_one_thread_and_the_loop_goes_on() -> None:
+def test_a_worker_runs_in_one_thread_and_the_loop_continues() -> None:
     async def main() -> None:
-        ranks = ThreadRanks(Worker)
-        group: TunedGroup[Any] = TunedGroup(ranks)  # type: ignore[arg-type]
+        ranks = ThreadRanks(Worker, "trainer")
+        group: FinetuningGroup[Any] = FinetuningGroup(ranks)  # type: ignore[arg-type]
         worker = ranks.worker
         step = asyncio.ensure_future(group.step([7], True))
         written = asyncio.ensure_future(group.ranks.call(lambda one: asyncio.sleep(0, 5)))
@@ -48,7 +48,7 @@ def test_all_of_a_worker_happens_in_one_thread_and_the_loop_goes_on() -> None:
         worker.let.set()
         assert await step == (7, True) and await written == [5]
         worker.saved.set_result(2.5)
-        assert await group.written() == 2.5
+        assert await group.wait_for_save() == 2.5
         await group.close()
         assert worker.closed and len(worker.threads) == 1 and threading.get_ident() not in worker.threads
         assert ranks.role == "trainer"
@@ -56,12 +56,12 @@ def test_all_of_a_worker_happens_in_one_thread_and_the_loop_goes_on() -> None:
     asyncio.run(main())
 
 
-def test_what_the_worker_raises_arrives() -> None:
+def test_errors_of_the_worker_are_raised() -> None:
     def fails(error: Exception) -> Any:
         raise error
 
     async def main() -> None:
-        ranks = ThreadRanks(lambda: SimpleNamespace(close=lambda: None))
+        ranks = ThreadRanks(lambda: SimpleNamespace(close=lambda: None), "trainer")
         with pytest.raises(FloatingPointError, match="nan"):
             await ranks.call_one(0, lambda _: fails(FloatingPointError("nan")))
         with pytest.raises(WorkerDied, match="core"):
@@ -73,5 +73,5 @@ def test_what_the_worker_raises_arrives() -> None:
 
 def test_a_worker_that_cannot_be_built_leaves_no_thread() -> None:
     with pytest.raises(ZeroDivisionError):
-        ThreadRanks(lambda: 1 / 0)
+        ThreadRanks(lambda: 1 / 0, "trainer")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("trainer")]

@@ -1,24 +1,24 @@
-"""What the workers (all workers of a run) is to start: from the configuration and the plan to a builder for each role."""
+"""Builders of the workers of a run, from its configuration and plan."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from alphaapollo.config.schema import Config, CustomRewardFunction
-from alphaapollo.controller.workers import Roles
+from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.launch.builders import build_critic, build_engine, build_policy, build_reward_model
 from alphaapollo.rewards import zero_reward
 from alphaapollo.trainer.setup.plan import Plan
-from alphaapollo.trainer.step.trained_reward import scorer_model
+from alphaapollo.trainer.step.reward_model_scorer import reward_model_settings
 from alphaapollo.weight_sync.transport import Transport, transport_kind
 
 
-def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_function: bool) -> Roles:
-    """What the workers starts.
+def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, has_function: bool) -> WorkerSpecs:
+    """Specify the workers of a run.
 
     Args:
-        iterations: of the whole run, for the schedules of the learning rates.
-        has_function: something besides the reward model gives a reward.
+        iterations: of the whole run, for learning rate schedules.
+        has_function: whether something besides the reward model gives a reward.
     """
     placement, seed = plan.placement, config.trainer.seed
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
@@ -35,13 +35,15 @@ def make_roles(config: Config, plan: Plan, run_id: str, iterations: int, has_fun
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,
     )
     policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
-    own, scorer = config.reward_model.model, scorer_model(config.reward_model, plan.model)
+    own, scorer = config.reward_model.model, reward_model_settings(config.reward_model, plan.model)
     custom_reward = config.custom_reward_function
-    if not has_function:  # the reward model alone gives a reward
+    if not has_function:
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
     behind = plan.saves_in_background
     critic = partial(build_critic, role.model, config.critic, seed, critic_steps, behind)
-    return Roles(
+    return WorkerSpecs(
+        placement=placement,
+        run_id=run_id,
         policy=partial(
             build_policy,
             role,

@@ -1,10 +1,10 @@
-"""What a machine has."""
+"""Detected features of a machine."""
 
 from __future__ import annotations
 
 import pytest
 
-from alphaapollo.controller.worker_counts import bfloat16_units
+from alphaapollo.controller.placement import bfloat16_units
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,9 @@ from alphaapollo.controller.worker_counts import bfloat16_units
         ("fpu avx512f bf16", ""),
     ],
 )
-def test_the_processors_own_bfloat16(flags: str, units: str) -> None:
+def test_the_fastest_bfloat16_instructions_are_found(flags: str, units: str) -> None:
     assert bfloat16_units(f"model name\t: avx512_bf16 in a name\nflags\t\t: {flags}\n") == units
 
 
-def test_another_systems_cpuinfo() -> None:
+def test_without_cpuinfo_there_are_none() -> None:
     assert bfloat16_units("") == ""

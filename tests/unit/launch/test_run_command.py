@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.controller.ranks import WorkerDied
-from alphaapollo.launch.failures import NotRestarted
-from alphaapollo.launch.run_command import drive, run_until_told
-from alphaapollo.utils.watchdog import ends_when_told
+from alphaapollo.launch.failures import RestartRefused
+from alphaapollo.launch.run_command import run_in_folder, run_until_signal
+from alphaapollo.utils.watchdog import stop_on_signals
 
 HOLD = """
 import sys
 from pathlib import Path
-from alphaapollo.utils.folder_lock import lone_driver
-with lone_driver(Path(sys.argv[1])):
+from alphaapollo.utils.folder_lock import lock_folder
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -27,50 +27,50 @@ def raising(error: BaseException) -> None:
     raise error
 
 
-def test_each_end_has_its_code_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_end_has_its_exit_code_and_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def code(error: BaseException) -> int:
-        return drive(tmp_path / "run", lambda: raising(error), lambda: "it goes on")
+        return run_in_folder(tmp_path / "run", lambda: raising(error), lambda: "resume hint")
 
-    assert drive(tmp_path / "run", lambda: None, lambda: "it goes on") == 0
+    assert run_in_folder(tmp_path / "run", lambda: None, lambda: "resume hint") == 0
     assert code(ValueError("what, got, fix")) == 1
-    assert code(NotRestarted("who died")) == 1
+    assert code(RestartRefused("a worker died")) == 1
     assert code(KeyboardInterrupt()) == 130
-    said = capsys.readouterr().err
-    assert "what, got, fix" in said
-    assert "who died" in said
-    assert said.endswith("\nit goes on\n")
+    printed = capsys.readouterr().err
+    assert "what, got, fix" in printed
+    assert "a worker died" in printed
+    assert printed.endswith("\nresume hint\n")
 
 
 def test_a_bug_is_not_a_failure(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        drive(tmp_path / "run", lambda: raising(KeyError("name")), str)
+        run_in_folder(tmp_path / "run", lambda: raising(KeyError("name")), str)
 
 
 @pytest.mark.timeout(60)
-def test_a_folder_that_another_works_in_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
     done: list[int] = []
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        assert drive(tmp_path / "run", lambda: done.append(1), str) == 2
+        assert run_in_folder(tmp_path / "run", lambda: done.append(1), str) == 2
         holder.kill()
     assert not done
 
 
 def test_a_death_after_a_signal_is_an_interrupt() -> None:
-    async def end(told: bool) -> None:
+    async def end(signalled: bool) -> None:
         try:
-            if told:
+            if signalled:
                 signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(0)
         finally:
             raise WorkerDied("the policy worker of rank 0 died", "policy")
 
-    with ends_when_told():
+    with stop_on_signals():
         with pytest.raises(KeyboardInterrupt):
-            run_until_told(end(True))
+            run_until_signal(end(True))
         with pytest.raises(WorkerDied):
-            run_until_told(end(False))
+            run_until_signal(end(False))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,183 @@
+"""The Ray cluster of a run: joined or started, its nodes waited for and compared, its own processes watched."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from alphaapollo.controller.health.process_monitor import ProcessMonitor
+from alphaapollo.controller.nodes import ClusterNode, ClusterRequest, NodeContents, differences, inspect_node, shortage
+from alphaapollo.controller.placement import Machine, smallest_gpu
+from alphaapollo.controller.ranks import WorkerDied
+from alphaapollo.utils.heartbeat import read_process
+from alphaapollo.utils.network import stay_on_loopback
+
+POLL_SECONDS = 1.0
+NOTICE_SECONDS = 30.0
+INSPECT_SECONDS = 120.0  # a process has to start on each node
+OWN_TOKEN = secrets.token_hex(32)
+"""Token of every Ray that this process starts, because Ray reads it only once. Without it Ray writes a token to ~/.ray,
+which fails if the home directory is not writable."""
+
+
+def connect(request: ClusterRequest) -> Machine:
+    """Join the cluster that RAY_ADDRESS names (`ray job submit` sets it), wait for its nodes, and return the resources
+    of its largest node. ValueError: there is no such cluster, or nodes are missing."""
+    try:
+        init()
+    except ConnectionError as error:
+        raise ValueError(
+            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}. Start the cluster (`ray start --head`), unset "
+            "RAY_ADDRESS to start Ray on this machine, or set RAY_AUTH_MODE=token if the cluster requires a token."
+        ) from None
+    wait_for_nodes(request)
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return Machine(
+        num_cores=max(int(node.get("CPU", 0)) for node in resources),
+        num_gpus=max(int(node.get("GPU", 0)) for node in resources),
+        gpu_memory=smallest_gpu(),  # of this machine: unknown on a head node without GPUs
+    )
+
+
+def start_local_cluster() -> None:
+    """Start Ray on this machine, reachable from this machine only; it ends with this process. WorkerDied: it does not
+    start."""
+    health_checks = {  # a busy laptop answers late; a dead process is noticed by its exit
+        "health_check_timeout_ms": 60_000,
+        "health_check_failure_threshold": 10,
+    }
+    stay_on_loopback()
+    os.environ.setdefault("RAY_AUTH_TOKEN", OWN_TOKEN)
+    try:
+        with _loopback_ray():
+            init(address="local", include_dashboard=False, _system_config=health_checks)
+    except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
+        ray.shutdown()
+        reason = " ".join(str(error).split())
+        raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
+
+
+@contextmanager
+def _loopback_ray() -> Iterator[None]:
+    """Make Ray use 127.0.0.1 as the address of its node, as it does on laptops without clusters, so that all of its
+    processes listen there. It has no argument for that: a loopback `_node_ip_address` is replaced."""
+    constants = ray._private.ray_constants
+    clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = clusters
+
+
+def init(**how: Any) -> None:
+    """Call ray.init and restore the SIGTERM handler, which Ray replaces by one that exits at once."""
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **how)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def session_logs() -> str:
+    """Folder of Ray's logs on this machine. After a failure of a local cluster, the next command removes it."""
+    return str(ray._private.worker._global_node.get_logs_dir_path())
+
+
+def own_processes() -> dict[str, int]:
+    """pid by name of the raylet and the GCS of a Ray that this process started; empty for a joined cluster."""
+    return {name: process.pid for name, process in _own_ray().items()}
+
+
+def is_own_ray_silent() -> bool:
+    """Whether the raylet or the GCS of a Ray that this process started is dead or stopped."""
+    found = [read_process(process.pid) for process in _own_ray().values() if process.poll() is None]
+    return len(found) < len(_own_ray()) or any(one is None or one.is_stopped for one in found)
+
+
+def _own_ray() -> dict[str, subprocess.Popen[bytes]]:
+    names = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
+    started = ray._private.worker._global_node.all_processes if ray.is_initialized() else {}
+    return {name: started[kind][0].process for kind, name in names.items() if kind in started}
+
+
+@asynccontextmanager
+async def limit_start(timeout: float) -> AsyncIterator[None]:
+    """Wrap the start of all workers. TimeoutError: it takes longer. WorkerDied: a process of a local Ray died."""
+    async with asyncio.timeout(timeout), ProcessMonitor(own_processes(), lambda what: None):
+        yield
+
+
+def wait_for_nodes(request: ClusterRequest) -> None:
+    """Return when enough nodes have joined, and print meanwhile which are missing. ValueError after
+    `request.timeout`."""
+    start, shown = time.monotonic(), -NOTICE_SECONDS
+    while missing := shortage(alive_nodes(), request):
+        waited = time.monotonic() - start
+        if waited >= request.timeout:
+            ray.shutdown()
+            raise ValueError(
+                f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
+                "missing node: it refuses other versions of Python or Ray. Start the nodes, or lower trainer.nnodes or "
+                "trainer.n_gpus_per_node."
+            )
+        if waited - shown >= NOTICE_SECONDS:
+            shown = waited
+            print(f"waiting: {missing} ({waited:.0f} of at most {request.timeout:.0f} s)", flush=True)
+        time.sleep(POLL_SECONDS)
+
+
+def alive_nodes() -> list[ClusterNode]:
+    return [
+        ClusterNode(node["NodeManagerAddress"], node["NodeManagerHostname"], int(node["Resources"].get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+async def compare_nodes(groups: Sequence[PlacementGroup], paths: Mapping[str, str]) -> None:
+    """Compare every node that workers will run on with the driver's node.
+
+    Args:
+        paths: key -> path of what every node must have.
+
+    Raises:
+        ValueError: a node has other versions or files, or starts no process.
+    """
+    folder, names = os.getcwd(), {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    used = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
+    task = ray.remote(num_cpus=0, max_retries=0)(inspect_node)
+    pending = {
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(paths, folder): node
+        for node in sorted(used)
+    }
+    here = inspect_node(paths, folder)
+    ready, silent = await asyncio.to_thread(ray.wait, list(pending), num_returns=len(pending), timeout=INSPECT_SECONDS)
+    problems = [
+        f"node {names[pending[one]]} started no process within {INSPECT_SECONDS:.0f} s. See its logs in "
+        "/tmp/ray/session_latest/logs on that node."
+        for one in silent
+    ]
+    for one in ready:
+        name = names[pending[one]]
+        try:
+            there: NodeContents = ray.get(one)
+        except ray.exceptions.RayError as error:
+            reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+            problems.append(
+                f"node {name} cannot run alphaapollo ({reason}). Install the project and its environment under the "
+                "same path on every node."
+            )
+            continue
+        problems += [f"node {name} ({there.host}): {line}" for line in differences(there, here, paths)]
+    if problems:
+        ray.shutdown()
+        raise ValueError("the nodes differ from the driver's:\n  " + "\n  ".join(problems))

@@ -1,0 +1,173 @@
+"""Worker groups over Ray: one actor per worker, started concurrently and ended together. Slots: ray_placement.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.ray_cluster import (
+    compare_nodes,
+    is_own_ray_silent,
+    limit_start,
+    own_processes,
+    session_logs,
+)
+from alphaapollo.controller.ray_placement import assign_slots, check_shared_memory, reserve, visible_gpus
+from alphaapollo.controller.ray_ranks import RayRanks
+from alphaapollo.controller.ray_transfer import RayWeightSyncClient
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, remove_folders, start_worker
+from alphaapollo.utils.watchdog import RUN, end_processes
+from alphaapollo.weight_sync.transport import assign_writers
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.process_group import RankPlacement
+
+CLOSE_SECONDS = 5.0
+
+
+async def launch_ray(specs: WorkerSpecs, timeout: float, paths: Mapping[str, str] | None = None) -> RayWorkerGroups:
+    """Place all workers and start them concurrently.
+
+    Args:
+        paths: key -> path of what every node of a joined cluster must have; None: a Ray that this process started.
+
+    Raises:
+        ValueError: the workers cannot be placed, or the nodes differ.
+        TimeoutError: names the roles that have not started in time.
+    """
+    reserved = await reserve(specs.placement, timeout)
+    if paths is not None:
+        await compare_nodes(reserved, paths)
+    groups = RayWorkerGroups(specs, reserved)
+    try:
+        async with limit_start(timeout):
+            await groups.start()
+    except TimeoutError:
+        waiting, logs = ", ".join(groups.roles_starting()), session_logs()
+        await groups.close()
+        raise TimeoutError(
+            f"not all workers started within trainer.start_timeout={timeout:.0f} s; still starting: {waiting}. "
+            f"See their logs in the run's logs/ and in {logs}. Raise trainer.start_timeout for a large model."
+        ) from None
+    except BaseException:
+        await groups.close()
+        raise
+    return groups
+
+
+class RayWorkerGroups(WorkerGroups):
+    """All actors of a command. Create, then `await start()`."""
+
+    def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
+        super().__init__(specs)
+        self._reserved = list(reserved)
+        slots = assign_slots(specs.placement, reserved)
+        self.by_role: dict[str, RayRanks[Any]] = {}
+        for role in [*specs.rank_builders(), *(["rollout"] if specs.engine else [])]:
+            own = slots.engines if role == "rollout" else slots.ranks if role in ("policy", "trainer") else slots.shared
+            self.by_role[role] = RayRanks(role, own)
+            self._add(role, self.by_role[role])
+        self._starting: dict[str, asyncio.Task[Any]] = {}
+
+    async def start(self) -> None:
+        """Start all roles concurrently: importing torch and vLLM takes most of a start.
+
+        vLLM takes its share of the GPU memory that it finds free. On shared GPUs the trainers are therefore built and
+        offloaded before an engine does more than import.
+        """
+        specs, at = self.specs, self.specs.placement
+        engines = self.by_role.get("rollout")
+        engines_at = await engines.locations() if engines else []
+        first = next((ranks for role, ranks in self.by_role.items() if role != "rollout"), None)
+        ranks_at = await first.locations() if first else []
+        if specs.through_memory:
+            check_shared_memory(ranks_at, engines_at)
+        visible = visible_gpus(at, [location.gpus for location in ranks_at])
+        writers = assign_writers([one.node for one in ranks_at], [one.node for one in engines_at])
+        client = RayWeightSyncClient(engines.actors) if engines and at.device == "cuda" else None
+        starts: dict[str, Coroutine[Any, Any, None]] = {}
+        for role, build in specs.rank_builders(client).items():
+            ranks = self.by_role[role]
+            placements = await self._rank_placements(ranks, writers)
+            gpus = None if role in ("policy", "trainer") else visible.shared
+            starts[role] = ranks.start([partial(build, one) for one in placements], specs.cleanup, gpus)
+        if engines:
+            make = prepare_engine if at.shares_gpus else start_engine
+            builders = [partial(make, self._engine_builder(index, one.node)) for index, one in enumerate(engines_at)]
+            starts["rollout"] = engines.start(builders, specs.cleanup, visible.engines)
+        await self._run_starts(starts)
+        if engines and at.shares_gpus:
+            await self._run_starts({"rollout": engines.call(lambda worker: worker.start())})
+
+    def _engine_builder(self, index: int, node: str) -> Callable[[], RolloutWorker]:
+        assert self.specs.engine
+        return partial(self.specs.engine, index, node)
+
+    async def _rank_placements(self, ranks: RayRanks[Any], writers: Sequence[str | None]) -> list[RankPlacement]:
+        from alphaapollo.workers.process_group import RankPlacement
+
+        at, address = self.specs.placement, await ranks.meeting_point()
+        return [
+            RankPlacement(rank, at.num_ranks, address, at.device, at.threads, at.sequence_parallel, node)
+            for rank, node in enumerate(writers)
+        ]
+
+    async def _run_starts(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
+        self._starting = {role: asyncio.ensure_future(start) for role, start in starts.items()}
+        try:
+            await asyncio.gather(*self._starting.values())
+        finally:
+            for task in self._starting.values():
+                task.cancel()
+
+    def roles_starting(self) -> list[str]:
+        """Roles whose start has not finished."""
+        return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]
+
+    @property
+    def required_processes(self) -> Mapping[str, int]:
+        return own_processes()
+
+    async def replace_engine(self, index: int) -> None:
+        await self.by_role["rollout"].replace(
+            index,
+            lambda location: partial(start_engine, self._engine_builder(index, location.node)),
+            self.specs.cleanup,
+        )
+
+    async def close(self) -> None:
+        """End the engines first, because their cores are separate processes, then kill the actors. A Ray that this
+        process started ends as well; if one of its processes is dead or stopped, the whole run is killed instead."""
+        if is_own_ray_silent():  # its client would wait
+            end_processes(os.environ[RUN])
+        else:
+            with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # the actors are killed below
+                if "rollout" in self.by_role:
+                    await asyncio.wait_for(self.engines.close(self.specs.cleanup), timeout=CLOSE_SECONDS)
+            for ranks in self.by_role.values():
+                await ranks.close()
+            for group in self._reserved:
+                remove_placement_group(group)
+        ray.shutdown()
+        remove_folders(self.specs.cleanup)
+
+
+async def start_engine(build: Callable[[], RolloutWorker]) -> RolloutWorker:
+    """Build and start a rollout worker, in its own process."""
+    return await start_worker(build())
+
+
+async def prepare_engine(build: Callable[[], RolloutWorker]) -> RolloutWorker:
+    """Build a rollout worker in its own process and import what its start needs."""
+    worker = build()
+    await worker.prepare()
+    return worker

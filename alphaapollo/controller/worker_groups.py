@@ -1,0 +1,197 @@
+"""Worker groups of a command: started over Ray (ray_launcher.py), or in this process for one rank and one engine.
+
+WorkerSpecs    how many workers of each role, and how each is built
+WorkerGroups   the started workers, one group per role
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
+from alphaapollo.controller.placement import Placement
+from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
+from alphaapollo.utils.network import stay_on_loopback
+from alphaapollo.utils.temp_folder import register_cleanup
+from alphaapollo.utils.watchdog import start_reaper
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.finetuning_worker import FinetuningWorker
+    from alphaapollo.workers.policy import PolicyWorker
+    from alphaapollo.workers.process_group import RankPlacement
+    from alphaapollo.workers.reward_model import RewardModelWorker
+
+LOCAL_NODE = "here"
+CLOSE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpecs:
+    """Workers to start. A builder runs in its worker's process, so torch and vLLM are imported there; None: no such
+    role.
+
+    policy: takes the client of vLLM's weight transfer first (None without GPUs).
+    engine: takes the engine's index and its node. The worker that it returns is not started yet.
+    trainer: of a fine-tuning.
+    """
+
+    placement: Placement
+    run_id: str = ""  # of the run's processes; empty: no process outlives this one
+    policy: Callable[[Any, RankPlacement], PolicyWorker] | None = None
+    critic: Callable[[RankPlacement], CriticWorker] | None = None
+    reward_model: Callable[[RankPlacement], RewardModelWorker] | None = None
+    trainer: Callable[[RankPlacement], FinetuningWorker[Any]] | None = None
+    engine: Callable[[int, str], RolloutWorker] | None = None
+    through_memory: bool = False  # weights reach an engine through its node's shared memory
+    samples_in_flight: int = 1  # per engine
+    cleanup: list[str] = field(default_factory=list)  # shared-memory folders to remove when the driver ends
+
+    def rank_builders(self, client: Any = None) -> dict[str, Callable[[RankPlacement], Any]]:
+        """role -> builder of the worker of one training rank."""
+        builders = {
+            "policy": partial(self.policy, client) if self.policy else None,
+            "trainer": self.trainer,
+            "critic": self.critic,
+            "reward model": self.reward_model,
+        }
+        return {role: builder for role, builder in builders.items() if builder}
+
+
+class WorkerGroups:
+    """Handles to the workers of a command. A command without policy, trainer or engines has no such attribute."""
+
+    policy: PolicyGroup
+    trainer: FinetuningGroup[Any]
+    engines: EngineGroup
+    critic: CriticGroup | None = None
+    reward_model: RewardModelGroup | None = None
+
+    def __init__(self, specs: WorkerSpecs):
+        self.specs = specs
+        self.ranks: list[Ranks[Any]] = []
+
+    def _add(self, role: str, ranks: Ranks[Any]) -> None:
+        self.ranks.append(ranks)
+        shared = self.specs.placement.sequence_parallel
+        match role:
+            case "policy":
+                self.policy = PolicyGroup(ranks, shared)
+            case "critic":
+                self.critic = CriticGroup(ranks, shared)
+            case "reward model":
+                self.reward_model = RewardModelGroup(ranks, shared)
+            case "trainer":
+                self.trainer = FinetuningGroup(ranks, shared)
+            case "rollout":
+                self.engines = EngineGroup(ranks, self.specs.samples_in_flight)
+
+    @property
+    def required_processes(self) -> Mapping[str, int]:
+        """pid by name of processes besides the workers that the run depends on."""
+        return {}
+
+    @property
+    def replaces_engines(self) -> bool:
+        """Whether a dead engine can be replaced while the other workers keep their state. On GPUs it cannot: the
+        trainers hold handles of the engines' memory, or share it with them."""
+        return self.specs.placement.device == "cpu"
+
+    async def replace_engine(self, index: int) -> None:
+        """Start another engine in place of a dead one, with the weights of the model's folder."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End every process that was started, within seconds."""
+        raise NotImplementedError
+
+
+class LocalWorkerGroups(WorkerGroups):
+    """One training rank and one engine in this process, without Ray. vLLM's engine core remains a separate process.
+
+    The constructor builds the training rank. `start_engine` follows, where the specs have an engine.
+    """
+
+    def __init__(self, specs: WorkerSpecs):
+        from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
+
+        super().__init__(specs)
+        at = specs.placement
+        placement = RankPlacement(0, 1, NO_RENDEZVOUS, at.device, at.threads, 1, LOCAL_NODE)
+        for role, build in specs.rank_builders().items():
+            assert at.num_ranks == 1, "trainer.controller=local has one rank"
+            worker = partial(build, placement)
+            self._add(role, ThreadRanks(worker, role) if role == "trainer" else LocalRanks(worker()))
+
+    async def start_engine(self) -> None:
+        assert self.specs.placement.num_engines == 1, "trainer.controller=local has one engine"
+        stay_on_loopback()
+        self._add("rollout", LocalRanks(await self._make_engine(0)))
+
+    async def _make_engine(self, index: int) -> RolloutWorker:
+        assert self.specs.engine
+        return await start_worker(self.specs.engine(index, LOCAL_NODE))
+
+    async def replace_engine(self, index: int) -> None:
+        ranks = self.engines.ranks
+        assert isinstance(ranks, LocalRanks)
+        await ranks.close()
+        ranks.worker = await self._make_engine(index)
+
+    async def close(self) -> None:
+        if hasattr(self, "engines"):
+            with suppress(TimeoutError):  # its core ends with this process, or when a restart ends what is left
+                await asyncio.wait_for(self.engines.close(), timeout=CLOSE_SECONDS)
+        for ranks in self.ranks:
+            if ranks.role != "rollout":
+                await ranks.close()
+        remove_folders(self.specs.cleanup)
+
+
+async def launch_workers(
+    specs: WorkerSpecs, controller: Literal["local", "ray"], timeout: float, paths: Mapping[str, str]
+) -> WorkerGroups:
+    """Start all workers, and a process that ends them if this one is killed.
+
+    Args:
+        timeout: seconds (trainer.start_timeout); Ray only.
+        paths: key -> path of what every node of a joined cluster must have.
+
+    Raises:
+        ValueError: the workers cannot be placed, or the nodes differ.
+        TimeoutError: not all workers have started in time.
+    """
+    if specs.run_id:
+        start_reaper(specs.run_id, specs.cleanup)
+    register_cleanup(specs.cleanup)
+    if controller == "local":
+        groups = LocalWorkerGroups(specs)
+        if specs.engine:
+            await groups.start_engine()
+        return groups
+    from alphaapollo.controller.ray_cluster import start_local_cluster
+    from alphaapollo.controller.ray_launcher import launch_ray
+
+    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.find_machine has connected
+    if not joined:
+        start_local_cluster()
+    return await launch_ray(specs, timeout, paths if joined else None)
+
+
+async def start_worker(worker: RolloutWorker) -> RolloutWorker:
+    """The rollout worker with its engine running."""
+    await worker.start()
+    return worker
+
+
+def remove_folders(folders: list[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""A Ray that this process has started: its death, and a start that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alphaapollo.controller import ray_cluster, ray_launcher
+from alphaapollo.controller.placement import Placement
+from alphaapollo.controller.ray_launcher import RayWorkerGroups
+from alphaapollo.controller.worker_groups import WorkerSpecs
+from alphaapollo.utils.heartbeat import read_process
+from alphaapollo.utils.watchdog import RUN
+
+Process = subprocess.Popen[bytes]
+
+
+class Silent:
+    """A call would wait for ever."""
+
+    async def close(self, cleanup: Any = ()) -> None:
+        raise AssertionError("called")
+
+
+@pytest.fixture
+def own_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Process, Process]]:
+    """Its GCS and its raylet."""
+    gcs, raylet = (subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2))
+    info = {
+        "gcs_server": [SimpleNamespace(process=gcs)],
+        "raylet": [SimpleNamespace(process=raylet)],
+        "log_monitor": [],
+    }
+    monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_cluster.ray._private.worker, "_global_node", SimpleNamespace(all_processes=info))
+    yield gcs, raylet
+    for process in (gcs, raylet):
+        process.kill()
+        process.wait()
+
+
+def test_a_death_during_the_start_names_the_process(own_ray: tuple[Process, Process]) -> None:
+    gcs, _ = own_ray
+
+    async def start() -> None:
+        gcs.kill()
+        await asyncio.sleep(60)
+
+    async def begin(seconds: float) -> None:
+        async with ray_cluster.limit_start(seconds):
+            await start()
+
+    with pytest.raises(ray_cluster.WorkerDied, match=rf"Ray's GCS on this machine \(pid {gcs.pid}\) died"):
+        asyncio.run(begin(30))
+
+
+def test_the_workers_of_a_dead_ray_are_killed(
+    own_ray: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs, raylet = own_ray
+    calls: list[str] = []
+    monkeypatch.setattr(ray_cluster.ray, "shutdown", lambda: calls.append("ray.shutdown"))
+    monkeypatch.setattr(ray_launcher, "end_processes", lambda run: calls.append(f"end {run}"))
+    monkeypatch.setenv(RUN, "7-abc")
+    assert ray_cluster.own_processes() == {"Ray's raylet": raylet.pid, "Ray's GCS": gcs.pid}
+    assert not ray_cluster.is_own_ray_silent()
+    raylet.send_signal(signal.SIGSTOP)
+    while not (seen := read_process(raylet.pid)) or not seen.is_stopped:
+        time.sleep(0.01)
+    assert ray_cluster.is_own_ray_silent()
+    raylet.send_signal(signal.SIGCONT)
+    gcs.kill()
+    gcs.wait()
+    assert ray_cluster.is_own_ray_silent()
+    groups: Any = object.__new__(RayWorkerGroups)
+    groups.specs, groups.by_role = WorkerSpecs(placement=Placement(device="cpu")), {"rollout": Silent()}
+    asyncio.run(groups.close())
+    assert calls == ["end 7-abc", "ray.shutdown"]
+
+
+def test_a_joined_cluster_has_no_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_cluster.ray._private.worker, "_global_node", SimpleNamespace(all_processes={}))
+    assert ray_cluster.own_processes() == {} and not ray_cluster.is_own_ray_silent()
+
+
+def test_a_failed_start_is_a_worker_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    constants = ray_cluster.ray._private.ray_constants
+
+    def slow(**how: Any) -> None:
+        assert not constants.ENABLE_RAY_CLUSTER and how["address"] == "local"
+        raise Exception("The current node timed out during startup.\n  Look into its logs.")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", slow)
+    monkeypatch.setattr(ray_cluster, "stay_on_loopback", lambda: None)
+    with pytest.raises(
+        ray_cluster.WorkerDied, match=r"does not start.*: The current node timed .* Look into"
+    ) as caught:
+        ray_cluster.start_local_cluster()
+    assert caught.value.role == "Ray's start" and constants.ENABLE_RAY_CLUSTER
