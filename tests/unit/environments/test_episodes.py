@@ -1,4 +1,4 @@
-"""The games on the rollout worker, with a real tokenizer and a scripted engine that reads what it is shown."""
+"""Games on the rollout worker, with a real tokenizer and a scripted engine that reads the observations."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ def guess(shown: str) -> str:
 
 
 def walk(shown: str) -> str:
-    """The first step of a shortest way through the last grid that was shown."""
+    """First move of a shortest path through the last grid in the text."""
     rows = re.findall(r"(?m)^[.#AG]{5}$", shown)[-5:]
     cells = {(row, column): rows[row][column] for row in range(5) for column in range(5)}
     here, goal = (next(cell for cell, mark in cells.items() if mark == sought) for sought in "AG")
@@ -72,11 +72,11 @@ def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
 
 @pytest.mark.parametrize("context", ["append", "memory"])
 @pytest.mark.parametrize(("name", "player"), [("guessing_game", guess), ("grid_world", walk)])
-def test_who_reads_what_is_shown_wins(folder, tmp_path, name, player, context):
+def test_player_that_reads_observations_wins(folder, tmp_path, name, player, context):
     env = Env(env_name=name, max_steps=10, context=context, history_length=9)
     for group in play(folder, tmp_path, env, player):
         one, other = group.trajectories
-        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # one instance, one player
+        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # same instance, same player
         for trajectory in group.trajectories:
             assert trajectory.end is EpisodeEnd.DONE and trajectory.score.reward == 1.0
             assert len(trajectory.rows) == (1 if context == "append" else len(trajectory.turns))
@@ -84,7 +84,7 @@ def test_who_reads_what_is_shown_wins(folder, tmp_path, name, player, context):
                 assert turn.valid and turn.text.endswith("</answer>") and CHATTER not in turn.text
 
 
-def test_who_hears_nothing_loses(folder, tmp_path):
+def test_player_that_ignores_observations_loses(folder, tmp_path):
     env = Env(env_name="guessing_game", max_steps=5)
     groups = play(folder, tmp_path, env, lambda shown: "101")
     assert {trajectory.score.reward for group in groups for trajectory in group.trajectories} == {0.0}

@@ -1,4 +1,4 @@
-"""The warm-ups of the examples speak as their environments do, and their configurations work."""
+"""The teachers of the examples match their environments, and their configs are valid."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from alphaapollo.types import Prompt
 from examples.grid_world import teacher as grid_teacher
 from examples.guessing_game import teacher as guessing_teacher
 from examples.reasoning_gym import teacher as puzzle_teacher
-from tests.unit.environments.playing import make
+from tests.unit.environments.episode_helpers import make
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MAIN = {"guessing_game": "grpo", "grid_world": "gigpo", "reasoning_gym": "grpo"}
@@ -28,7 +28,7 @@ def config(name: str, experiment: str = "") -> Config:
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_the_configurations_work(name: str):
+def test_configs_are_valid(name: str):
     if name == "reasoning_gym":
         pytest.importorskip("reasoning_gym")
     assert not check_environment(config(name).env).graded
@@ -36,14 +36,14 @@ def test_the_configurations_work(name: str):
     assert sft.trainer.project_name == config(name).trainer.project_name == name
 
 
-def test_both_algorithms_play_the_same_grid_world():
+def test_both_configs_use_the_same_grid_world():
     group, critic = config("grid_world"), config("grid_world", "ppo")
     assert critic.algorithm.adv_estimator == "gae" and critic.env.context == "memory"
     assert critic.env.grid_world == group.env.grid_world and critic.env.max_steps == group.env.max_steps
     assert (critic.data.train_batch_size, critic.env.rollout.n) == (32 * 16, 1) and group.env.rollout.n == 16
 
 
-def test_the_teacher_of_the_guessing_game_hears_what_the_game_says():
+def test_guessing_game_teacher_matches_the_environment():
     rng, env = random.Random(0), config("guessing_game").env
     for _ in range(50):
         game = make(env)
@@ -56,7 +56,7 @@ def test_the_teacher_of_the_guessing_game_hears_what_the_game_says():
             assert result.done or result.observation.messages == [chat[place + 1]]
 
 
-def test_the_teacher_of_the_guessing_game_dares_to_go_up_as_often_as_it_says():
+def test_guessing_game_teacher_follows_its_probability():
     rng = random.Random(0)
     games = [(target, guessing_teacher.play(target, rng)) for target in range(1, 32) for _ in range(100)]
     found = sum(chat[-1]["content"].endswith(f"<answer>{target}</answer>") for target, chat in games)
@@ -65,7 +65,7 @@ def test_the_teacher_of_the_guessing_game_dares_to_go_up_as_often_as_it_says():
     )
 
 
-def test_the_teacher_of_the_grid_world_sees_what_the_environment_shows():
+def test_grid_world_teacher_matches_the_environment():
     env = config("grid_world").env
     assert (env.grid_world.size, env.max_steps) == (grid_teacher.SIZE, grid_teacher.STEPS)
     rng, taught = random.Random(0), set()
@@ -83,7 +83,7 @@ def test_the_teacher_of_the_grid_world_sees_what_the_environment_shows():
             shown = result.observation.messages
 
 
-def test_the_teacher_of_the_grid_world_mixes_up_left_and_right():
+def test_grid_world_teacher_confuses_left_and_right():
     rng, nearer = random.Random(0), Counter[tuple[str, bool]]()
     for _ in range(4000):
         asked, answer = (message["content"] for message in grid_teacher.turn(rng))
@@ -99,7 +99,7 @@ def test_the_teacher_of_the_grid_world_mixes_up_left_and_right():
     assert share == pytest.approx(grid_teacher.KNOWS, abs=0.04)
 
 
-def test_the_teacher_of_reasoning_gym_is_asked_what_the_environment_asks():
+def test_reasoning_gym_teacher_matches_the_environment():
     pytest.importorskip("reasoning_gym")
     settings = config("reasoning_gym").env.reasoning_gym
     assert settings.settings == puzzle_teacher.TASKS and settings.tasks == list(puzzle_teacher.TASKS)

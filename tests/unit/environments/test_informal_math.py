@@ -63,7 +63,7 @@ def response(result: StepResult) -> dict[str, str]:
     return json.loads(message["content"].removeprefix("<tool_response>").removesuffix("</tool_response>"))
 
 
-def test_the_question_is_asked_in_the_words_of_the_supervised_data():
+def test_instruction_matches_the_supervised_data():
     first, _ = play(tools=python())
     assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{TOOL_INSTRUCTION}"
     first, _ = play(tools=None)
@@ -72,14 +72,14 @@ def test_the_question_is_asked_in_the_words_of_the_supervised_data():
     assert first.messages[0]["content"].startswith("1+1=?\n\n")
 
 
-def test_own_words():
+def test_custom_prompt():
     config = Env(env_name="informal_math", prompt="{question} Go.")
     environment = get_environment("informal_math")(Services(grade, config, None))
     first = asyncio.run(environment.reset(PROMPT))
     assert first.messages == [Message(role="user", content="What is 6 times 7? Go.")]
 
 
-def test_python_then_the_answer():
+def test_python_call_then_answer():
     call = "<think>multiply</think><python_code>6*7</python_code>"
     _, (called, answered) = play(call + " and more", r"<answer>\boxed{42}</answer> I think", tools=python())
     assert response(called) == {"status": "ok", "text": "42"}
@@ -103,7 +103,7 @@ def test_only_the_kept_text_is_graded():
         ("<search>x</search>", "no action"),
     ],
 )
-def test_an_unreadable_turn_is_invalid_and_goes_on(action, says):
+def test_unreadable_turn_is_invalid(action, says):
     _, (result,) = play(action, tools=python())
     assert not result.valid and not result.done and result.kept_chars is None
     assert says in response(result)["text"]
@@ -113,7 +113,7 @@ def test_an_unreadable_turn_is_invalid_and_goes_on(action, says):
     ("body", "says"),
     [('{"x": 1', "JSON"), ('{"y": 1}', "y"), ('{"x": "a"}', "x"), (f'{{"x": "{"a" * (1 << 20)}"}}', "bytes")],
 )
-def test_a_bad_call_is_refused_with_the_reason(body, says):
+def test_invalid_call_is_refused(body, says):
     def double(x: int) -> int:
         """Twice x."""
         return 2 * x
@@ -126,7 +126,7 @@ def test_a_bad_call_is_refused_with_the_reason(body, says):
     assert '<double>{"x": 1}</double> (Twice x.)' in tag_instruction(box)
 
 
-def test_a_call_is_shown_as_it_would_be_accepted(tmp_path):
+def test_example_call_is_valid(tmp_path):
     (tmp_path / "docs" / "sympy").mkdir(parents=True)
     (tmp_path / "docs" / "sympy" / "a.md").write_text("dsolve solves equations")
     build_index(tmp_path / "docs", tmp_path / "index")
@@ -157,10 +157,10 @@ def everything(
     many: list[int],
     on: bool,
 ):
-    """Takes all sorts."""
+    """Has arguments of many types."""
 
 
-def test_arguments_are_shown_in_their_types():
+def test_example_values_match_the_types():
     box = ToolBox([function_tool(everything)], ToolLimits())
     arguments = '{"count": 2, "unit": "km", "where": {"x": 1.5}, "either": 1, "maybe": null, "many": [], "on": true}'
     assert f"<everything>{arguments}</everything>" in tag_instruction(box)
@@ -171,14 +171,14 @@ def test_arguments_are_shown_in_their_types():
     assert example_value({"$ref": "#/$defs/A"}, {"$defs": {"A": itself}}) == {"next": "..."}
 
 
-def test_a_broken_tool_is_the_environments_failure():
+def test_tool_failure_is_an_environment_failure():
     _, (result,) = play('<broken>{"x": 1}</broken>', tools=ToolBox([function_tool(broken)], ToolLimits()))
     assert result.done and result.score.outcome is Outcome.ENVIRONMENT_FAILED
     assert result.score.reason == "the server is gone"
     assert [call["status"] for call in result.info["tool_calls"]] == ["failed"]
 
 
-def test_variables_live_as_long_as_the_episode_where_asked():
+def test_keep_state_lasts_one_episode():
     config = Env(env_name="informal_math", tool_settings={"python_code": {"keep_state": True}})
     actions = ["<python_code>x = 20</python_code>", "<python_code>x + 1</python_code>"]
     _, (_, second) = play(*actions, tools=make_toolbox(config))
@@ -187,7 +187,7 @@ def test_variables_live_as_long_as_the_episode_where_asked():
     assert response(fresh)["status"] == "error" and "NameError" in response(fresh)["text"]
 
 
-def test_what_is_missing_shows_before_the_start(tmp_path):
+def test_missing_tool_or_index(tmp_path):
     with pytest.raises(ValueError, match=r"unknown tool 'pyhton_code'.*Did you mean 'python_code'"):
         make_toolbox(Env(env_name="informal_math", tools=["pyhton_code"]))
     missing = Env(
@@ -206,7 +206,7 @@ def random_text(rng: random.Random) -> str:
     return "".join(rng.choice([*pieces, " ", "é", "\n", "{"]) for _ in range(rng.randrange(12)))
 
 
-def test_a_random_agent_never_breaks_it():
+def test_random_texts():
     rng = random.Random(0)
     box = python()
     for _ in range(60):
@@ -215,12 +215,12 @@ def test_a_random_agent_never_breaks_it():
             assert result.done == (result.score is not None) and (result.done or result.observation is not None)
 
 
-def test_the_question_of_a_row_without_one_is_its_prompt():
+def test_question_falls_back_to_the_prompt():
     assert get_question(Prompt(0, "math", "2+2=?")) == "2+2=?"
     assert get_question(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
 
 
-def test_settings_that_nobody_would_read_are_refused():
+def test_settings_without_effect_are_refused():
     for settings in ({"tools": ["python_code"]}, {"action_format": "chat_template"}):
         with pytest.raises(ValueError, match="env_name=guessing_game calls no tools"):
             check_environment(Env(env_name="guessing_game", **settings))
@@ -229,13 +229,13 @@ def test_settings_that_nobody_would_read_are_refused():
 
 
 def python_in(**settings: Any) -> str:
-    """How python_code describes itself to the model."""
+    """Description of python_code."""
     tools = make_toolbox(Env(env_name="informal_math", **settings))
     assert tools is not None
     return tools.schemas()[0]["function"]["description"]
 
 
-def test_the_time_for_python_stands_beside_its_other_settings():
+def test_two_keys_of_the_python_timeout():
     more = {"python_code": {"memory_mb": 300}}
     assert "Time limit: 3 s" in python_in(informal_math={"python_code_timeout": 3}, tool_settings=more)
     assert "Time limit: 4 s" in python_in(tool_settings={"python_code": {"timeout": 4}})
@@ -243,7 +243,7 @@ def test_the_time_for_python_stands_beside_its_other_settings():
         python_in(informal_math={"python_code_timeout": 3}, tool_settings={"python_code": {"timeout": 4}})
 
 
-def test_python_may_not_take_longer_than_a_call():
+def test_python_timeout_is_limited():
     sixty = {"python_code_timeout": 60}
     with pytest.raises(
         ValueError, match=r"informal_math\.python_code_timeout=60 must not be above env\.tool_limits\.timeout=30"
@@ -274,11 +274,11 @@ def test_python_may_not_take_longer_than_a_call():
         ),
     ],
 )
-def test_wrong_settings_of_tools_are_refused(env, says):
+def test_invalid_tool_settings(env, says):
     with pytest.raises(ValueError, match=says):
         make_toolbox(Env(env_name="informal_math", **env))
 
 
-def test_settings_of_tools_are_refused_where_nothing_is_called():
+def test_tool_settings_without_tools():
     with pytest.raises(ValueError, match=r"single_turn does not use this tool\. It uses: none"):
         make_toolbox(Env(tool_settings={"python_code": {"timeout": 3}}))

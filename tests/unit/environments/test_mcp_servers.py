@@ -1,4 +1,4 @@
-"""env.mcp_servers: the tools of a real small server (tests/unit/tools/mcp_server.py) in an environment."""
+"""env.mcp_servers with a real server (tests/unit/tools/mcp_server.py)."""
 
 import asyncio
 import sys
@@ -54,19 +54,19 @@ def refused(env: Env, says: str) -> None:
         asyncio.run(open_toolbox(env))
 
 
-def test_the_tools_of_a_server_are_called_in_tags():
+def test_call_in_tags():
     called, answered = play(config(), '<add>{"a": 1, "b": 2}</add>', "<answer>3</answer>")
     assert called.observation.messages[0]["content"] == '<tool_response>{"status": "ok", "text": "3"}</tool_response>'
     assert answered.score == Score(1.0)
 
 
-def test_and_in_the_format_of_the_chat_template():
+def test_call_in_the_chat_template_format():
     called, answered = play(config(action_format="chat_template"), 'add {"a": 1, "b": 2}', "3")
     assert called.observation.messages == [{"role": "tool", "content": "3", "name": "add"}]
     assert answered.score == Score(1.0)
 
 
-def test_the_tools_that_are_offered_can_be_chosen():
+def test_selected_tools():
     async def run() -> str:
         box = await open_toolbox(config("count", "add", tools=["python_code"]))
         try:
@@ -78,7 +78,7 @@ def test_the_tools_that_are_offered_can_be_chosen():
     assert 'call <add>{"a": 1, "b": 0}</add> (Add two numbers.),' in asyncio.run(run())
 
 
-def test_a_server_that_dies_again_and_again_is_a_failure_with_a_name_and_the_next_episode_has_a_new_one():
+def test_server_that_dies_twice_is_an_environment_failure():
     env = config("die", "count")
     counted, died, counted_again = play(env, "<count>{}</count>", "<die>{}</die>", "<count>{}</count>")
     assert died.done and died.score.outcome is Outcome.ENVIRONMENT_FAILED
@@ -88,7 +88,7 @@ def test_a_server_that_dies_again_and_again_is_a_failure_with_a_name_and_the_nex
         assert '"text": "1"' in result.observation.messages[0]["content"]
 
 
-def test_what_is_wrong_with_a_server_shows_before_the_start():
+def test_invalid_servers():
     refused(config(command=["/nowhere/server"]), "MCP server small: .*nowhere/server.*Check its command")
     refused(config("ad"), r"mcp_servers\.small\.tools: the server has no tool 'ad'\. Did you mean 'add'.*It has: add, ")
     refused(config(command=[]), "MCP server small needs either a command or a url")

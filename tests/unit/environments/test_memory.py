@@ -9,13 +9,13 @@ def chosen(kind, count: int, *pairs: tuple[str, float]) -> list[str]:
     return [step.action for step in select_steps(steps(*pairs), count, kind)]
 
 
-def test_simple_takes_the_last():
+def test_simple_selects_the_last():
     assert chosen("simple", 2, ("a", 3), ("b", 2), ("c", 1)) == ["b", "c"]
     assert chosen("simple", 9, ("a", 3), ("b", 2)) == ["a", "b"]
     assert select_steps([], 2, "simple") == []
 
 
-def test_score_takes_the_best_and_the_newest():
+def test_score_selects_the_best_and_the_newest():
     assert chosen("score", 3, ("a", 1), ("b", 5), ("c", 1), ("d", 0)) == ["b", "c", "d"]  # of equal ones the later
     assert chosen("score", 1, ("a", 9), ("b", 0)) == ["b"]
 

@@ -1,4 +1,4 @@
-"""Against the package with a real server where it is installed, else against a client with the same surface."""
+"""Tests with a real OpenEnv server if the package is installed, else with a fake client."""
 
 import asyncio
 import importlib.util
@@ -20,7 +20,7 @@ from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.time_limit import TimeLimit
 from tests.unit import virtual_time
-from tests.unit.environments.playing import check_results, make, play, random_agent
+from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
 
 REAL = importlib.util.find_spec("openenv") is not None
 SERVER = """
@@ -59,11 +59,11 @@ uvicorn.run(create_fastapi_app(Echo, Say, Heard, max_concurrent_envs=8), host="1
 
 
 class ConnectionClosedOK(Exception):
-    """As websockets': the server has closed the connection before the client could send."""
+    """Fake of websockets' exception: the server closed the connection before the client could send."""
 
 
 class Client:
-    """As openenv.core.generic_client.GenericEnvClient in version 0.3, with the environment above behind it."""
+    """Fake of openenv.core.generic_client.GenericEnvClient 0.3, with the environment above."""
 
     free, refused = 8, 0  # sessions of the server
 
@@ -154,7 +154,7 @@ def run(config: Env, *texts: str):
     return asyncio.run(go())
 
 
-def test_a_session(url):
+def test_session(url):
     first, (step, end) = run(env(url), "<answer>hello</answer> and", "<answer>win</answer>")
     assert first.startswith("start ") and first.endswith("\n\nAct with <answer>...</answer>.")
     assert step.observation.messages == [Message(role="user", content="echo hello")]
@@ -171,7 +171,7 @@ def test_actions_and_observations(url):
     assert not step.valid and step.observation.messages[0]["content"].startswith("invalid action: no action")
 
 
-def test_what_goes_wrong_there_is_raised_here(url):
+def test_errors_are_raised(url):
     with pytest.raises(RuntimeError):
         run(env(url), "<answer>raise</answer>")
     with pytest.raises(KeyError, match=r"observation_field=board must be one of .*text"):
@@ -186,13 +186,13 @@ def test_what_goes_wrong_there_is_raised_here(url):
         (r'{"message": "half \ud83d"}', "invalid action: it holds half a Unicode character"),
     ],
 )
-def test_a_bad_action_is_the_models_and_no_failure(url, action, said):
+def test_rejected_action_is_an_invalid_turn(url, action, said):
     _, (bad, good) = run(env(url), f"<answer>{action}</answer>", "<answer>hello</answer>")
     assert not bad.valid and not bad.done and bad.observation.messages[0]["content"].startswith(said)
     assert good.valid and good.observation.messages[0]["content"] == "echo hello"
 
 
-def test_episodes_wait_for_a_servers_sessions(url, monkeypatch):
+def test_episodes_wait_for_free_sessions(url, monkeypatch):
     monkeypatch.setattr(adapter, "FIRST_WAIT", 0.01)
 
     async def play_one() -> float:
@@ -210,8 +210,8 @@ def test_episodes_wait_for_a_servers_sessions(url, monkeypatch):
 
 
 @pytest.mark.parametrize(("ours", "left"), [(1, 10.0), (0, 0.0)])
-def test_the_wait_for_other_episodes_is_no_time_of_ones_own(url, monkeypatch, ours, left):
-    """A session that is in use for a minute: by an episode of ours, or by somebody else."""
+def test_wait_for_own_episodes_is_not_counted(url, monkeypatch, ours, left):
+    """A session is in use for a minute, by an episode of this process or by another client."""
 
     async def go() -> float:
         clock, (first, second) = TimeLimit(10.0), (make(env(url)), make(env(url)))
@@ -236,19 +236,19 @@ def test_the_wait_for_other_episodes_is_no_time_of_ones_own(url, monkeypatch, ou
     assert virtual_time.run(go()) == left
 
 
-def test_a_reply_may_take_as_long_as_the_episode(url):
+def test_message_timeout_is_the_episode_timeout(url):
     environment = make(Env(env_name="openenv", episode_timeout=77.0, openenv={"url": url}))
     assert 77.0 in vars(environment._client).values()
 
 
-def test_a_dead_server_is_told_at_the_start(url):
+def test_unreachable_server(url):
     dead = "http://dead" if not REAL else "http://127.0.0.1:1"
     with pytest.raises(ValueError, match=r"env\.env_name=openenv: .* row 0: reset: ConnectionError: Failed to connect"):
         asyncio.run(try_resets(env(dead), [row()]))
     asyncio.run(try_resets(env(url), [row(), row(1)]))
 
 
-def test_whatever_a_model_writes(url):
+def test_random_agent(url):
     for seed in range(50 if REAL else 300):
         agent = random_agent(seed)
         results = play(env(url), lambda environment, seen, agent=agent: _harmless(agent(environment, seen)), row(seed))
@@ -261,7 +261,7 @@ def _harmless(text: str) -> str:
     return text.replace("raise", "")
 
 
-def test_checked_at_the_start(monkeypatch):
+def test_check(monkeypatch):
     check_environment(env("http://localhost:8000"))
     with pytest.raises(ValueError, match=r"env\.openenv\.url is empty"):
         check_environment(env(""))

@@ -14,13 +14,13 @@ from alphaapollo.rewards.base import to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.reasoning_gym.make_curriculum import rows
-from tests.unit.environments.playing import WORDS, make, play
+from tests.unit.environments.episode_helpers import WORDS, make, play
 
 gym = pytest.importorskip("reasoning_gym")
 
 from alphaapollo.rewards.reasoning_gym import EVAL_MODULES, SYMPY_TASKS, grade, is_plain_arithmetic  # noqa: E402
 
-NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # many answers are right
+NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # have several correct answers
 SLOW = {"sokoban"}
 
 
@@ -37,7 +37,7 @@ def env(*tasks: str, prompt: str = "", **settings) -> Env:
 
 
 def answered(config: Env, prompt: Prompt, text: str | None = None):
-    """(what was asked, the puzzle, the result); the oracle's answer, or a text."""
+    """(question, puzzle, result) for a text; default: the correct answer."""
     environment = make(config, score)
     asked = environment.reset(prompt).messages[0]["content"]
     puzzle = environment._prompt.extra_info["reasoning_gym"]
@@ -51,9 +51,9 @@ def problem(config: Env) -> str:
     return str(caught.value)
 
 
-def test_every_task_is_asked_scored_and_survives_nonsense():
+def test_every_task():
     rng = Random(0)
-    texts = [word for word in WORDS if "9**9" not in word]  # one that hangs belongs into a process that can be killed
+    texts = [word for word in WORDS if "9**9" not in word]  # an answer that hangs needs a grader process
     names = task_names(None)
     assert len(names) > 100
     for task in names:
@@ -70,7 +70,7 @@ def test_every_task_is_asked_scored_and_survives_nonsense():
                 assert result.done and 0.0 <= result.score.reward <= 1.0 and not result.score.outcome.failed, task
 
 
-def test_whatever_a_model_writes():
+def test_random_agent():
     config = env("chain_sum", "n_queens", "leg_counting", "spiral_matrix")
 
     def agent(seed: int):
@@ -82,14 +82,14 @@ def test_whatever_a_model_writes():
         assert result.done and 0.0 <= result.score.reward <= 1.0
 
 
-def test_a_group_plays_one_puzzle_and_rows_differ():
+def test_puzzle_depends_on_the_row():
     config = env("chain_sum")
     questions = [answered(config, row(id))[0] for id in (0, 0, 1, 2)]
     assert questions[0] == questions[1] and len(set(questions)) == 3
     assert answered(config, row(0, seed=5))[0] != answered(config, row(0, seed=6))[0]
 
 
-def test_the_answer_is_scored_and_what_follows_it_is_cut():
+def test_text_after_the_answer_is_cut():
     _, puzzle, result = answered(env("chain_sum"), row(), "no tag")
     assert (result.valid, result.score.outcome, result.score.reward) == (False, Outcome.WRONG_FORMAT, 0.0)
     text = f"<think><answer>1</answer></think><answer>{puzzle['entry']['answer']}</answer>"
@@ -97,18 +97,18 @@ def test_the_answer_is_scored_and_what_follows_it_is_cut():
     assert result.score == Score(1.0, {"accuracy": 1.0}) and result.kept_chars == len(text)
 
 
-def test_an_answer_that_its_scorer_cannot_read_is_of_wrong_format():
+def test_answer_that_the_scorer_cannot_read():
     _, _, result = answered(env("prime_factorization"), row(), "<answer>two \u00d7 three</answer>")
     assert (result.score.outcome, result.score.reward) == (Outcome.WRONG_FORMAT, 0.0)
     assert result.score.reason == "the scorer of prime_factorization cannot read it (ValueError)"
     broken = make(env("prime_factorization"), score)
     broken.reset(row())
-    broken._prompt.extra_info["reasoning_gym"]["entry"] = {"answer": "?"}  # its own answer cannot be read
+    broken._prompt.extra_info["reasoning_gym"]["entry"] = {"answer": "?"}  # the scorer cannot read the correct answer
     with pytest.raises(ValueError, match="invalid literal"):
         asyncio.run(broken.step("<answer>2</answer>"))
 
 
-def test_settings_levels_and_rows():
+def test_settings_levels_and_row_values():
     settings = {"chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
     asked, puzzle, _ = answered(env("chain_sum", settings=settings, prompt="{question}"), row())
     assert asked == puzzle["entry"]["question"] and puzzle["entry"]["metadata"]["num_terms"] == 2
@@ -123,7 +123,7 @@ def test_settings_levels_and_rows():
     assert (own["task"], own["level"]) == ("leg_counting", 1)
 
 
-def test_a_curriculum_is_a_file_of_rows_that_get_harder(tmp_path):
+def test_curriculum_of_rows(tmp_path):
     made = list(rows(["chain_sum", "gcd"], [0, 4], rows_a_level=4))
     path = tmp_path / "rows.parquet"
     pd.DataFrame(made).to_parquet(path)
@@ -147,11 +147,11 @@ def test_a_curriculum_is_a_file_of_rows_that_get_harder(tmp_path):
         (env("survo", level=2), "'survo' cannot be created at level 2 with {}: max_empty must be <= 9"),
     ],
 )
-def test_what_cannot_be_made_is_said_at_the_start(config, said):
+def test_invalid_tasks(config, said):
     assert said in problem(config)
 
 
-def test_what_can_be_made():
+def test_valid_tasks():
     for config in (
         env("all"),
         env("all", "chain_sum", level=3),
@@ -172,7 +172,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("task", [*sorted(SYMPY_TASKS), *(name.split(".")[1] for name in EVAL_MODULES)])
-def test_no_scorer_runs_what_a_model_wrote(task: str, tmp_path: Path):
+def test_answers_are_not_executed(task: str, tmp_path: Path):
     victim = tmp_path / "touched"
     for attack in ATTACKS:
         _, _, result = answered(env(task), row(), f"<answer>{attack.replace('{path}', str(victim))}</answer>")
@@ -180,8 +180,8 @@ def test_no_scorer_runs_what_a_model_wrote(task: str, tmp_path: Path):
     assert not victim.exists()
 
 
-def test_no_other_scorer_evaluates():
-    """Held to the sources: a release that evaluates answers in another task is noticed here."""
+def test_list_of_scorers_that_evaluate_is_complete():
+    """Searches the package's source, to notice new releases that evaluate answers in other tasks."""
     folder = Path(gym.__file__).parent
     found = set()
     for path in folder.rglob("*.py"):
@@ -191,7 +191,7 @@ def test_no_other_scorer_evaluates():
                 if calls & {"eval", "exec", "parse_expr", "sympify", "compile"}:
                     found.add(path.stem)
     evaluating = {name.split(".")[1] for name in EVAL_MODULES}
-    assert found == SYMPY_TASKS | evaluating | {"number_sorting"}  # that one evaluates its own answer
+    assert found == SYMPY_TASKS | evaluating | {"number_sorting"}  # evaluates its own answer, not the model's
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ def test_plain_arithmetic(text):
 @pytest.mark.parametrize(
     "text", ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" * 501, "xy", "λ", "1e5.x"]
 )
-def test_not_plain(text):
+def test_not_plain_arithmetic(text):
     assert not is_plain_arithmetic(text)
 
 
 @pytest.mark.timeout(60)
-def test_an_answer_that_hangs_its_scorer_costs_only_itself():
+def test_hanging_scorer_affects_only_its_episode():
     import alphaapollo.rewards.reasoning_gym as grader
 
     async def run() -> tuple[Score, Score]:

@@ -25,30 +25,30 @@ def play(prompt: Prompt, answer: str):
     return asyncio.run(run())
 
 
-def test_a_chat_is_shown_as_it_is_and_the_first_answer_is_scored():
+def test_chat_prompt():
     first, result = play(Prompt(0, "exact", CHAT, ground_truth="4"), "4")
     assert first == Observation(CHAT)
     assert result.done and result.observation is None
     assert result.score == Score(1.0, outcome=Outcome.SCORED)
 
 
-def test_a_text_prompt_is_continued():
+def test_text_prompt():
     first, result = play(Prompt(0, "exact", "2+2=", ground_truth="4"), "5")
     assert first == "2+2="
     assert result.score is not None and result.score.reward == 0.0
 
 
-def test_an_unknown_environment_names_the_nearest():
+def test_unknown_environment():
     with pytest.raises(ValueError, match=r"unknown environment 'single_trun'.*Did you mean 'single_turn'"):
         get_environment("single_trun")
 
 
-def test_an_environment_registers_once():
+def test_duplicate_registration():
     with pytest.raises(ValueError, match="registered twice"):
         register_environment("single_turn")(get_environment("single_turn"))
 
 
-def test_a_class_without_the_methods_of_an_environment_is_refused():
+def test_class_with_missing_methods():
     class Halfway:
         def __init__(self, services): ...
 

@@ -9,16 +9,16 @@ from alphaapollo.environments.tag_parser import Action, UnreadableAction, read_a
     ("text", "content", "kept"),
     [
         ("<answer>7</answer>", "7", None),
-        ("<answer> 7\n</answer>\n ", "7", None),  # only space follows
+        ("<answer> 7\n</answer>\n ", "7", None),  # followed by whitespace only
         ("so <answer>7</answer> then", "7", "so <answer>7</answer>"),
         ("<answer>7</answer><answer>8</answer>", "7", "<answer>7</answer>"),
         ("<think><answer>1</answer></think><answer>2</answer>", "2", None),
-        ("<answer>1</answer></think><answer>2</answer>", "2", None),  # the prompt had opened the thought
+        ("<answer>1</answer></think><answer>2</answer>", "2", None),  # the prompt opened the thought
         ("<answer>1</answer><think>hm</think><answer>2</answer>", "1", "<answer>1</answer>"),
         ("<answer>a <b> c</answer>", "a <b> c", None),
     ],
 )
-def test_the_first_complete_action_counts(text, content, kept):
+def test_first_complete_action(text, content, kept):
     assert read_action(text) == Action("answer", content, None if kept is None else len(kept))
 
 
@@ -29,7 +29,7 @@ def test_no_action(text):
     assert read_action(text) == UnreadableAction("no action; write <answer>...</answer>")
 
 
-def test_several_kinds_at_once():
+def test_several_kinds_of_action():
     tags = ["python_code", "answer"]
     assert read_action("<python_code>1+1</python_code>", tags) == Action("python_code", "1+1", None)
     both = read_action("<python_code>1+1</python_code> so <answer>2</answer>", tags)
@@ -51,7 +51,7 @@ def test_several_kinds_at_once():
         ("<answer>7</answer> up", "7", 18),
     ],
 )
-def test_a_bare_word(text, word, kept):
+def test_bare_word(text, word, kept):
     found = read_action(text, bare_word=True)
     assert isinstance(found, Action) and (found.content, found.kept_chars) == (word, kept)
 
@@ -61,7 +61,7 @@ def test_no_bare_word(text):
     assert isinstance(read_action(text, bare_word=True), UnreadableAction)
 
 
-def test_a_megabyte_is_read_in_linear_time():
+def test_linear_time():
     started = time.process_time()
     for text in ("<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000, "<think></think>" * 70_000 + "x"):
         read_action(text, ["a", "answer"], bare_word=True)

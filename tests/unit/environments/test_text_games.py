@@ -5,7 +5,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.grid_world import MOVES
 from alphaapollo.types import Message, Prompt
-from tests.unit.environments.playing import check_results, make, play, random_agent
+from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
 
 
 def prompt(id: int = 0, **env_kwargs) -> Prompt:
@@ -51,7 +51,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_whatever_a_model_writes(config):
+def test_random_agent(config):
     for seed in range(300):
         results = play(config, random_agent(seed), prompt(seed))
         check_results(results, config.max_steps)
@@ -59,7 +59,7 @@ def test_whatever_a_model_writes(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_who_plays_well_wins(config):
+def test_good_player_wins(config):
     agent = halving if config.env_name == "guessing_game" else shortest
     for id in range(100):
         results = play(config, agent, prompt(id))
@@ -68,7 +68,7 @@ def test_who_plays_well_wins(config):
 
 
 @pytest.mark.parametrize("name", ["guessing_game", "grid_world"])
-def test_the_instance_is_a_function_of_seed_and_row(name):
+def test_instance_depends_on_seed_and_row(name):
     def instance(config: Env, of: Prompt) -> tuple:
         environment = make(config)
         asyncio.run(environment.reset(of))
@@ -81,7 +81,7 @@ def test_the_instance_is_a_function_of_seed_and_row(name):
     assert [instance(config, prompt(id)) for id in range(9)] != [instance(other, prompt(id)) for id in range(9)]
 
 
-def test_a_guess_is_answered_and_what_follows_it_is_cut():
+def test_text_after_a_guess_is_cut():
     game = started(env("guessing_game"), 0)
     game.target = 60
     low = step(game, "<answer>50</answer> higher? <answer>75</answer>")
@@ -99,7 +99,7 @@ def test_a_guess_is_answered_and_what_follows_it_is_cut():
         ("<answer>1 to 9</answer>", "invalid action: 2 numbers; guess one"),
     ],
 )
-def test_an_invalid_guess_costs_a_turn_and_is_left_whole(text, problem):
+def test_invalid_guess_uses_a_turn_and_is_not_cut(text, problem):
     game = started(env("guessing_game", 2), 0)
     result = step(game, text)
     assert (result.valid, result.done, result.kept_chars) == (False, False, None)
@@ -108,7 +108,7 @@ def test_an_invalid_guess_costs_a_turn_and_is_left_whole(text, problem):
     assert last.done and last.score.reward == 0.0 and last.observation is None
 
 
-def test_what_a_fresh_prompt_of_the_guessing_game_shows():
+def test_memory_prompt_of_the_guessing_game():
     config = env("guessing_game", 3, context="memory", prompt="1 to {numbers}, {steps} guesses")
     seen = []
     play(config, lambda environment, text: seen.append(text) or "?", prompt())
@@ -128,7 +128,7 @@ def corner():
     return game
 
 
-def test_walking(corner):
+def test_moves(corner):
     assert corner.view() == "A..\n#.G\n###"
     wall = step(corner, "down")
     assert wall.observation.messages[0]["content"] == "there is a wall\nA..\n#.G\n###"
@@ -139,7 +139,7 @@ def test_walking(corner):
     assert step(corner, "right").score.reward == 1.0
 
 
-def test_the_view_in_words(corner):
+def test_coordinates_view(corner):
     words = corner.config.grid_world.model_copy(update={"view": "coordinates"})
     corner.config = corner.config.model_copy(update={"grid_world": words})
     assert corner.view() == "at 0,0 goal 1,2 walls down"
@@ -147,7 +147,7 @@ def test_the_view_in_words(corner):
     assert corner.view() == "at 0,2 goal 1,2"
 
 
-def test_a_fresh_prompt_of_the_grid_shows_where_one_is_now():
+def test_memory_prompt_of_the_grid_world():
     config = env("grid_world", 3, context="memory", prompt="{size} {steps}\n{view}", grid_world={"walls": 0.0})
     seen: list[str] = []
 
@@ -159,12 +159,12 @@ def test_a_fresh_prompt_of_the_grid_shows_where_one_is_now():
     assert seen[0] == "5 3\nVIEW" and all(text in ("5 3\nVIEW", "5 3\nthere is a wall\nVIEW") for text in seen[1:])
 
 
-def test_braces_of_a_prompt_of_ones_own_stay():
+def test_other_braces_of_a_prompt_stay():
     config = env("grid_world", prompt='{"move": "up"} {nothing}')
     assert first_prompt(config, prompt()) == '{"move": "up"} {nothing}'
 
 
-def test_rows_that_only_seed_environments_fit(tmp_path):
+def test_rows_with_only_a_seed(tmp_path):
     from alphaapollo.data.prompts import load_prompts
     from examples.data_preprocess.prepare import prepare
 

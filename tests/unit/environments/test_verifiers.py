@@ -1,4 +1,4 @@
-"""Against the library where it is installed, else against a stand-in with the same surface."""
+"""Tests with the verifiers library if it is installed, else with a fake."""
 
 import asyncio
 import importlib.util
@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import verifiers as adapter
 from alphaapollo.types import Message, Prompt, Score
-from tests.unit.environments.playing import check_results, make, play, random_agent
+from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
 
 REAL = importlib.util.find_spec("verifiers") is not None
 ENVIRONMENT = '''
@@ -20,7 +20,7 @@ import verifiers as vf
 from datasets import Dataset
 
 class Countdown(vf.MultiTurnEnv):
-    """Ends when the model has said the answer; says how often it was wrong."""
+    """Ends at the correct answer; counts the wrong ones."""
 
     async def env_response(self, messages, state, **kwargs):
         said = messages[-1]["content"]
@@ -58,11 +58,11 @@ class Rows(list):
 
 
 class Error(Exception):
-    """As verifiers.Error."""
+    """Fake of verifiers.Error."""
 
 
 class Rubric:
-    """As verifiers.Rubric."""
+    """Fake of verifiers.Rubric."""
 
     def __init__(self, funcs, weights):
         self.funcs, self.weights = funcs, weights
@@ -78,7 +78,7 @@ class Rubric:
 
 
 class Environment:
-    """As verifiers.Environment."""
+    """Fake of verifiers.Environment."""
 
     message_type = "chat"
 
@@ -88,7 +88,7 @@ class Environment:
 
 
 class MultiTurnEnv(Environment):
-    """As verifiers.MultiTurnEnv: asks the client, then `env_response`, until that ends it."""
+    """Fake of verifiers.MultiTurnEnv: alternates the client and `env_response`."""
 
     def __init__(self, max_turns, dataset, eval_dataset, rubric, tool_defs):
         self.max_turns, self.rubric, self.tool_defs = max_turns, rubric, tool_defs
@@ -128,8 +128,8 @@ def load_environment(name, **arguments):
     return importlib.import_module(name).load_environment(**arguments)
 
 
-def stand_in() -> dict[str, ModuleType]:
-    """The part of verifiers 0.1.14 that the adapter and the environment above touch."""
+def fake_modules() -> dict[str, ModuleType]:
+    """Fake modules with the parts of verifiers 0.1.14 that the adapter and the environment above use."""
     package, datasets = ModuleType("verifiers"), ModuleType("datasets")
     vars(package).update(Error=Error, Rubric=Rubric, Environment=Environment, MultiTurnEnv=MultiTurnEnv)
     vars(package).update(Tool=SimpleNamespace, load_environment=load_environment)
@@ -147,7 +147,7 @@ def countdown(tmp_path, monkeypatch):
     (tmp_path / "countdown_env.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(tmp_path)
     if not REAL:
-        for name, module in stand_in().items():
+        for name, module in fake_modules().items():
             monkeypatch.setitem(sys.modules, name, module)
     adapter._load_once.cache_clear()
     yield
@@ -176,22 +176,22 @@ def run(config: Env, prompt: Prompt, *texts: str):
     return asyncio.run(go())
 
 
-def test_the_environments_own_loop_asks_and_its_rubric_scores():
+def test_rollout_and_rubric():
     first, (wrong, right) = run(env(), row(1), "1", "it is 2")
     assert first.messages == [Message(role="user", content="1 and 1?")]
     assert wrong.observation.messages == [Message(role="user", content="wrong 1")] and not wrong.done
     assert right.done and right.score.reward == 1.0
     parts = right.score.components
-    assert (parts["right"], parts["brief"]) == (1.0, pytest.approx(0.25))  # 2 answers, 2 of the environment
+    assert (parts["right"], parts["brief"]) == (1.0, pytest.approx(0.25))  # 2 answers and 2 messages of the environment
 
 
-def test_the_environments_own_end_without_a_right_answer():
+def test_end_without_a_correct_answer():
     _, results = run(env(max_turns=2), row(), "no", "no")
     assert [result.done for result in results] == [False, True] and results[-1].score.reward == 0.0
 
 
-def test_rows_are_its_examples():
-    assert run(env(rows=2), row(3))[0].messages[0]["content"] == "1 and 1?"  # 3 counts around
+def test_rows_select_examples():
+    assert run(env(rows=2), row(3))[0].messages[0]["content"] == "1 and 1?"  # 3 modulo 2
     assert run(env(), row(3, "test"))[0].messages[0]["content"] == "7 and 1?"
 
 
@@ -199,12 +199,12 @@ def test_rows_are_its_examples():
     ("args", "text", "said"),
     [({}, "raise", "broken"), ({}, "error", "no sandbox"), ({"tool": True}, "", "native tool calls are not supported")],
 )
-def test_what_goes_wrong_there_is_raised_here(args, text, said):
+def test_errors_are_raised(args, text, said):
     with pytest.raises((ValueError, RuntimeError), match=said):
         run(env(**args), row(), text)
 
 
-def test_an_episode_that_is_broken_off_ends_its_rollout():
+def test_close_cancels_the_rollout():
     async def go() -> bool:
         environment = make(env())
         await environment.reset(row())
@@ -215,17 +215,17 @@ def test_an_episode_that_is_broken_off_ends_its_rollout():
     assert asyncio.run(go())
 
 
-def test_an_empty_answer_is_the_models_and_no_failure():
+def test_empty_answer_is_not_a_failure():
     _, (result,) = run(env(), row(), "")
     assert result.observation.messages[0]["content"] == "wrong 1"
 
 
-def test_whatever_a_model_writes():
+def test_random_agent():
     for seed in range(200):
         check_results(play(env(max_turns=4), random_agent(seed), row(seed)), 4)
 
 
-def test_the_signals_stay_the_runs():
+def test_signal_handlers_are_unchanged():
     import signal
 
     before = signal.getsignal(signal.SIGTERM)
@@ -233,7 +233,7 @@ def test_the_signals_stay_the_runs():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_checked_at_the_start(monkeypatch):
+def test_check(monkeypatch):
     check_environment(env())
     with pytest.raises(ValueError, match=r"env\.verifiers\.name is empty"):
         check_environment(Env(env_name="verifiers"))
@@ -244,11 +244,11 @@ def test_checked_at_the_start(monkeypatch):
     with pytest.raises(ValueError, match=r"cannot be loaded with env\.verifiers\.args=\{'colour': 1\} .*colour"):
         check_environment(env(colour=1))
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\)\. Install it: pip install -e '\.\[verifiers\]'"):
+    with pytest.raises(ValueError, match=r"0\.1\.14 \(it is not installed\)\. Install it: pip"):
         check_environment(env())
 
 
-def test_another_version_is_refused_at_the_start(monkeypatch):
+def test_other_version_is_refused(monkeypatch):
     other = ModuleType("verifiers")
     other.__spec__ = SimpleNamespace(name="verifiers")
     monkeypatch.setitem(sys.modules, "verifiers", other)
@@ -256,7 +256,7 @@ def test_another_version_is_refused_at_the_start(monkeypatch):
         check_environment(env())
 
 
-def test_the_score_has_no_nan(monkeypatch):
+def test_reward_must_be_finite(monkeypatch):
     environment = make(env())
     environment._environment = SimpleNamespace(rubric=SimpleNamespace(score_rollout=_nothing, cleanup=_nothing))
     with pytest.raises(ValueError, match="the reward nan"):

@@ -1,8 +1,8 @@
-"""What hostile snippets try. Run as a program it attacks in one mode and prints the outcomes:
+"""Attacks of hostile snippets. As a program it runs all attacks in one mode and prints the outcomes:
 
     python tests/unit/tools/attacks.py '["bubblewrap"]'       # layers to leave out
 
-Each snippet prints ESCAPED for what it could do and `stopped` for what it could not; a status says how it must end.
+Each snippet prints ESCAPED for each operation that succeeds and `stopped` for each that fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def raw(x86, arm, *arguments):
     number = x86 if platform.machine() == "x86_64" else arm
     result = libc.syscall(ctypes.c_long(number), *arguments)
     errno = ctypes.get_errno()
-    if result < 0 and errno in (1, 38):  # EPERM, ENOSYS; anything else comes from further inside the kernel
+    if result < 0 and errno in (1, 38):  # EPERM, ENOSYS; the filter let other errors through
         raise OSError(errno, "raw system call")
     return result, errno
 CANARY, UNIX, PORT, PARENT, OUTSIDE = %r, %r, %d, os.getppid(), %d
@@ -48,14 +48,14 @@ CANARY, UNIX, PORT, PARENT, OUTSIDE = %r, %r, %d, os.getppid(), %d
 
 @dataclass(frozen=True)
 class Attack:
-    """`status`: how it must end; `stopped`: whether it says so itself; `layer`: the one without which it succeeds."""
+    """`status`: expected; `stopped`: whether it prints that; `layer`: the attack succeeds without this layer."""
 
     code: str
     status: tuple[str, ...] = ("ok",)
     stopped: bool = True
     layer: str = ""
     timeout: float = TIMEOUT
-    reason: str = ""  # in the result's
+    reason: str = ""  # part of the result's reason
 
 
 def kernel(x86: int, arm: int, arguments: str = "0, 0, 0, 0") -> Attack:
@@ -136,11 +136,11 @@ ATTACKS: dict[str, Attack] = {
     ),
     "raise_own_limits": Attack("import resource\nattempt(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)))"),
     "become_root": Attack("attempt(lambda: os.setuid(0), lambda: os.setgroups([0]))"),
-    "who_is_outside": Attack(
+    "identify_the_supervisor": Attack(
         "import socket\nend = socket.socket(fileno=os.dup(3))\n"
         "attempt(*(lambda n=n: end.getsockopt(1, n, 12) for n in (17, 31, 59, 77)))"
     ),
-    # The kernel's other doors
+    # Other system calls
     "tcp": Attack("import socket\nattempt(lambda: socket.create_connection(('127.0.0.1', PORT)))"),
     "udp": Attack("import socket\nattempt(lambda: socket.socket(2, 2).sendto(b'x', ('127.0.0.1', PORT)))"),
     "unix_socket": Attack("import socket\nattempt(lambda: socket.socket(1, 1).connect(UNIX))"),
@@ -215,7 +215,7 @@ ATTACKS: dict[str, Attack] = {
     "poison_the_next": Attack("import builtins, numpy\nbuiltins.print = numpy.sum = None", stopped=False),
 }  # fmt: skip
 
-UNSAFE_TO_TRY_UNHELD = {"many_files"}  # 300 MB on a real disk
+NEEDS_ITS_LAYER = {"many_files"}  # 300 MB on a real disk
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Outcome:
 
 
 def attack_all(sandbox: Sandbox) -> dict[str, Outcome]:
-    """Every attack, four at a time, with things outside to be attacked."""
+    """Run every attack, four at a time, with files and sockets outside as targets."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
         os.chmod(folder, 0o755)
         canary = Path(folder, "canary")
@@ -243,7 +243,7 @@ def attack_all(sandbox: Sandbox) -> dict[str, Outcome]:
 
         def run(name: str) -> Outcome:
             attack = ATTACKS[name]
-            if name in UNSAFE_TO_TRY_UNHELD and attack.layer not in sandbox.mode:
+            if name in NEEDS_ITS_LAYER and attack.layer not in sandbox.mode:
                 return Outcome("ok", "ESCAPED (not tried)", "", 0.0)
             result = sandbox.run(prelude + attack.code, timeout=attack.timeout, memory_mb=512)
             out, err = result.stdout[-2000:], result.stderr[-2000:]

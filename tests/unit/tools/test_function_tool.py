@@ -1,4 +1,4 @@
-"""A plain function as a tool: its schema, and what comes of calls."""
+"""Function tools: schema and calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_schema_from_signature_and_docstring() -> None:
     }
 
 
-def test_answers() -> None:
+def test_results() -> None:
     assert call(search, {"query": "é", "top_k": 2}) == ToolResult('["é 0 web", "é 1 web"]', ToolStatus.OK)
     assert call(search, {"query": "a", "top_k": 0}).status is ToolStatus.REFUSED
 
@@ -59,7 +59,7 @@ def test_answers() -> None:
     assert call(divide, {"a": 1, "b": 0}) == ToolResult("ZeroDivisionError: division by zero", ToolStatus.ERROR)
 
 
-def test_async_sessions_results_and_models() -> None:
+def test_async_function_with_session_and_model() -> None:
     class Point(BaseModel):
         x: int
 
@@ -75,7 +75,7 @@ def test_async_sessions_results_and_models() -> None:
     assert call(count, {"point": {"x": 3}}, session) == ToolResult("5", ToolStatus.OK, score=0.5)
 
 
-def test_a_broken_tool_is_not_an_answer() -> None:
+def test_tool_failure_is_raised() -> None:
     def broken() -> str:
         """Break."""
         raise ToolFailedError("server died")
@@ -84,7 +84,7 @@ def test_a_broken_tool_is_not_an_answer() -> None:
         call(broken, {})
 
 
-def test_functions_that_cannot_be_tools() -> None:
+def test_invalid_functions_are_rejected() -> None:
     def silent(a: int) -> int:
         return a
 
@@ -101,7 +101,7 @@ def test_functions_that_cannot_be_tools() -> None:
             function_tool(function)
 
 
-def test_registered_by_name() -> None:
+def test_registered_tool() -> None:
     @tool
     def double(number: int) -> int:
         """Double a number."""
@@ -118,7 +118,7 @@ def test_registered_by_name() -> None:
         make_tools(["double"], {"double": {"speed": 1}})
 
 
-def test_settings_arrive_in_the_types_of_the_signature() -> None:
+def test_settings_are_converted_to_the_types_of_the_signature() -> None:
     given = {}
 
     @tools.register("with_settings")

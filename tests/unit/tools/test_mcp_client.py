@@ -1,4 +1,4 @@
-"""MCP servers: real ones, made with the official package."""
+"""MCP client with real servers."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ def test_calls_over_http(url: str) -> None:
     with_server(lambda: McpClient("small", url=url), play_calls)
 
 
-def test_a_server_that_dies_is_started_again_and_the_call_made_once_more(tmp_path: Path) -> None:
+def test_dead_server_is_restarted_and_the_call_retried(tmp_path: Path) -> None:
     async def play(box: ToolBox) -> None:
         assert (await box.call("count", {}, Session())).text == "1"
         result = await box.call("die_once", {"mark": str(tmp_path / "died")}, Session())
         assert (result.text, result.status) == ("alive", ToolStatus.OK)
-        assert (await box.call("count", {}, Session())).text == "1"  # it knows nothing of before
+        assert (await box.call("count", {}, Session())).text == "1"  # a new server
 
     with_server(stdio, play)
 
 
-def test_a_server_that_dies_again_and_again() -> None:
-    """The calls under way fail as the tool's failure, not as an answer; the next one has a new server."""
+def test_server_that_dies_twice_fails_the_call() -> None:
+    """The calls in progress raise ToolFailedError; the next call has a new server."""
 
     async def play(box: ToolBox) -> None:
         assert (await box.call("count", {}, Session())).text == "1"
@@ -107,12 +107,12 @@ def test_a_server_that_dies_again_and_again() -> None:
             await box.call("die", {}, Session())
         with pytest.raises(ToolFailedError, match="Connection closed"):
             await other
-        assert (await box.call("count", {}, Session())).text == "1"  # it knows nothing of before
+        assert (await box.call("count", {}, Session())).text == "1"  # a new server
 
     with_server(stdio, play)
 
 
-def test_a_http_server_that_is_gone(url: str) -> None:
+def test_unreachable_http_server(url: str) -> None:
     async def play(box: ToolBox) -> None:
         with pytest.raises(ToolFailedError, match="MCP server small"):
             await box.call("die", {}, Session())
@@ -122,7 +122,7 @@ def test_a_http_server_that_is_gone(url: str) -> None:
     with_server(lambda: McpClient("small", url=url), play)
 
 
-def test_a_slow_call_times_out_and_the_server_goes_on() -> None:
+def test_slow_call_times_out_without_ending_the_server() -> None:
     async def play(box: ToolBox) -> None:
         slow = await box.call("sleep", {"seconds": 60}, Session())
         assert slow.status is ToolStatus.TIMEOUT
@@ -138,7 +138,7 @@ def test_a_slow_call_times_out_and_the_server_goes_on() -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
+def test_cancelled_connection_ends_the_server(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
     program = (
         f"import sys, time; open({str(mark)!r}, 'w').close(); sys.stdin.read(); __import__('os').remove({str(mark)!r})"
@@ -170,7 +170,7 @@ def test_a_server_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> Non
         ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Check its url"),
     ],
 )
-def test_a_server_that_is_not_there_is_a_mistake_of_the_user(arguments: dict[str, object], message: str) -> None:
+def test_missing_server_is_a_value_error(arguments: dict[str, object], message: str) -> None:
     async def main() -> None:
         await McpClient("x", **arguments).start()  # type: ignore[arg-type]
 
@@ -178,7 +178,7 @@ def test_a_server_that_is_not_there_is_a_mistake_of_the_user(arguments: dict[str
         asyncio.run(main())
 
 
-def test_what_is_no_server() -> None:
+def test_command_and_url_are_exclusive() -> None:
     for arguments in ({}, {"command": ["a"], "url": "b"}):
         with pytest.raises(ValueError, match="either a command or a url"):
             McpClient("x", **arguments)  # type: ignore[arg-type]

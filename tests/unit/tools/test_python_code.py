@@ -1,4 +1,4 @@
-"""The tool python_code, as a model uses it."""
+"""The tool python_code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_output_and_last_value(sandbox: Sandbox) -> None:
     assert (result.text, result.status, result.score) == ("a\n42", ToolStatus.OK, None)
 
 
-def test_each_call_starts_afresh_unless_asked(sandbox: Sandbox) -> None:
+def test_keep_state(sandbox: Sandbox) -> None:
     results = call(PythonCode(sandbox=sandbox), "x = 1", "x")
     assert results[1].status is ToolStatus.ERROR and "NameError: name 'x' is not defined" in results[1].text
     results = call(PythonCode(keep_state=True, sandbox=sandbox), "x = 1", "x + 1")
@@ -43,20 +43,20 @@ def test_each_call_starts_afresh_unless_asked(sandbox: Sandbox) -> None:
     assert "kept" in PythonCode(keep_state=True, sandbox=sandbox).description
 
 
-def test_time_out_and_restart(sandbox: Sandbox) -> None:
+def test_timeout_and_restart(sandbox: Sandbox) -> None:
     tool = PythonCode(timeout=0.5, keep_state=True, sandbox=sandbox)
     _, slow, after = call(tool, "x = 1", "print('begun')\nwhile True: pass", "2")
     assert (slow.text, slow.status) == ("begun\n[stopped after 0.5 s]", ToolStatus.TIMEOUT)
     assert after.text == "[the interpreter was restarted: earlier variables are lost]\n2"
 
 
-def test_the_episodes_session_ends_the_sandboxs(sandbox: Sandbox) -> None:
+def test_closing_the_session_ends_the_sandbox_session(sandbox: Sandbox) -> None:
     call(PythonCode(keep_state=True, sandbox=sandbox), "x = 1")
-    sandbox.run("pass")  # the order to end it has been obeyed by now
+    sandbox.run("pass")  # processed after the end of the session
     assert sandbox._supervisor is not None and not sandbox._supervisor._sessions
 
 
-def test_text() -> None:
+def test_format_result() -> None:
     def result(status: Status, out: str, err: str, reason: str) -> SandboxResult:
         return SandboxResult(status, out, err, 0.1, "mode", reason)
 
@@ -68,11 +68,11 @@ def test_text() -> None:
     assert format_result(result(Status.OK, "", "", "")) == ""
 
 
-def test_a_machine_that_cannot_hold_code_is_a_failure_and_no_answer() -> None:
+def test_unavailable_sandbox_is_a_tool_failure() -> None:
     with pytest.raises(ToolFailedError, match="no seccomp filter"):
         call(PythonCode(sandbox=Sandbox(without=["seccomp"])), "1")
 
 
-def test_made_by_name() -> None:
+def test_settings_by_name() -> None:
     (made,) = make_tools(["python_code"], {"python_code": {"timeout": 3}})
     assert "3 s" in made.description

@@ -1,4 +1,4 @@
-"""local_rag on a small fixed corpus."""
+"""local_rag on a small corpus."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("geometry", "fläche", "circles.txt"),
     ],
 )
-def test_the_best_passage(index_folder: Path, repo_name: str, query: str, path: str) -> None:
+def test_best_passage(index_folder: Path, repo_name: str, query: str, path: str) -> None:
     hits = DocumentIndex(index_folder).query(repo_name, query, 3)
     assert hits[0].passage.path == path
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def test_repositories_are_apart_and_nothing_is_nothing(index_folder: Path) -> None:
+def test_repositories_are_separate_and_queries_may_have_no_hits(index_folder: Path) -> None:
     index = DocumentIndex(index_folder)
     assert index.names == ["geometry", "sympy"]
     assert index.query("geometry", "eigenvalues", 3) == []
@@ -71,7 +71,7 @@ def call(index: Path, arguments: str) -> ToolResult:
     return asyncio.run(ToolBox([LocalRag(str(index))], ToolLimits()).call("local_rag", arguments, Session()))
 
 
-def test_the_tool(index_folder: Path) -> None:
+def test_tool_call(index_folder: Path) -> None:
     result = call(index_folder, '{"repo_name": "sympy", "query": "dsolve", "top_k": 3}')
     assert result.status is ToolStatus.OK and result.score is not None and result.score > 0
     assert result.text.startswith("[solvers/ode.md:1]\n# Differential equations\n\n`dsolve(eq, func)`")
@@ -93,24 +93,24 @@ def test_the_tool(index_folder: Path) -> None:
         ('{"repo_name": "sympy", "query": "x", "k": 1}', "refused", "local_rag: argument: Additional properties"),
     ],
 )
-def test_bad_calls(index_folder: Path, arguments: str, status: str, text: str) -> None:
+def test_invalid_calls(index_folder: Path, arguments: str, status: str, text: str) -> None:
     result = call(index_folder, arguments)
     assert result.status == status and result.text.startswith(text)
 
 
-def test_a_missing_index_names_the_command(tmp_path: Path) -> None:
+def test_error_for_a_missing_index_has_the_command(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"python -m alphaapollo.tools.retrieval build FOLDER --out .*none"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path / "none")}})
 
 
 @pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"format": 0}'])
-def test_a_broken_index_says_so(tmp_path: Path, manifest: str) -> None:
+def test_corrupt_index(tmp_path: Path, manifest: str) -> None:
     (tmp_path / "index.json").write_text(manifest)
     with pytest.raises(ValueError, match=r"is corrupt or not of format 1\. Build it again"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
 
 
-def test_an_index_that_vanishes_is_a_failure_of_the_tool(index_folder: Path, tmp_path: Path) -> None:
+def test_deleted_index_is_a_tool_failure(index_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(index_folder, tmp_path / "copy")
     toolbox = ToolBox([LocalRag(str(copy))], ToolLimits())
     shutil.rmtree(copy)
@@ -118,7 +118,7 @@ def test_an_index_that_vanishes_is_a_failure_of_the_tool(index_folder: Path, tmp
         asyncio.run(toolbox.call("local_rag", {"repo_name": "sympy", "query": "dsolve"}, Session()))
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_command(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.md").write_text("Bananas are yellow.")
 
@@ -127,7 +127,7 @@ def test_the_command(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
 
     out = str(tmp_path / "index")
-    for _ in range(2):  # the second in place of the first
+    for _ in range(2):  # the second replaces the first
         assert run("build", str(tmp_path / "notes"), "--out", out).stdout == "notes: 1 passages\n"
     assert run("query", out, "notes", "yellow").stdout == "[a.md:1]\nBananas are yellow.\n"
     missing = run("query", str(tmp_path / "none"), "notes", "yellow")
@@ -135,7 +135,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "notes"]
 
 
-def test_what_cannot_be_built(tmp_path: Path) -> None:
+def test_invalid_arguments_of_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.pdf").write_text("x")
     with pytest.raises(ValueError, match="is not a folder"):
@@ -150,12 +150,12 @@ def test_what_cannot_be_built(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_words() -> None:
+def test_tokenize() -> None:
     assert tokenize("Use the BlockMatrix.from_list") == ["blockmatrix", "block", "matrix", "from_list", "list"]
     assert tokenize("HTTPServer2 x² Größe") == ["httpserver2", "http", "server", "2", "x²", "größe"]
 
 
-def test_passages() -> None:
+def test_split_passages() -> None:
     assert list(split_passages("a", "")) == list(split_passages("a", "\n \n")) == []
     assert list(split_passages("a", "\n\none\ntwo\n")) == [Passage("a", 3, "one\ntwo")]
     block = "x" * 99 + "\n"

@@ -1,4 +1,4 @@
-"""What a snippet gives back, sessions, the command, and what is left when it is over."""
+"""Results of snippets, sessions, the command, and cleanup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
-def test_what_is_printed_and_the_mode(sandbox: Sandbox) -> None:
+def test_output_and_mode(sandbox: Sandbox) -> None:
     result = sandbox.run("import sys\nprint(6 * 7)\nprint('oops', file=sys.stderr)")
     assert (result.status, result.stdout, result.stderr, result.reason) == ("ok", "42\n", "oops\n", "")
     assert result.mode == sandbox.mode and result.mode.startswith("prefork+")
@@ -54,7 +54,7 @@ def test_what_is_printed_and_the_mode(sandbox: Sandbox) -> None:
         ("", ""),
     ],
 )
-def test_the_value_of_a_last_expression(sandbox: Sandbox, code: str, printed: str) -> None:
+def test_echo_of_the_last_expression(sandbox: Sandbox, code: str, printed: str) -> None:
     result = sandbox.run(code, echo=True)
     assert (result.status, result.stdout) == ("ok", printed), result
     assert sandbox.run(code).stdout == (printed if "print" in code else "")
@@ -70,27 +70,27 @@ def test_the_value_of_a_last_expression(sandbox: Sandbox, code: str, printed: st
         ("import sys; sys.exit()", "ok", "", ""),
         ("x = bytearray(1 << 32)", "memory", "MemoryError", "MemoryError"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "error", "killed by SIGSEGV", ""),
-        ("import os; os.kill(os.getpid(), 40)", "error", "killed by signal 40", ""),  # it has no name
+        ("import os; os.kill(os.getpid(), 40)", "error", "killed by signal 40", ""),  # a signal without a name
         ("while True: pass", "timeout", "stopped after 0.5 s", ""),
         ("raise KeyboardInterrupt", "error", "exit code 1", "KeyboardInterrupt"),
         ("x = 1\0", "error", "exit code 1", None),
         ("x = '\ud800'", "error", "exit code 1", None),
     ],
 )
-def test_how_it_ends(sandbox: Sandbox, code: str, status: str, reason: str, last_line: str | None) -> None:
+def test_status_and_reason(sandbox: Sandbox, code: str, status: str, reason: str, last_line: str | None) -> None:
     result = sandbox.run(code, timeout=0.5 if "while" in code else 10)
     assert (result.status, result.reason) == (status, reason), result
     if last_line is not None:
         assert (result.stderr.strip().splitlines() or [""])[-1] == last_line
 
 
-def test_a_traceback_shows_the_snippet_and_nothing_of_ours(sandbox: Sandbox) -> None:
+def test_traceback_contains_only_the_snippet(sandbox: Sandbox) -> None:
     stderr = sandbox.run("def f(x):\n    return 1 / x\n\nf(0)").stderr
     assert "return 1 / x" in stderr and 'File "<snippet>", line 4' in stderr
     assert "alphaapollo" not in stderr
 
 
-def test_what_was_printed_before_a_time_out_is_kept(sandbox: Sandbox) -> None:
+def test_output_before_a_timeout_is_kept(sandbox: Sandbox) -> None:
     assert sandbox.run("print('so far')\nwhile True: pass", timeout=0.5).stdout == "so far\n"
 
 
@@ -106,26 +106,26 @@ def test_long_output_is_cut_in_the_middle(sandbox: Sandbox) -> None:
     assert text.startswith("a" * 50 + "\n... [9901 bytes cut] ...\n") and text.endswith("b" * 49 + "\n")
 
 
-def test_too_much_code_is_refused(sandbox: Sandbox) -> None:
+def test_long_code_is_refused(sandbox: Sandbox) -> None:
     result = sandbox.run("#" * (MAX_CODE_BYTES + 1))
     assert (result.status, result.seconds) == ("refused", 0.0)
     assert result.reason == "1048577 bytes of code, the limit is 1048576"
     assert sandbox.run("#" * MAX_CODE_BYTES).status == "ok"
 
 
-def test_draws_are_the_same_in_each_run(sandbox: Sandbox) -> None:
+def test_random_draws_are_reproducible(sandbox: Sandbox) -> None:
     code = "import random, numpy\nprint(random.random(), numpy.random.rand(), list({'a', 'b', 'c'}))"
     assert sandbox.run(code).stdout == sandbox.run(code).stdout != ""
 
 
-def test_own_files_are_written_and_forgotten(sandbox: Sandbox) -> None:
+def test_files_exist_only_during_the_run(sandbox: Sandbox) -> None:
     code = "import os, tempfile\nwith tempfile.NamedTemporaryFile('w+') as f: print(f.write('x'))\n"
     code += "open('kept', 'w').write('y')\nos.makedirs('a/b')\nprint(sorted(os.listdir('.')))"
     for _ in range(2):
         assert sandbox.run(code).stdout == "1\n['a', 'kept']\n"
 
 
-def test_common_things_work(sandbox: Sandbox) -> None:
+def test_common_library_features_work(sandbox: Sandbox) -> None:
     code = """
 import asyncio, dataclasses, threading, typing, pickle, sqlite3, atexit, zoneinfo, lib2to3
 @dataclasses.dataclass
@@ -148,7 +148,7 @@ print(__name__)
     assert result.stdout.split("\n") == ["thread", "asyncio", "2", "__main__", "at exit", ""], result
 
 
-def test_many_at_once(sandbox: Sandbox) -> None:
+def test_concurrent_runs(sandbox: Sandbox) -> None:
     async def main() -> list[str]:
         results = await asyncio.gather(*(sandbox.run_async(f"print({n} ** 2)") for n in range(40)))
         return [result.stdout.strip() for result in results]
@@ -156,8 +156,8 @@ def test_many_at_once(sandbox: Sandbox) -> None:
     assert asyncio.run(main()) == [str(n * n) for n in range(40)]
 
 
-def test_a_crowd_of_all_kinds_leaves_nothing_open() -> None:
-    """Many ends, time-outs and sessions in one turn of the supervisor's loop."""
+def test_mixed_load_leaks_no_descriptors() -> None:
+    """Many ends, timeouts and sessions at once."""
 
     def run(number: int) -> bool:
         if number % 5 == 0:
@@ -181,7 +181,7 @@ def test_a_crowd_of_all_kinds_leaves_nothing_open() -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_slow_one_holds_up_nobody(sandbox: Sandbox) -> None:
+def test_slow_run_does_not_block_others(sandbox: Sandbox) -> None:
     async def main() -> float:
         slow = asyncio.create_task(sandbox.run_async("import time; time.sleep(4)"))
         await asyncio.sleep(0)
@@ -195,12 +195,12 @@ def test_a_slow_one_holds_up_nobody(sandbox: Sandbox) -> None:
     assert asyncio.run(main()) < 3
 
 
-def test_a_session_keeps_its_variables(sandbox: Sandbox) -> None:
+def test_session_keeps_its_variables(sandbox: Sandbox) -> None:
     assert sandbox.run("x = [1]", session="a").status == "ok"
     assert sandbox.run("x.append(2)\nx", session="a", echo=True).stdout == "[1, 2]\n"
     assert "NameError" in sandbox.run("x", session="b").stderr
     assert sandbox.run("1 / 0", session="a").status == "error"
-    assert sandbox.run("x", session="a", echo=True).stdout == "[1, 2]\n"  # an error loses nothing
+    assert sandbox.run("x", session="a", echo=True).stdout == "[1, 2]\n"  # an error does not lose variables
     sandbox.end_session("a")
     after = sandbox.run("x", session="a")
     assert "NameError" in after.stderr and not after.restarted
@@ -208,7 +208,7 @@ def test_a_session_keeps_its_variables(sandbox: Sandbox) -> None:
         sandbox.end_session(session)
 
 
-def test_a_session_that_had_to_be_killed_says_so(sandbox: Sandbox) -> None:
+def test_restarted_session_is_reported(sandbox: Sandbox) -> None:
     sandbox.run("x = 1", session="c")
     assert sandbox.run("while True: pass", session="c", timeout=0.5).status == "timeout"
     after = sandbox.run("x", session="c")
@@ -219,8 +219,8 @@ def test_a_session_that_had_to_be_killed_says_so(sandbox: Sandbox) -> None:
     sandbox.end_session("c")
 
 
-def test_a_session_can_only_fool_itself(sandbox: Sandbox) -> None:
-    """It reports its own end early; what it prints later counts for its own next snippet."""
+def test_false_end_of_a_session_affects_only_itself(sandbox: Sandbox) -> None:
+    """The snippet reports its end early; its later output belongs to its session's next snippet."""
     early = sandbox.run("import os, time\nos.write(3, b'D\\0')\ntime.sleep(0.3)\nprint('late')", session="d")
     assert (early.status, early.stdout) == ("ok", "")
     assert sandbox.run("print('other')", session="e").stdout == "other\n"
@@ -228,7 +228,7 @@ def test_a_session_can_only_fool_itself(sandbox: Sandbox) -> None:
         sandbox.end_session(session)
 
 
-def test_the_interpreter_is_replaced_when_it_dies(sandbox: Sandbox) -> None:
+def test_dead_zygote_is_replaced(sandbox: Sandbox) -> None:
     supervisor = sandbox.start()._supervisor
     assert supervisor is not None
     supervisor.zygote.kill()
@@ -237,7 +237,7 @@ def test_the_interpreter_is_replaced_when_it_dies(sandbox: Sandbox) -> None:
     assert sandbox.run("print('again')").stdout == "again\n"
 
 
-def test_what_has_no_result_when_it_closes_fails() -> None:
+def test_close_fails_unfinished_runs() -> None:
     with Sandbox(without=["bubblewrap"]) as sandbox:
         supervisor = sandbox._supervisor
         assert supervisor is not None
@@ -249,13 +249,13 @@ def test_what_has_no_result_when_it_closes_fails() -> None:
     assert not folder.exists()
 
 
-def test_the_shared_one() -> None:
+def test_default_sandbox() -> None:
     assert run_python("print(1)").stdout == "1\n"
     assert asyncio.run(run_python_async("print(2)")).stdout == "2\n"
     assert asyncio.run(run_python_async("print(3)")).stdout == "3\n"  # on another event loop
 
 
-def test_nothing_outlives_a_killed_program() -> None:
+def test_killed_program_leaves_no_processes() -> None:
     program = (
         "from alphaapollo.tools.sandbox import Sandbox\nimport os, threading\n"
         "sandbox = Sandbox(without=['bubblewrap']).start()\n"
@@ -285,9 +285,9 @@ def runs(pid: str) -> bool:
         return False
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_command(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
-    good.write_bytes(b"\xef\xbb\xbfprint('hi')\n6 * 7")  # with the mark that Windows' editors write
+    good.write_bytes(b"\xef\xbb\xbfprint('hi')\n6 * 7")  # with a byte order mark
     bad.write_text("1 / 0")
     command = [sys.executable, "-m", "alphaapollo.tools.python_sandbox", str(good), str(bad), str(tmp_path / "none.py")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
@@ -296,12 +296,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert first["mode"].startswith("prefork+") and 0 < first["seconds"] < 10
     assert second["status"] == "error" and "ZeroDivisionError" in second["stderr"]
     assert third["status"] == "refused" and "No such file" in third["reason"]
-    assert done.returncode == 2  # for the third
+    assert done.returncode == 2  # because of the third file
     done = subprocess.run(command[:-1], capture_output=True, cwd=ROOT, timeout=60, check=False)
     assert done.returncode == 0
 
 
-def test_the_command_refuses_where_nothing_can_hold_the_code(tmp_path: Path) -> None:
+def test_command_refuses_without_seccomp(tmp_path: Path) -> None:
     file = tmp_path / "file.py"
     file.write_text("print(1)")
     command = [sys.executable, "-m", "alphaapollo.tools.python_sandbox", "--without", "seccomp", str(file)]
@@ -309,15 +309,15 @@ def test_the_command_refuses_where_nothing_can_hold_the_code(tmp_path: Path) -> 
     assert json.loads(done.stdout)["status"] == "refused" and "ALPHAAPOLLO_UNSAFE_SANDBOX=1" in done.stdout
     done = subprocess.run([*command, "--unsafe"], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert json.loads(done.stdout)["stdout"] == "1\n" and "seccomp" not in json.loads(done.stdout)["mode"]
-    assert "use the network" in done.stderr  # what its absence means
+    assert "use the network" in done.stderr  # the effect of the missing layer
 
 
-def test_a_wrong_layer() -> None:
+def test_unknown_layer() -> None:
     with pytest.raises(ValueError, match="firewall"):
         Sandbox(without=["firewall"])
 
 
-def test_capture() -> None:
+def test_output_capture() -> None:
     capture = OutputCapture(10)
     for letter in b"abcdefghijklmnopqrstuvwxyz" * 1000:
         capture.feed(bytes([letter]))
@@ -337,17 +337,17 @@ def test_wait_status() -> None:
     assert wait_status(40, None, 5) == ("error", "killed by signal 40")
 
 
-def test_what_fails_in_the_thread_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_the_supervisor_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
-        raise RuntimeError("a mistake of ours")
+        raise RuntimeError("internal error")
 
-    for name in ("wait_status", "memory_file"):  # at a run's end, and at its beginning
+    for name in ("wait_status", "memory_file"):  # at the end and at the start of a run
         with monkeypatch.context() as patch, Sandbox() as sandbox:
             sandbox.run("1")
             patch.setattr(supervisor_module, name, broken)
             patch.setattr(threading, "excepthook", lambda arguments: None)
             assert sandbox._supervisor is not None
-            with pytest.raises(SandboxError, match="RuntimeError: a mistake of ours"):
+            with pytest.raises(SandboxError, match="RuntimeError: internal error"):
                 sandbox._supervisor.submit(SandboxRequest("2")).result(timeout=20)
 
 
@@ -382,7 +382,7 @@ def test_cancelled_run_is_killed(sandbox: Sandbox) -> None:
     assert not supervisor._children and not supervisor.failure
 
 
-def test_package_imports_nothing_else_of_the_project() -> None:
+def test_package_is_self_contained() -> None:
     """In bubblewrap only this package exists."""
     folder = ROOT / "alphaapollo" / "tools" / "sandbox"
     for path in folder.glob("*.py"):

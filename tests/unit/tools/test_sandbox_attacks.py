@@ -1,4 +1,4 @@
-"""What hostile code cannot do, in each combination of layers and as each user that this machine can show."""
+"""Attacks on the sandbox, in each combination of layers and as root and an unprivileged user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODES = [(user, name) for user in USERS for name in WITHOUT]
 
 
 def closed_above(path: str) -> str:
-    """The topmost folder above `path` that others may not enter; empty if there is none."""
+    """Topmost folder above `path` that other users may not enter; empty if there is none."""
     for folder in reversed(Path(path).parents):
         if not folder.stat().st_mode & 0o001:
             return str(folder)
@@ -33,7 +33,7 @@ def closed_above(path: str) -> str:
 
 @cache
 def report(user: str, name: str) -> dict[str, object]:
-    """What came of all attacks in one mode, by a process of its own."""
+    """Outcomes of all attacks in one mode, run in a separate process."""
     command = [sys.executable, PROGRAM, json.dumps(WITHOUT[name])]
     if user == "nobody":
         copy = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()
@@ -67,7 +67,7 @@ def held(attack: str, seen: Outcome) -> bool:
 def test_attack(user: str, name: str, attack: str) -> None:
     mode, seen = outcome(user, name, attack)
     layer = ATTACKS[attack].layer
-    if layer and layer not in mode:  # not stopped, and the mode says so
+    if layer and layer not in mode:  # the attack succeeds, and the mode shows the missing layer
         assert "ESCAPED" in seen.stdout
         assert layer in report(user, name)["missing"]  # type: ignore[operator]
     else:
@@ -76,34 +76,34 @@ def test_attack(user: str, name: str, attack: str) -> None:
 
 
 @pytest.mark.parametrize(("user", "name"), MODES)
-def test_what_is_outside_is_intact_and_the_next_run_works(user: str, name: str) -> None:
+def test_files_outside_are_unchanged_and_the_next_run_works(user: str, name: str) -> None:
     assert outcome(user, name, "outside")[1].status == "ok"
     after = outcome(user, name, "afterwards")[1]
     assert (after.status, after.stdout) == ("ok", "42\n")
 
 
 @pytest.mark.parametrize(("user", "name"), MODES)
-def test_the_mode_names_its_layers(user: str, name: str) -> None:
+def test_mode_lists_the_layers(user: str, name: str) -> None:
     answer = report(user, name)
     expected = ["prefork", "setuid", "rlimits", "landlock", "seccomp", "bubblewrap"]
     missing = {*WITHOUT[name], *answer["missing"]}  # type: ignore[misc]
     if user != "root" or "bubblewrap" not in missing:
-        missing.add("setuid")  # nobody to become, or done by bubblewrap
+        missing.add("setuid")  # not root, or bubblewrap changes the user
     assert answer["mode"] == "+".join(layer for layer in expected if layer not in missing)
     assert (answer["uid"] == 0) == (user == "root")
 
 
-def test_there_are_enough_attacks() -> None:
+def test_number_of_attacks() -> None:
     assert len(ATTACKS) >= 70
 
 
-def test_without_seccomp_it_is_refused() -> None:
+def test_refused_without_seccomp() -> None:
     with pytest.raises(ValueError, match="ALPHAAPOLLO_UNSAFE_SANDBOX=1"):
         Sandbox(without=["seccomp"]).start()
 
 
-def test_an_unheld_attack_is_seen() -> None:
-    """The attacks can succeed, so the tests above can fail: where the user has given seccomp up, they do."""
+def test_attacks_succeed_without_layers() -> None:
+    """Without seccomp the attacks succeed, so the tests above can fail."""
     with Sandbox(without=["seccomp", "bubblewrap", "landlock"], allow_unsafe=True) as sandbox:
         assert "seccomp" not in sandbox.mode
         prelude = PRELUDE % ("/etc/hostname", "/nowhere", 1, os.getpid())
@@ -113,7 +113,7 @@ def test_an_unheld_attack_is_seen() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="no bubblewrap")
-def test_bubblewrap_that_does_not_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_bubblewrap_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose profile forbids user namespaces."""
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
@@ -125,5 +125,5 @@ def test_bubblewrap_that_does_not_work_is_named(tmp_path: Path, monkeypatch: pyt
         assert sandbox.run("print(1)").stdout == "1\n"
 
 
-def test_an_unavailable_sandbox_is_a_mistake_of_the_machine_not_of_the_snippet() -> None:
+def test_unavailable_error_is_a_value_error() -> None:
     assert issubclass(SandboxUnavailableError, ValueError)

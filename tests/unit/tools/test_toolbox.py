@@ -1,4 +1,4 @@
-"""What a model may write, and what it gets for it."""
+"""Valid and invalid tool calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def call(toolbox: ToolBox, name: str, arguments: Any) -> ToolResult:
     return asyncio.run(toolbox.call(name, arguments, Session()))
 
 
-def test_a_good_call() -> None:
+def test_valid_call() -> None:
     for arguments in ({"a": 1, "b": 2}, '{"a": 1, "b": 2}'):
         result = call(box(), "add", arguments)
         assert (result.text, result.status, result.score) == ("3", ToolStatus.OK, None)
@@ -68,12 +68,12 @@ def test_a_good_call() -> None:
         ("repeat", json.dumps({"text": "x" * (1 << 20)}), "repeat: 1048588 bytes of arguments, the limit is 65536."),
     ],
 )
-def test_a_bad_call_is_refused_with_its_reason(name: str, arguments: Any, reason: str) -> None:
+def test_invalid_call_is_refused_with_the_reason(name: str, arguments: Any, reason: str) -> None:
     result = call(box(), name, arguments)
     assert (result.text, result.status) == (reason, ToolStatus.REFUSED)
 
 
-def test_a_bad_call_with_a_long_value_has_a_short_reason() -> None:
+def test_reason_is_short_for_a_long_value() -> None:
     result = call(box(), "add", {"a": "x" * 60_000})
     assert result.status is ToolStatus.REFUSED and len(result.text) < 700
     assert len(call(box(), "x" * 1_000_000, "{}").text) < 300
@@ -84,7 +84,7 @@ def test_lone_surrogates_do_not_reach_tokenizers_and_logs() -> None:
     assert call(box(), "\ud800", "{}").status is ToolStatus.REFUSED
 
 
-def test_time_out() -> None:
+def test_timeout() -> None:
     result = call(box(timeout=0.05), "sleep", {"seconds": 30})
     assert (result.text, result.status) == ("sleep: no answer within 0.05 s", ToolStatus.TIMEOUT)
     assert result.seconds < 5
@@ -97,12 +97,12 @@ def test_long_answers_are_cut() -> None:
     assert cut_middle("abcd", 4) == "abcd"
 
 
-def test_calls_at_a_time() -> None:
+def test_concurrency_limit() -> None:
     async def main(at_a_time: int) -> float:
         toolbox = box(max_concurrent=at_a_time, timeout=0.5)
         start = time.monotonic()
         results = await asyncio.gather(*(toolbox.call("sleep", {"seconds": 0.1}, Session()) for _ in range(6)))
-        assert all(result.text == "awake" for result in results)  # waiting does not count as time of the call
+        assert all(result.text == "awake" for result in results)  # the wait does not count for the timeout
         return time.monotonic() - start
 
     assert asyncio.run(main(1)) >= 0.6
@@ -110,7 +110,7 @@ def test_calls_at_a_time() -> None:
 
 
 class Broken:
-    """Breaks in a way of its own."""
+    """Tool that raises a given error."""
 
     name = "broken"
     description = "Breaks."
@@ -128,12 +128,12 @@ class Broken:
 
 
 @pytest.mark.parametrize("error", [ToolFailedError("gone"), KeyError("gone"), TimeoutError("gone")])
-def test_a_tool_that_breaks_is_no_answer(error: Exception) -> None:
+def test_exception_of_a_tool_is_a_tool_failure(error: Exception) -> None:
     with pytest.raises(ToolFailedError, match="gone"):
         call(ToolBox([Broken(error)], ToolLimits()), "broken", {})
 
 
-def test_text_of_a_tag() -> None:
+def test_call_text() -> None:
     async def main(name: str, text: str) -> ToolResult:
         return await ToolBox([Echo(), function_tool(add)], ToolLimits()).call_text(name, text, Session())
 
@@ -153,13 +153,13 @@ class Echo(Broken):
         return ToolResult(arguments["text"], ToolStatus.OK)
 
 
-def test_schemas_as_chat_templates_take_them() -> None:
+def test_schemas() -> None:
     first = box().schemas()[0]
     assert first["type"] == "function" and list(first["function"]) == ["name", "description", "parameters"]
     assert (first["function"]["name"], first["function"]["description"]) == ("add", "Add.")
 
 
-def test_boxes_that_cannot_be() -> None:
+def test_invalid_toolboxes() -> None:
     tools: list[Tool] = [function_tool(add), function_tool(add)]
     with pytest.raises(ValueError, match=r"several tools are named add\."):
         ToolBox(tools, ToolLimits())
@@ -176,7 +176,7 @@ def test_limits_of_one_tool() -> None:
     assert call(toolbox, "repeat", {"text": "a", "times": 4}).text == "a\n... [2 characters cut] ...\na"
 
 
-def test_a_session_closes_once_and_backwards() -> None:
+def test_session_closers_run_once_in_reverse_order() -> None:
     seen: list[str] = []
 
     async def second() -> None:

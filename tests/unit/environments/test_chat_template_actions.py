@@ -1,4 +1,4 @@
-"""env.action_format=chat_template: informal_math with a model that calls tools as it was trained to."""
+"""informal_math with env.action_format=chat_template."""
 
 import asyncio
 import random
@@ -92,31 +92,31 @@ def test_several_calls_are_made_in_order_and_a_turn_without_one_is_the_answer():
         (call("\\ud800", x=1), "refused: unknown tool '\\ud800'"),
     ],
 )
-def test_a_call_that_is_refused_makes_the_turn_invalid(action, says):
+def test_refused_call_makes_the_turn_invalid(action, says):
     (result,) = take(action)
     assert answers(result)[0].startswith(says) and statuses(result) == ["refused"]
     assert not result.valid and not result.done
 
 
 @pytest.mark.parametrize("action", [BROKEN, f"{call('double', x=1)}{BROKEN}", "<tool_call>"])
-def test_a_call_that_cannot_be_read_is_an_invalid_turn_too(action):
+def test_unreadable_call_makes_the_turn_invalid(action):
     (result,) = take(action)
     assert answers(result)[0].startswith("refused: this tool call cannot be parsed")
     assert not result.valid and not result.done and result.info == {"tool_status": "unreadable"}
 
 
-def test_one_refused_call_does_not_hold_up_the_others():
+def test_refused_call_does_not_stop_the_others():
     (result,) = take(call("double", y=1) + call("double", x=2))
     assert statuses(result) == ["refused", "ok"] and answers(result)[1] == "4" and not result.valid
 
 
-def test_a_broken_tool_is_a_failure_without_a_reward():
+def test_tool_failure_has_no_reward():
     (result,) = take(call("double", x=1) + call("broken"))
     assert result.done and statuses(result) == ["ok", "failed"]
     assert result.score.outcome is Outcome.ENVIRONMENT_FAILED and result.score.reason == "the server is gone"
 
 
-# whole episodes, on the rollout worker
+# Complete episodes on the rollout worker
 
 
 @tool
@@ -157,7 +157,7 @@ def play(tmp_path, turns: list[str], template: str = HERMES, **settings: Any) ->
     return asyncio.run(run())
 
 
-def test_an_episode_of_three_turns_is_token_for_token_what_the_template_writes(tmp_path):
+def test_tokens_of_three_turns_match_the_template(tmp_path):
     two = f"{call('treble', x=2)}\n{call('treble', x=-1)}"
     turns = [f"Hm.\n{two}", call("treble", x=14), "<think>so</think>\\boxed{42}"]
     renderer, trajectory = play(tmp_path, turns)
@@ -182,12 +182,12 @@ def test_memory_context_shows_the_calls_and_their_results(tmp_path):
     assert len(trajectory.rows) == 3 and trajectory.score.reward == 1.0
 
 
-def test_a_template_that_forgets_the_thoughts_of_earlier_questions_serves_calls(tmp_path):
+def test_template_that_drops_earlier_thoughts(tmp_path):
     _, trajectory = play(tmp_path, [f"<think>?</think>{call('treble', x=14)}", "\\boxed{42}"], FORGETFUL)
     assert trajectory.score.reward == 1.0
 
 
-def test_a_random_agent_never_breaks_it():
+def test_random_texts():
     rng = random.Random(0)
     pieces = ["<think>", "</think>", "<tool_call>", "</tool_call>", call("double", x=1), call("treble"), '{"name": ']
     pieces += ['"double"', "\\ud800", "\ud800", "\0", "[" * 2000, "}", "\n", "é", "\\boxed{42}"]

@@ -1,4 +1,4 @@
-"""What the zygote watches, and what it survives."""
+"""Limits that the zygote enforces, and failures that it survives."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
-def test_a_session_does_not_compute_between_its_snippets(sandbox: Sandbox) -> None:
-    """It reports its end to be free of its deadline."""
+def test_session_may_not_compute_between_snippets(sandbox: Sandbox) -> None:
+    """The snippet reports its end to avoid its time limit."""
     early = sandbox.run("x = 1\nimport os\nos.write(3, b'D\\0')\nwhile True: pass", session="f", timeout=2)
     assert early.status == "ok"
     supervisor = sandbox.start()._supervisor
@@ -36,26 +36,26 @@ def test_a_session_does_not_compute_between_its_snippets(sandbox: Sandbox) -> No
     assert "f" not in supervisor._sessions
     after = sandbox.run("x", session="f")
     assert after.restarted and "NameError" in after.stderr
-    for _ in range(2):  # what a snippet itself uses does not count
+    for _ in range(2):  # CPU time of a snippet does not count
         busy = "import time\nwhile time.process_time() - start < 1.5: pass"
         assert sandbox.run(f"import time\nstart = time.process_time()\n{busy}", session="f").status == "ok"
     assert not sandbox.run("pass", session="f").restarted
     sandbox.end_session("f")
 
 
-def test_a_session_that_takes_no_orders_ends_no_other_run() -> None:
+def test_unresponsive_session_does_not_affect_other_runs() -> None:
     stubborn = "import os, time\nwhile True:\n    os.write(3, b'D\\0')\n    time.sleep(0.001)"
     with Sandbox(max_concurrent=2) as sandbox:
         supervisor = sandbox.start()._supervisor
         assert supervisor is not None
         sandbox.run(stubborn, session="g", timeout=2)
-        for _ in range(500):  # more than its socket holds
+        for _ in range(500):  # more than its socket buffers
             sandbox.run("pass", session="g", timeout=0.5)
         assert not supervisor.failure
         assert sandbox.run("print(1)").stdout == "1\n"
 
 
-def test_a_name_that_is_no_text_ends_no_run() -> None:
+def test_process_name_with_invalid_utf8() -> None:
     named = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0)\ntime.sleep(1)\nprint('named')"
     with Sandbox(max_concurrent=2) as sandbox:
         supervisor = sandbox.start()._supervisor
@@ -64,7 +64,7 @@ def test_a_name_that_is_no_text_ends_no_run() -> None:
         assert not supervisor.failure
 
 
-def test_many_threads_work_as_long_as_they_are_not_too_many(sandbox: Sandbox) -> None:
+def test_threads_below_the_limit_work(sandbox: Sandbox) -> None:
     code = """
 import threading
 threading.stack_size(1 << 18)
@@ -77,14 +77,14 @@ end.set()
     assert sandbox.run(code).stdout == "201\n"
 
 
-def test_a_handler_of_alarms_prints_nothing_of_ours(sandbox: Sandbox) -> None:
+def test_alarm_handler_prints_only_its_own_output(sandbox: Sandbox) -> None:
     code = "import signal\nsignal.signal(signal.SIGALRM, lambda *_: print('alarm'))\nsignal.setitimer(0, 0.01)\n"
     result = sandbox.run(code + "signal.pause()")
     assert (result.stdout, result.stderr) == ("alarm\n", "")
 
 
 @pytest.mark.parametrize("name", ["mkdir", "fork"])
-def test_a_run_that_cannot_be_started_fails_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fork_fails_only_its_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     null = os.open(os.devnull, os.O_RDWR)
 

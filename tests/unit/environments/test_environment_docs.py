@@ -1,4 +1,4 @@
-"""docs/environments.md says what the code does."""
+"""docs/environments.md matches the code."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def rows(first: str) -> list[list[str]]:
-    """The cells of the table whose header begins with `first`."""
+    """Cells of the table whose header begins with `first`."""
     table = re.search(rf"^\| {re.escape(first)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
     assert table, first
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].strip().splitlines()]
@@ -65,7 +65,7 @@ def play(*answers: str) -> Trajectory:
     )
 
 
-def test_the_environment_of_fifteen_lines_plays(tmp_path):
+def test_first_example_plays(tmp_path):
     code = example("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     (tmp_path / "doubling.py").write_text(code)
@@ -78,7 +78,7 @@ def test_the_environment_of_fifteen_lines_plays(tmp_path):
     base._ENVIRONMENTS._entries.pop("doubling")
 
 
-def test_the_environment_with_tools_plays(tmp_path):
+def test_tool_example_plays(tmp_path):
     def twice(x: int) -> int:
         """Twice x."""
         return 2 * x
@@ -100,7 +100,7 @@ def test_the_environment_with_tools_plays(tmp_path):
     base._ENVIRONMENTS._entries.pop("question_with_tools")
 
 
-def test_the_tables_are_complete():
+def test_tables_are_complete():
     shipped = {row[0].strip("`"): names(row[2]) for row in rows("`env.env_name`")}
     assert sorted(shipped) == base._ENVIRONMENTS.names()
     own = {name: list(getattr(Env(), name).__class__.model_fields) if hasattr(Env(), name) else [] for name in shipped}
@@ -111,11 +111,11 @@ def test_the_tables_are_complete():
     assert sorted(fields) == sorted(StepResult.__dataclass_fields__)
 
 
-def test_the_keys_exist():
+def test_keys_exist():
     known = {*accepted_keys(Config), *sections(Config)}
     said = re.findall(r"`((?:env|data|actor_rollout_ref)\.[\w.]+)[`=]", TEXT)
     assert len(said) > 10 and [key for key in said if key not in known] == []
 
 
-def test_the_configuration_works():
+def test_yaml_block_is_valid():
     assert convert(Config, yaml.safe_load(example("yaml"))).env.reasoning_gym.level == 2

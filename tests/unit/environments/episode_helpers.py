@@ -1,4 +1,4 @@
-"""For tests of environments: play one as the episode does, and texts that a model might write."""
+"""Play episodes of an environment without a rollout worker; random texts of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alphaapollo.environments.base import Environment, Services, StepResult
 from alphaapollo.environments.memory import Step, select_steps
 from alphaapollo.types import Prompt, Score
 
-Agent = Callable[[Environment, str], str]  # (environment, what it said last) -> text
+Agent = Callable[[Environment, str], str]  # (environment, last observation) -> text
 
 WORDS = ["up", "down", "left", "right", "7", "50", "-3", "0", "99999999999999999999999", "3.5", "12 13", "\u0663"]
 WORDS += [
@@ -35,7 +35,7 @@ WORDS += ["higher", "[1, 2]", "None", "__import__('os')", "9**9**9**9", "\\boxed
 
 
 async def no_grader(prompt: Prompt, text: str) -> Score:
-    raise AssertionError("this environment grades itself")
+    raise AssertionError("this environment computes its own scores")
 
 
 def make(config: Env, score: Callable[[Prompt, str], Awaitable[Score]] = no_grader) -> Environment:
@@ -49,7 +49,7 @@ async def _await(value: Any) -> Any:
 def play(
     config: Env, agent: Agent, prompt: Prompt, score: Callable[[Prompt, str], Awaitable[Score]] = no_grader
 ) -> list[StepResult]:
-    """One episode to its end, or to env.max_steps; in memory context the fresh prompts are made too."""
+    """One episode to its end or to env.max_steps, with the memory prompts if env.context=memory."""
 
     async def run() -> list[StepResult]:
         environment = make(config, score)
@@ -84,7 +84,7 @@ def random_agent(seed: int) -> Agent:
 
 
 def check_results(results: list[StepResult], max_steps: int) -> None:
-    """What holds for any episode of an environment that ends by itself."""
+    """Check an episode of an environment that always ends."""
     assert 1 <= len(results) <= max_steps
     assert [result.done for result in results] == [False] * (len(results) - 1) + [True]
     assert all(result.observation is not None for result in results[:-1])

@@ -1,4 +1,4 @@
-"""The Python and the schema in docs/tools.md and docs/sandbox.md hold."""
+"""The examples in docs/tools.md and docs/sandbox.md work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_code_of_the_pages_runs(tmp_path: Path) -> None:
+def test_code_blocks_run(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     for page in ("tools.md", "sandbox.md"):
         code = blocks(page, "python")
@@ -41,13 +41,13 @@ def test_the_code_of_the_pages_runs(tmp_path: Path) -> None:
     assert len([line for line in blocks("tools.md", "python")[0].splitlines() if line.strip()]) <= 11
 
 
-def test_the_configuration_of_the_page_works() -> None:
+def test_yaml_block_is_valid() -> None:
     (shown,) = blocks("tools.md", "yaml")
     servers = convert(Config, yaml.safe_load(shown)).env.mcp_servers
     assert servers["files"].tools == ["read", "list"] and servers["search"].url
 
 
-def test_the_page_names_every_status_and_layer() -> None:
+def test_pages_list_every_status_and_layer() -> None:
     tools = (DOCS / "tools.md").read_text(encoding="utf-8")
     assert all(f"| `{status}` |" in tools for status in [*ToolStatus, "failed"])
     page = (DOCS / "sandbox.md").read_text(encoding="utf-8")
