@@ -21,8 +21,8 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning import pairs, reference_logps
 from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.memory import MemoryRequest
 from alphaapollo.finetuning.task import FinetuningTask
+from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.utils.user_module import load_user_module
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""What a training pass leaves in memory: the model's own code on the meta device, where tensors have no data.
+"""Memory of a training pass, measured by running the model on the meta device, where tensors have no data.
 
-    config.json -> the model on meta -> forward and backward of one and of two of its layers -> bytes
+    config.json -> model on meta -> forward and backward of one and of two of its layers -> bytes
 
-The second layer adds what a layer keeps (it stands for all of them); the rest does not grow with depth.
+The difference is what each layer keeps; the remainder does not grow with depth.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention.backends import register, register_meta
+from alphaapollo.models.attention.backends import register_backend
+from alphaapollo.models.attention.meta import register_meta
 from alphaapollo.models.decoder import decoder_layers, head_size
-from alphaapollo.models.lm_head import CHUNK_LOGITS, Head, Hidden, Other, token_stats
+from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, HeadInput, LmHead, token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import target_names
 from alphaapollo.models.policy import logit_transform
@@ -34,14 +35,14 @@ MetaModel: TypeAlias = "PreTrainedModel"
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Numbers of parameters, and what a token of context needs in an engine."""
+    """Numbers of parameters, and KV cache sizes in an engine."""
 
     parameters: int
     root: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
-    unit: int  # the largest such layer; 0 where layers are too small to be gathered on their own
+    unit: int  # of the largest such layer; 0 if layers are too small to be gathered separately
     num_layers: int
-    head: int  # the output projection's
-    tied: bool  # it is the embedding, too
+    head: int  # of the output projection
+    tied: bool  # the output projection is the embedding
     hidden_size: int
     kv_elements: int  # keys and values of one token in all layers
     kv_heads: int
@@ -49,19 +50,19 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of one micro-batch on one rank, in the dtype of the arithmetic."""
+    """Bytes of one micro-batch on one rank, in the dtype of forward and backward."""
 
     kept: int  # by all layers, from the forward to the backward pass
-    layer: int  # beyond that, while the backward pass is in a layer: with the layer's gradients
-    head: int  # beyond `kept`, while the head makes log-probs and their gradients, the head's own among them
+    layer: int  # in addition, during the backward pass of a layer, with its gradients
+    head: int  # in addition to `kept`, while the head computes log-probs and gradients, with the head's gradient
 
 
 def load_meta(model: Model, dtype: torch.dtype) -> MetaModel:
-    """The model that config.json describes, without weights; with its attention, `padded` where that is not chosen."""
+    """Build the model of config.json with meta tensors, with its attention backend (`padded` for `auto`)."""
     plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
     own = model.model_copy(update=plain)
     loaded = load_causal_lm(own, "padded", dtype, materialize=False)
-    if loaded.config._attn_implementation == register("padded"):  # not the attention of a model's own code
+    if loaded.config._attn_implementation == register_backend("padded"):  # not the attention of the model's own code
         loaded.set_attn_implementation(register_meta("padded" if model.attention == "auto" else model.attention))
     return loaded
 
@@ -87,7 +88,7 @@ def model_sizes(model: MetaModel) -> ModelSizes:
 
 
 def adapter_parameters(model: MetaModel, lora: Lora) -> int:
-    """Of the matrices A [rank, in] and B [out, rank] of every linear layer that gets an adapter."""
+    """Number of parameters of all adapters: A [rank, in] and B [out, rank] of each adapted layer."""
     targets = set(target_names(model, lora))
     layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] in targets]
     return sum(lora.lora_rank * sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
@@ -103,16 +104,16 @@ def activations(
     against: Divergence | None = None,
     adapters: bool = False,
 ) -> Activations:
-    """Of a micro-batch of `rows` rows of `length` tokens, all of them response tokens.
+    """Measure a micro-batch of `rows` rows of `length` response tokens.
 
     Args:
-        model: of load_meta, in the dtype of the arithmetic.
-        device: cpu or cuda: how large a chunk of logits is.
-        need_head: log-probs over the vocabulary (a critic has one number a token).
-        against: how whole distributions are compared with a frozen model's.
-        adapters: they alone are trained (LoRA): layers keep as much, but their weights and the head get no gradient.
+        model: from load_meta, in the dtype of forward and backward.
+        device: cpu or cuda; sets the size of a chunk of logits.
+        need_head: compute log-probs over the vocabulary (a critic computes one number per token).
+        against: divergence from a frozen model's distributions.
+        adapters: only adapters are trained (LoRA): layers keep as much, but their weights and the head get no gradient.
     """
-    (first, peak), (second, _) = (_trunk_bytes(model, rows, length, layers) for layers in (1, 2))
+    (first, peak), (second, _) = (_decoder_bytes(model, rows, length, layers) for layers in (1, 2))
     layer = second - first
     parameter = next(model.parameters())
     hidden = rows * length * model.config.get_text_config().hidden_size * parameter.element_size()
@@ -120,54 +121,55 @@ def activations(
     if adapters:
         peak -= parameter.element_size() * model_sizes(model).unit
     depth = len(decoder_layers(model))
-    if checkpointing:  # a layer keeps its input and computes the rest anew in the backward pass
+    if checkpointing:  # a layer keeps its input and is recomputed in the backward pass
         return Activations(kept=depth * hidden, layer=peak, head=head)
     return Activations(kept=depth * layer, layer=peak - layer, head=head)
 
 
 def inference_bytes(model: MetaModel, num_tokens: int) -> int:
-    """The most alive in a forward pass without gradients, its states among it."""
+    """Peak bytes of a forward pass without gradients, hidden states included."""
     with torch.no_grad():
-        return _trunk_bytes(model, 1, num_tokens, 1)[1]
+        return _decoder_bytes(model, 1, num_tokens, 1)[1]
 
 
-def _trunk_bytes(model: MetaModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
-    """Bytes alive between forward and backward pass through the first layers, and the most alive at any time."""
-    trunk = model.base_model
-    name, layers = _layer_list(trunk, decoder_layers(model)[0])
-    setattr(trunk, name, layers[:num_layers])
+def _decoder_bytes(model: MetaModel, rows: int, length: int, num_layers: int) -> tuple[int, int]:
+    """Bytes alive between forward and backward pass through the first layers, and the peak."""
+    decoder = model.base_model
+    name, layers = _layer_list(decoder, decoder_layers(model)[0])
+    setattr(decoder, name, layers[:num_layers])
     positions = torch.zeros(1, length, dtype=torch.long, device="meta")
     size, dtype = model.config.get_text_config().hidden_size, next(model.parameters()).dtype
     with LiveBytes(model) as live:
         embeddings = torch.empty(rows, length, size, dtype=dtype, device="meta").requires_grad_()
-        total = trunk(inputs_embeds=embeddings, position_ids=positions, use_cache=False)[0].sum()
+        total = decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)[0].sum()
         kept = live.now
         if torch.is_grad_enabled():
             total.backward()
-    setattr(trunk, name, layers)
+    setattr(decoder, name, layers)
     model.zero_grad()
     return kept, live.peak
 
 
-def _layer_list(trunk: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The attribute of the trunk that holds its layers."""
-    for name, module in trunk.named_children():
+def _layer_list(decoder: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Attribute of the decoder that has its layers."""
+    for name, module in decoder.named_children():
         if isinstance(module, nn.ModuleList) and module[0] is first:
             return name, module
-    raise RuntimeError(f"{type(trunk).__name__} does not hold its layers in a list of its own")
+    raise RuntimeError(f"{type(decoder).__name__} does not have its layers in a ModuleList")
 
 
 def _head_peak(model: MetaModel, num_tokens: int, device: str, against: Divergence | None, frozen: bool) -> int:
     output = model.get_output_embeddings().requires_grad_(not frozen)
-    head = Head(output.weight, output.bias, *logit_transform(model.config))
+    head = LmHead(output.weight, output.bias, *logit_transform(model.config))
     with LiveBytes(model) as live:
         size, dtype = output.weight.shape[1], output.weight.dtype
-        hidden = torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_()
+        hidden = HeadInput(torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_(), head)
         targets = torch.empty(num_tokens, dtype=torch.long, device="meta")
-        other = None
+        frozen_model = None
         if against is not None:
-            other = Other(Hidden(torch.empty(num_tokens, size, dtype=dtype, device="meta"), head), against)
-        stats = token_stats(hidden, targets, head, 1.0, True, other, CHUNK_LOGITS[device])
+            states = torch.empty(num_tokens, size, dtype=dtype, device="meta")
+            frozen_model = DivergenceTarget(HeadInput(states, head), against)
+        stats = token_stats(hidden, targets, 1.0, True, frozen_model, CHUNK_LOGITS[device])
         total = stats.logprobs.sum()
         (total if stats.divergence is None else total + stats.divergence.sum()).backward()
     model.zero_grad()
@@ -176,9 +178,13 @@ def _head_peak(model: MetaModel, num_tokens: int, device: str, against: Divergen
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operations make, as long as they live; `peak` is the most at a time.
+    """Count bytes of the storages that operations allocate, as long as they are alive.
 
-    known: a module whose parameters and buffers do not count.
+    Args:
+        known: module whose parameters and buffers do not count.
+
+    Attributes:
+        now, peak: bytes.
     """
 
     def __init__(self, known: nn.Module):
@@ -190,16 +196,16 @@ class LiveBytes(TorchDispatchMode):
             self._alive[storage._cdata] = storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._grouped_mm.default:  # whose shape function takes bfloat16 alone
+        if func is torch.ops.aten._grouped_mm.default:  # its shape function supports bfloat16 only
             result = _grouped_mm(*args, **(kwargs or {}))
         else:
             result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._note(leaf.untyped_storage())
+                self._add(leaf.untyped_storage())
         return result
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
+    def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self._alive:
             return
@@ -213,6 +219,6 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _grouped_mm(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Its result's shape, for any dtype."""
+    """Meta result of aten._grouped_mm for any dtype."""
     shapes = (torch.empty_like(tensor, dtype=torch.bfloat16) for tensor in (x, weight))
     return torch.empty_like(torch.ops.aten._grouped_mm.default(*shapes, *args, **kwargs), dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""The critic as an FSDP root: rows in, one value before each response token out."""
+"""Critic model: one value before each response token."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from alphaapollo.models.decoder import response_states
+from alphaapollo.models.decoder import decoder_layers, hidden_states
 from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.sharding import FsdpRoot
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class CriticModel(nn.Module):
-    """The trunk of a causal language model under a fresh value head.
+class CriticModel(FsdpRoot):
+    """Decoder of a causal language model with a fresh value head.
 
-    The head computes in float32: near 1 bfloat16 has steps of 0.004 to 0.008, and GAE adds up differences of values.
+    The head computes in float32: near 1 bfloat16 has steps of 0.004 to 0.008, and GAE sums differences of values.
     """
 
-    forward_methods = ()
-
     def __init__(self, model: PreTrainedModel, seed: int):
-        """The head is drawn from N(0, 1 / (H + 1)^2), so that first values are near zero, as a function of `seed`."""
+        """The head's weights are drawn from N(0, 1 / (H + 1)^2) by `seed`, so that the first values are near zero."""
         super().__init__()
+        self.layers = decoder_layers(model)
         self.model = model.base_model
         size = model.config.get_text_config().hidden_size
         generator = torch.Generator().manual_seed(derive_seed(seed, "value_head"))
         weight = torch.randn(1, size, generator=generator) / (size + 1)
         parameter = next(self.model.parameters())
-        exactly = torch.promote_types(parameter.dtype, torch.float32)
-        self.value_head = nn.Linear(size, 1, device=parameter.device, dtype=exactly)
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self.value_head = nn.Linear(size, 1, device=parameter.device, dtype=dtype)
+        self.float32_modules = (self.value_head,)
         if not parameter.is_meta:
             self.value_head.weight.data.copy_(weight)
             self.value_head.bias.data.zero_()
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """The value of the state before each response token, float32 (float64 stays) [n]."""
-        states = response_states(self.model, micro)
+        """Value of the state before each response token, float32 (float64 stays) [n]."""
+        states = hidden_states(self.model, micro, micro.states)
         values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
-        return micro.gather(values.t(), micro.states)[0].clone()  # no view: FSDP hooks the output
+        return micro.gather(values.t(), micro.states)[0].clone()  # not a view, because FSDP hooks the output

@@ -1,4 +1,4 @@
-"""How much arithmetic training takes, and how much a GPU could do: model FLOP/s utilisation (arXiv 2204.02311, B)."""
+"""Model FLOP/s utilization (MFU): FLOPs of training, and peak FLOP/s of GPUs (arXiv 2204.02311, appendix B)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from alphaapollo.models.decoder import head_size
 from alphaapollo.models.moe_routing import ExpertSizes
 
-EXPERTS = ".experts."  # in the names of parameters, whether stacked or one by one; not of shared experts
+EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
 
 PEAK = {
     "GB200": 2.5e15,
@@ -32,51 +32,53 @@ PEAK = {
     "RTX 4090": 1.65e14,
     "RTX 3090": 7.1e13,
 }
-"""bfloat16 without sparsity, FLOP/s, by words of the device's name, as data sheets say. The first that fits counts."""
+"""Dense bfloat16 FLOP/s from data sheets, by a part of the device name. The first match counts."""
 
 
 def peak_flops(device_name: str) -> float | None:
-    """None for a device that the table does not know."""
+    """Peak FLOP/s of a device; None if it is not in the table."""
     words = f" {device_name.replace('-', ' ').replace('NVIDIA', '')} "
     return next((peak for name, peak in PEAK.items() if f" {name} " in words), None)
 
 
 @dataclass(frozen=True)
 class FlopsEstimator:
-    """What the arithmetic of a decoder depends on."""
+    """Sizes of a decoder that its FLOPs depend on."""
 
-    num_parameters: int  # of the matrices that a token passes, the head among them
-    num_trained: int  # of these, those that get a gradient: with LoRA the adapters'
+    num_parameters: int  # of the matrices that a token passes through, the head included
+    num_trained: int  # of these, parameters with a gradient: with LoRA the adapters
     num_layers: int
-    attention_width: int  # heads x their size
+    attention_width: int  # heads x head size
 
     @classmethod
     def of(cls, model: Any) -> FlopsEstimator | None:
-        """Of a mixture of experts those count that a token is sent to. None where their number is not known."""
+        """Read the sizes of a model. With experts, active parameters count; None if their number is unknown."""
         config = model.config.get_text_config()
-        experts = ExpertSizes.of(model.config)
-        passed = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim >= 2}
-        if experts is None and any(EXPERTS in name for name in passed):
+        experts = ExpertSizes.from_config(model.config)
+        matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim >= 2}
+        if experts is None and any(EXPERTS in name for name in matrices):
             return None
         if not config.tie_word_embeddings:
-            embedding = model.get_input_embeddings().weight  # looked up, not multiplied
-            passed = {name: parameter for name, parameter in passed.items() if parameter is not embedding}
+            embedding = model.get_input_embeddings().weight  # a lookup, not a product
+            matrices = {name: parameter for name, parameter in matrices.items() if parameter is not embedding}
 
         def active(name: str, parameter: Any) -> int:
             count: int = parameter.numel()
-            return count * experts.chosen // experts.num_experts if experts and EXPERTS in name else count
+            return count * experts.per_token // experts.num_experts if experts and EXPERTS in name else count
 
-        matrices = sum(active(name, parameter) for name, parameter in passed.items())
-        trained = sum(active(name, parameter) for name, parameter in passed.items() if parameter.requires_grad)
+        total = sum(active(name, parameter) for name, parameter in matrices.items())
+        trained = sum(active(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad)
         width = config.num_attention_heads * head_size(config)
-        return cls(matrices, trained, config.num_hidden_layers, width)
+        return cls(total, trained, config.num_hidden_layers, width)
 
-    def training_flops(self, lengths: np.ndarray, before: np.ndarray | int = 0) -> float:
-        """Forward and backward over sequences of these lengths: 4 a parameter and token, 2 more where it is trained,
-        and 6 a layer, width and pair of tokens for causal attention. before: tokens of a shared prefix that each also
-        sees."""
-        seen, earlier = lengths.astype(np.float64) + before, np.asarray(before, dtype=np.float64)
-        squares = float(np.square(seen).sum() - np.square(np.broadcast_to(earlier, seen.shape)).sum())
+    def training_flops(self, lengths: np.ndarray, prefix_lengths: np.ndarray | int = 0) -> float:
+        """FLOPs of forward and backward over sequences of these lengths, after shared prefixes that are not recomputed.
+
+        Per token, 4 for each parameter and 2 more if it is trained; causal attention takes 6 per layer, width and pair
+        of tokens.
+        """
+        ends, starts = lengths.astype(np.float64) + prefix_lengths, np.asarray(prefix_lengths, dtype=np.float64)
+        squares = float(np.square(ends).sum() - np.square(np.broadcast_to(starts, ends.shape)).sum())
         attention = 6.0 * self.num_layers * self.attention_width * squares
         products = 4.0 * self.num_parameters + 2.0 * self.num_trained
         return products * float(lengths.sum()) + attention

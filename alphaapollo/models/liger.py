@@ -1,7 +1,6 @@
-"""Liger's fused kernels for a model's norms, rotations and gates, on a GPU; its losses are not used.
+"""Liger's fused GPU kernels for norms, rotary embeddings and gated MLPs. Its loss functions are not used.
 
-They are put into the model by transformers' own hook. Rotations are replaced in the architecture's module: every model
-of that architecture in the process computes them so from then on.
+Rotary embeddings are replaced in the architecture's module, for all models of that architecture in the process.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
-"""Those whose log-probs and gradients were compared with the plain ones."""
+"""Architectures whose log-probs and gradients were compared with those of the unfused kernels."""
 NO_LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 
 
-def fuse(loaded: PreTrainedModel) -> None:
-    """Put them into a model of one of the architectures; others stay as they are."""
+def apply_liger(loaded: PreTrainedModel) -> None:
+    """Replace kernels of the model if its architecture is supported."""
     from transformers.integrations.liger import apply_liger_kernel
 
     if loaded.config.model_type in ARCHITECTURES:

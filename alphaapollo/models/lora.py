@@ -1,9 +1,11 @@
-"""LoRA (arXiv 2106.09685) through peft: a linear layer computes W x + scale B A x with scale = alpha / rank; W rests in
-the dtype of the arithmetic, A [rank, in] and B [out, rank] are trained in float32.
+"""LoRA (arXiv 2106.09685) through peft.
 
-add_adapters   a loaded model -> the same with adapters; B = 0, so it computes what it did
-adapters_off   the model as its own reference
-merged_weight  W + scale B A, sharded as W is: each rank adds up its own rows, so no second copy exists anywhere
+A linear layer computes W x + scale B A x with scale = alpha / rank. W is frozen in the dtype of forward and backward;
+A [rank, in] and B [out, rank] are trained in float32.
+
+add_adapters       add adapters to a loaded model; B = 0, so its outputs do not change
+adapters_disabled  use the model as its own reference
+merged_weight      W + scale B A, sharded like W: each rank computes its own rows
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.cpu.linear import accelerate
+from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model, load_without_weights
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.utils.seeds import derive_seed
@@ -28,14 +30,17 @@ from alphaapollo.utils.seeds import derive_seed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ADAPTER = "default"  # peft's name of the one adapter
+ADAPTER = "default"  # peft's name of the adapter
 
 
 def load_trainable_lm(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """The model of a role that is trained, all parameters in float32 (float64 stays); with model.lora_rank frozen in
-    `dtype`, under float32 adapters drawn by `seed`. Else as load_causal_lm."""
+    """Load a causal language model for training. See load_causal_lm.
+
+    Parameters are float32 (float64 stays float64). With model.lora_rank they are frozen in `dtype`, and float32
+    adapters are drawn by `seed`.
+    """
     if not model.lora_rank:
         return load_causal_lm(model, attention, torch.promote_types(dtype, torch.float32), materialize)
     loaded = load_causal_lm(model, attention, dtype, materialize)
@@ -46,7 +51,8 @@ def load_trainable_lm(
 def load_trainable_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
 ) -> PreTrainedModel:
-    """As load_trainable_lm, a reward model. Its head is trained whole, and a fresh one is drawn by `seed`, too."""
+    """Load a reward model for training, see load_trainable_lm. Its head is trained without an adapter; a new head is
+    drawn by `seed`."""
     if not model.lora_rank:
         return load_or_init_reward_model(model, attention, torch.promote_types(dtype, torch.float32), materialize, seed)
     loaded = load_or_init_reward_model(model, attention, dtype, materialize, seed)
@@ -58,8 +64,11 @@ def load_trainable_reward_model(
 
 
 def check_targets(model: Model, key: str) -> None:
-    """Raises ValueError for target_modules that the model does not have or that cannot carry an adapter; it is built
-    without weights. `key`: of the section, e.g. actor_rollout_ref.model."""
+    """Raise ValueError if the model lacks some of `target_modules`, or they cannot have an adapter.
+
+    Args:
+        key: of the model's section, e.g. actor_rollout_ref.model.
+    """
     try:
         target_names(load_without_weights(model), model)
     except ValueError as error:
@@ -67,8 +76,8 @@ def check_targets(model: Model, key: str) -> None:
 
 
 def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Last parts of the names of the layers that get an adapter: as asked for, or every linear layer but the output
-    head. Raises ValueError for a name that fits none of them, or something else."""
+    """Names (last part) of the layers that get an adapter: the configured ones, or all linear layers except the output
+    head. Raises ValueError for names of other modules."""
     head = model.get_output_embeddings() or getattr(model, "score", None)
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
     known = sorted({name.rpartition(".")[2] for name in linear})
@@ -79,17 +88,17 @@ def target_names(model: PreTrainedModel, lora: Lora) -> list[str]:
     for target in lora.target_modules:
         fits = [name for name, _ in model.named_modules() if name == target or name.endswith(f".{target}")]
         if not fits or not linear.issuperset(fits):
-            what = "is no linear layer below the output head" if fits else "is not in the model"
+            what = "is not a linear layer before the output head" if fits else "is not in the model"
             raise ValueError(
-                f"target_modules: {target!r} {what}. {type(model).__name__} has {', '.join(known)}. Give some of "
-                "these, or all-linear."
+                f"target_modules: {target!r} {what}. {type(model).__name__} has {', '.join(known)}. Use some "
+                "of these, or all-linear."
             )
     return sorted(lora.target_modules)
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Put adapters on the model's linear layers, in place, and freeze everything else. A is drawn as peft draws it, but
-    as a function of `seed`; B is 0."""
+    """Add adapters to the model's linear layers, in place, and freeze all other parameters. A is drawn from peft's
+    distribution by `seed`; B is 0."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -107,21 +116,21 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
             parameter.data = parameter.data.float()
         if ".lora_A." in name and not on_meta:
             nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
-    accelerate(model)
+    use_onednn(model)
 
 
 def is_adapter(name: str) -> bool:
-    """Of a parameter's name."""
+    """Whether a parameter name is that of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter in the model without adapters."""
+    """Parameter name in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def lora_layers(model: nn.Module) -> dict[str, Any]:
-    """peft's layers by the name of the weight that each adapts; empty for a model without adapters."""
+    """Layers with adapters, by the name of the adapted weight."""
     return {
         f"{name}.base_layer.weight": module
         for name, module in model.named_modules()
@@ -130,11 +139,11 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Within, the model computes what it did before it was trained."""
+def adapters_disabled(model: nn.Module) -> Iterator[None]:
+    """Context in which the model computes without its adapters."""
     layers = lora_layers(model).values()
     for layer in layers:
-        layer._disable_adapters = True  # peft's own switch also changes requires_grad, which FSDP has read
+        layer._disable_adapters = True  # peft's method also changes requires_grad, which FSDP has read
     try:
         yield
     finally:
@@ -144,10 +153,10 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merged_weight(layer: Any) -> Tensor:
-    """W + scale B A, computed in float32, sharded as W (a collective of all ranks: A is gathered)."""
+    """Compute W + scale B A in float32, sharded like W (a collective, because A is gathered)."""
     weight: Tensor = layer.base_layer.weight
     a = full_tensor(layer.lora_A[ADAPTER].weight.detach())
-    b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the rows that this rank has of W
+    b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the same rows that this rank has of W
     own = local_tensor(weight.detach()).to(a.device, torch.float32)
     merged = torch.addmm(own, b, a, alpha=layer.scaling[ADAPTER])
     if not isinstance(weight, DTensor):
@@ -157,7 +166,7 @@ def merged_weight(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A and B whole, float32, under the names of peft's files (a collective: every rank must exhaust it)."""
+    """Yield A and B gathered, float32, with the names in peft's files (a collective: every rank must exhaust it)."""
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", full_tensor(parameter.detach())
@@ -165,14 +174,14 @@ def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """As adapter_tensors, with the scale in B: what is left to whoever adds B A x is nothing."""
+    """Yield adapter_tensors with the scale multiplied into B."""
     (scale,) = {layer.scaling[ADAPTER] for layer in lora_layers(model).values()}
     for name, tensor in adapter_tensors(model):
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 
 def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base: str) -> None:
-    """adapter_config.json and adapter_model.safetensors, as peft and vLLM load them on the model at `base`."""
+    """Write an adapter folder that peft and vLLM load on the model at `base`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

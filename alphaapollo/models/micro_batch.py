@@ -1,18 +1,18 @@
-"""The rows of one forward pass as tensors, padded or packed.
+"""Rows of one forward pass as tensors, padded or packed.
 
-padded  [b, T]: each row starts at 0, zeros to its right. Causal attention never looks right, so no mask is needed.
-packed  [1, sum T]: rows end to end; `cu_seqlens` says where each begins.
-shared  [1, sum T]: packed, what rows have in common before them and only once: prefixes, then the rest of each row,
-        which sees its prefix, too (data/shared_prompts.py). Also where rows are else padded.
+padded  [b, T]: each row starts at column 0, zeros on the right. Causal attention needs no mask for right padding.
+packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
+shared  [1, sum T]: packed, with each shared prefix once: prefixes, then the remainder of each row, whose attention also
+        covers its prefix (data/shared_prompts.py). Used for padded attention, too, if rows share prefixes.
 
-Where ranks share sequences (models/ulysses.py) each has its part of T, which is then padded to a multiple of them;
-columns, mask and matrices are whole on every rank.
+With sequence parallelism (models/ulysses.py) each rank has its part of T, padded to a multiple of the group size;
+columns, mask and matrices are complete on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -20,20 +20,20 @@ from torch import Tensor
 
 from alphaapollo.data.batch import Columns, Rows, segment_offsets
 from alphaapollo.data.shared_prompts import Prefixes
-from alphaapollo.models.ulysses import Positions, SequenceGroup, gather, local_positions
-from alphaapollo.models.upload import upload
+from alphaapollo.models.ulysses import SequenceGroup, TokenPositions, gather, local_positions
 from alphaapollo.utils.heartbeat import HEARTBEAT
+
+ALIGNMENT = 16  # bytes, of each array in a device copy
 
 
 @dataclass(frozen=True)
-class Keys:
-    """What each of s segments sees: the tokens of its prefix, which is another segment, then its own up to the one that
-    looks. A segment without a prefix names itself."""
+class SegmentKeys:
+    """Attention keys of each of s segments: the tokens of its prefix, which is another segment, and its own tokens."""
 
-    prefixes: list[int]  # [s]: each one's prefix
+    prefixes: list[int]  # [s]: index of each segment's prefix; a segment without prefix has its own index
     lengths: list[int]  # [s]: tokens of prefix and segment
     cu_seqlens: Tensor  # int32 [s + 1]
-    index: Tensor  # int64 [sum lengths]: where these tokens stand, segment after segment
+    index: Tensor  # int64 [sum lengths]: flat positions of these tokens, segment after segment
 
     @property
     def max_length(self) -> int:
@@ -42,12 +42,11 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where the segments of a packed micro-batch begin and end: its rows, or shared prefixes and the rest of each row.
-    Compared by identity."""
+    """Segments of a packed micro-batch: its rows, or shared prefixes and row remainders. Compared by identity."""
 
     cu_seqlens: Tensor  # int32 [s + 1]
     lengths: list[int]  # [s]
-    keys: Keys | None = None  # None: each sees itself alone
+    keys: SegmentKeys | None = None  # None: a segment attends to itself only
 
     @property
     def max_length(self) -> int:
@@ -56,41 +55,53 @@ class Packing:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """b rows with n response tokens in all; a flat column [n] holds the responses end to end.
+    """b rows with n response tokens in all. A flat column [n] has the responses end to end.
 
-    A micro-batch without rows is built on a dummy of two tokens, one of them response, so that its rank takes part in
-    the collectives of forward and backward. The dummy's mask and weights are zero.
+    A micro-batch without rows has a dummy row of two tokens, one of them response, so that its rank takes part in the
+    collectives of forward and backward. The mask and weights of the dummy are zero.
     """
 
-    token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; sum T counts what is shared once
+    token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prefix counts once
     position_ids: Tensor  # int64 [1, T] or [1, sum T], likewise
-    is_real: Tensor  # bool, as token_ids: a token of a row; not padding, not the dummy
-    routed_experts: Tensor | None  # integers, as token_ids, [.., L, k]: see data.batch.Rows
-    packing: Packing | None  # of whole segments; None: padded
-    states: Positions  # n: whose hidden state predicts each response token
-    ends: Positions  # b: each row's last token, which is its response's last
-    targets: Tensor  # int64 [m]: the response tokens that this rank's states predict
-    cells: Tensor  # int64 [n]: each response token's cell in the flattened response-aligned matrix [b, L]
+    is_real: Tensor  # bool, shape of token_ids: false for padding and the dummy
+    routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
+    packing: Packing | None  # of complete segments; None: padded
+    states: TokenPositions  # n: tokens whose hidden state predicts a response token
+    ends: TokenPositions  # b: last token of each row
+    targets: Tensor  # int64 [m]: response tokens that this rank's states predict
+    cells: Tensor  # int64 [n]: cell of each response token in the flattened response-aligned matrix [b, L]
     mask: Tensor  # float32 [n]: 1 on action tokens
     rollout_logprobs: Tensor  # float32 [n]: the engine's
-    columns: Columns[Tensor]  # those given, of its rows, on the device; trajectory_ids only where rows share one
-    rows: Rows  # what it was built from
+    columns: Columns[Tensor]  # the given columns of its rows; trajectory_ids only if rows share one
+    rows: Rows
     is_dummy: bool
     sequence: SequenceGroup | None
 
     def to_matrix(self, flat: Tensor) -> Tensor:
-        """A flat column [n] -> the response-aligned matrix [b, L], zero beyond each response; differentiable."""
+        """Scatter a flat column [n] into a response-aligned matrix [b, L], zero beyond each response."""
         shape = len(self.rows), int(self.rows.response_lengths.max())
         return flat.new_zeros(shape[0] * shape[1]).index_copy(0, self.cells, flat).view(shape)
 
-    def gather(self, local: Tensor, positions: Positions) -> Tensor:
-        """What this rank computed of `positions` (states or ends), with that of those who share its sequences.
-        [k, m] -> [k, p]"""
+    def gather(self, local: Tensor, positions: TokenPositions) -> Tensor:
+        """Gather results at `positions` (states or ends) from the sequence-parallel group. [k, m] -> [k, p]"""
         return gather(local, positions, self.sequence)
 
-    def values(self, flat: Tensor) -> Tensor:
-        """A computed flat column [n] without the dummy."""
-        return flat.detach()[: 0 if self.is_dummy else None]
+    def without_dummy(self, flat: Tensor) -> Tensor:
+        """Drop the dummy's entries from a computed flat column [n]."""
+        return flat[: 0 if self.is_dummy else None]
+
+
+@dataclass(frozen=True)
+class MicroBatchBuilder:
+    """Layout and device of the micro-batches of one model."""
+
+    padded: bool
+    device: torch.device
+    sequence: SequenceGroup | None = None  # ranks that share every micro-batch
+
+    def build(self, rows: Rows, positions: Sequence[int], columns: Columns[np.ndarray] | None = None) -> MicroBatch:
+        """Build the micro-batch of the rows at `positions`, with their part of `columns`."""
+        return build_micro_batch(rows, positions, self.padded, self.device, columns, self.sequence)
 
 
 def build_micro_batch(
@@ -101,24 +112,24 @@ def build_micro_batch(
     columns: Columns[np.ndarray] | None = None,
     sequence: SequenceGroup | None = None,
 ) -> MicroBatch:
-    """The rows at `positions` as one micro-batch on `device`; the dummy if there are none. One copy takes it there,
-    which waits for nothing.
+    """Build the micro-batch of the rows at `positions` (the dummy if there are none), with one asynchronous copy.
 
     Args:
-        columns: beside `rows`, what is needed of them.
-        sequence: the ranks that share it.
+        columns: columns of `rows`; the micro-batch gets those of its own rows.
+        sequence: ranks that share the micro-batch.
     """
     HEARTBEAT.tick()
     is_dummy = not len(positions)
     chosen = _DUMMY if is_dummy else rows.select(positions)
-    given = _of_dummy(columns) if columns and is_dummy else columns.select(rows, positions) if columns else Columns()
+    columns = columns or Columns()
+    given = _zero_columns(columns) if is_dummy else columns.select(rows, positions)
     layout = _lay_out(chosen, padded, sequence)
     responses = chosen.response_lengths
     token_index = np.repeat(chosen.token_offsets[:-1] + chosen.response_starts, responses) + _counting(responses)
-    states, own_states = layout.places(token_index - 1)
-    ends, own_ends = layout.places(chosen.token_offsets[1:] - 1)
+    states, own_states = layout.find_tokens(token_index - 1)
+    ends, own_ends = layout.find_tokens(chosen.token_offsets[1:] - 1)
     targets = chosen.token_ids[token_index]
-    sent = {
+    arrays = {
         "token_ids": layout.token_ids[:, layout.part],
         "position_ids": layout.position_ids[None, layout.part],
         "is_real": layout.is_real[:, layout.part] & (not is_dummy),
@@ -134,21 +145,21 @@ def build_micro_batch(
         "rollout_logprobs": chosen.rollout_logprobs.astype(np.float32),
     }
     if rows.routed_experts is not None:
-        sent["routed_experts"] = layout.lay_out(_experts(rows, chosen))[:, layout.part]
-    there = upload(sent | _columns_to_send(given), device)
+        arrays["routed_experts"] = layout.place(_routed_experts(rows, chosen))[:, layout.part]
+    tensors = copy_to_device(arrays | _columns_to_copy(given), device)
     return MicroBatch(
-        token_ids=there["token_ids"],
-        position_ids=there["position_ids"],
-        is_real=there["is_real"],
-        routed_experts=there.get("routed_experts"),
-        packing=None if layout.is_padded else layout.packing(there),
-        states=Positions(there["states"], there["own_states"] if sequence else None, len(targets)),
-        ends=Positions(there["ends"], there["own_ends"] if sequence else None, len(chosen)),
-        targets=there["targets"],
-        cells=there["cells"],
-        mask=there["mask"],
-        rollout_logprobs=there["rollout_logprobs"],
-        columns=Columns(**{name: tensor for name, tensor in there.items() if name not in sent}),
+        token_ids=tensors["token_ids"],
+        position_ids=tensors["position_ids"],
+        is_real=tensors["is_real"],
+        routed_experts=tensors.get("routed_experts"),
+        packing=None if layout.is_padded else layout.packing(tensors),
+        states=TokenPositions(tensors["states"], tensors["own_states"] if sequence else None, len(targets)),
+        ends=TokenPositions(tensors["ends"], tensors["own_ends"] if sequence else None, len(chosen)),
+        targets=tensors["targets"],
+        cells=tensors["cells"],
+        mask=tensors["mask"],
+        rollout_logprobs=tensors["rollout_logprobs"],
+        columns=Columns(**{name: tensor for name, tensor in tensors.items() if name not in arrays}),
         rows=chosen,
         is_dummy=is_dummy,
         sequence=sequence,
@@ -157,14 +168,14 @@ def build_micro_batch(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Rows laid out in tokens, and a rank's part of them."""
+    """Token layout of a micro-batch, and this rank's part of it."""
 
-    token_ids: np.ndarray  # int64 [b, T] or [1, T], whole
+    token_ids: np.ndarray  # int64 [b, T] or [1, T], complete
     position_ids: np.ndarray  # int64 [T]
-    is_real: np.ndarray  # bool, as token_ids
-    flat: np.ndarray  # int64 [sum T of the rows]: where each token of the rows stands
-    lengths: np.ndarray  # int64 [s], of segments; packed: one more where T was padded
-    prefixes: np.ndarray | None  # int64 [s], each one's prefix, where rows share
+    is_real: np.ndarray  # bool, shape of token_ids
+    flat: np.ndarray  # int64 [sum T of the rows]: flat position of each token of the rows
+    lengths: np.ndarray  # int64 [s], of segments; packed: one more if T was padded
+    prefixes: np.ndarray | None  # int64 [s], index of each segment's prefix, if rows share prefixes
     is_padded: bool
     sequence: SequenceGroup | None
 
@@ -173,24 +184,24 @@ class _Layout:
         width = self.token_ids.shape[1]
         return self.sequence.part(width) if self.sequence else slice(0, width)
 
-    def lay_out(self, values: np.ndarray) -> np.ndarray:
-        """What stands beside the rows' tokens, as token_ids; zero where there is none. [sum T, ..] -> [b, T, ..]"""
-        there = np.zeros((self.token_ids.size, *values.shape[1:]), dtype=values.dtype)
-        there[self.flat] = values
-        return there.reshape(*self.token_ids.shape, *values.shape[1:])
+    def place(self, values: np.ndarray) -> np.ndarray:
+        """Arrange per-token values like token_ids, zero on padding. [sum T, ..] -> [b, T, ..]"""
+        placed = np.zeros((self.token_ids.size, *values.shape[1:]), dtype=values.dtype)
+        placed[self.flat] = values
+        return placed.reshape(*self.token_ids.shape, *values.shape[1:])
 
-    def places(self, token_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of tokens by their index in the rows: the flat positions of a rank's own, and which of them those are."""
+    def find_tokens(self, token_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Flat positions of those tokens (indices into the rows) that this rank has, and which of them it has."""
         flat = self.flat[token_index]
         if self.sequence is None:
             return flat, np.arange(len(flat))
         return local_positions(flat, self.token_ids.shape[1], self.sequence.rank, self.sequence.size)
 
     def keys(self) -> dict[str, np.ndarray]:
-        """What Keys needs on the device; nothing where no row shares."""
+        """Arrays of SegmentKeys; empty if rows share no prefixes."""
         if self.prefixes is None:
             return {}
-        starts, before = segment_offsets(self.lengths)[:-1], self._before(self.prefixes)
+        starts, before = segment_offsets(self.lengths)[:-1], self._prefix_lengths(self.prefixes)
         ranges = np.stack([starts[self.prefixes], starts], axis=1).ravel()
         sizes = np.stack([before, self.lengths], axis=1).ravel()
         return {
@@ -198,23 +209,23 @@ class _Layout:
             "key_cu_seqlens": segment_offsets(before + self.lengths).astype(np.int32),
         }
 
-    def packing(self, there: dict[str, Tensor]) -> Packing:
-        """`there`: what of it is on the device."""
-        lengths, keys = self.lengths.tolist(), None
+    def packing(self, tensors: dict[str, Tensor]) -> Packing:
+        """Packing with its tensors on the device."""
+        keys = None
         if self.prefixes is not None:
-            seen = (self._before(self.prefixes) + self.lengths).tolist()
-            keys = Keys(self.prefixes.tolist(), seen, there["key_cu_seqlens"], there["key_index"])
-        return Packing(there["cu_seqlens"], lengths, keys)
+            key_lengths = (self._prefix_lengths(self.prefixes) + self.lengths).tolist()
+            keys = SegmentKeys(self.prefixes.tolist(), key_lengths, tensors["key_cu_seqlens"], tensors["key_index"])
+        return Packing(tensors["cu_seqlens"], self.lengths.tolist(), keys)
 
-    def _before(self, prefixes: np.ndarray) -> np.ndarray:
-        """Tokens of each segment's prefix. int64 [s]"""
+    def _prefix_lengths(self, prefixes: np.ndarray) -> np.ndarray:
+        """int64 [s]"""
         return np.where(prefixes == np.arange(len(prefixes)), 0, self.lengths[prefixes])
 
 
 def _lay_out(rows: Rows, padded: bool, sequence: SequenceGroup | None) -> _Layout:
     size = sequence.size if sequence else 1
     if rows.prefixes is not None:
-        return _share(rows, rows.prefixes, size, sequence)
+        return _lay_out_shared(rows, rows.prefixes, size, sequence)
     lengths = rows.lengths
     needed = int(lengths.max() if padded else lengths.sum())
     width = -(-needed // size) * size
@@ -231,18 +242,18 @@ def _lay_out(rows: Rows, padded: bool, sequence: SequenceGroup | None) -> _Layou
     return _Layout(token_ids, position_ids, is_real, flat, lengths, None, padded, sequence)
 
 
-def _share(rows: Rows, prefixes: Prefixes, size: int, sequence: SequenceGroup | None) -> _Layout:
-    """Prefixes, then the rest of each row; `size`: what the width must be a multiple of."""
+def _lay_out_shared(rows: Rows, prefixes: Prefixes, size: int, sequence: SequenceGroup | None) -> _Layout:
+    """Prefixes, then row remainders. The width is padded to a multiple of `size`."""
     _, first, family = np.unique(prefixes.ids, return_index=True, return_inverse=True)
     shared, own = prefixes.lengths[first], rows.lengths - prefixes.lengths
     lengths = np.concatenate([shared, own])
     needed = int(lengths.sum())
     width = -(-needed // size) * size
     starts = segment_offsets(lengths)[:-1]
-    within = _counting(rows.lengths)  # of each row's token: its position in the row
+    within = _counting(rows.lengths)  # position of each token in its row
     before = np.repeat(prefixes.lengths, rows.lengths)
-    rest = np.repeat(starts[len(first) :], rows.lengths) + within - before
-    flat = np.where(within < before, np.repeat(starts[family], rows.lengths) + within, rest)
+    remainder = np.repeat(starts[len(first) :], rows.lengths) + within - before
+    flat = np.where(within < before, np.repeat(starts[family], rows.lengths) + within, remainder)
     token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
     token_ids[0, flat], position_ids[flat] = rows.token_ids, within
     segments = np.concatenate([np.arange(len(first)), family])
@@ -252,8 +263,8 @@ def _share(rows: Rows, prefixes: Prefixes, size: int, sequence: SequenceGroup | 
     return _Layout(token_ids, position_ids, is_real, flat, lengths, segments, False, sequence)
 
 
-def _experts(rows: Rows, chosen: Rows) -> np.ndarray:
-    """Of the chosen rows, or of the dummy's two tokens; torch computes little with numpy's uint16."""
+def _routed_experts(rows: Rows, chosen: Rows) -> np.ndarray:
+    """Experts of the chosen rows, zeros for the dummy; int32 instead of uint16, which torch hardly supports."""
     assert rows.routed_experts is not None
     experts = chosen.routed_experts
     if experts is None:
@@ -261,18 +272,57 @@ def _experts(rows: Rows, chosen: Rows) -> np.ndarray:
     return experts.astype(np.int32) if experts.dtype == np.uint16 else experts
 
 
-def _columns_to_send(given: Columns[np.ndarray]) -> dict[str, np.ndarray]:
-    """As float32 (float64 stays), but for ids, which only matter where rows share one."""
-    columns = {one.name: getattr(given, one.name) for one in fields(given) if getattr(given, one.name) is not None}
-    ids = columns.pop("trajectory_ids", np.zeros(0))
-    sent = {name: column.astype(np.promote_types(column.dtype, np.float32)) for name, column in columns.items()}
-    return sent | ({"trajectory_ids": ids} if len(np.unique(ids)) < len(ids) else {})
+def _present(columns: Columns[np.ndarray]) -> dict[str, np.ndarray]:
+    named = {one.name: getattr(columns, one.name) for one in fields(columns)}
+    return {name: column for name, column in named.items() if column is not None}
 
 
-def _of_dummy(columns: Columns[np.ndarray]) -> Columns[np.ndarray]:
-    """A zero in each column that there is."""
-    there = {one.name: getattr(columns, one.name) for one in fields(columns)}
-    return Columns(**{name: np.zeros(1, column.dtype) for name, column in there.items() if column is not None})
+def _columns_to_copy(columns: Columns[np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns as float32 (float64 stays); trajectory ids stay integers and are left out if no rows share one."""
+    named = _present(columns)
+    ids = named.pop("trajectory_ids", np.zeros(0))
+    arrays = {name: column.astype(np.promote_types(column.dtype, np.float32)) for name, column in named.items()}
+    return arrays | ({"trajectory_ids": ids} if len(np.unique(ids)) < len(ids) else {})
+
+
+def _zero_columns(columns: Columns[np.ndarray]) -> Columns[np.ndarray]:
+    """A zero in each column that is present."""
+    return Columns(**{name: np.zeros(1, column.dtype) for name, column in _present(columns).items()})
+
+
+def copy_to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Copy arrays to `device` in one transfer; the tensors are views of one buffer.
+
+    From pinned memory to a GPU, asynchronously: torch keeps the host buffer until the copy is done.
+    """
+    starts, total = {}, 0
+    for name, array in arrays.items():
+        starts[name] = total
+        total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    host = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        host.numpy()[starts[name] : starts[name] + array.nbytes] = raw
+    buffer = host.to(device, non_blocking=True)
+    tensors = {}
+    for name, array in arrays.items():
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        tensors[name] = buffer[starts[name] : starts[name] + array.nbytes].view(dtype).view(array.shape)
+    return tensors
+
+
+def make_rows(texts: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: Prefixes | None = None) -> Rows:
+    """Rows of token ids whose response tokens are all action tokens, for probes and self-checks."""
+    lengths, starts = np.array([len(text) for text in texts]), np.array(response_starts)
+    count = int((lengths - starts).sum())
+    return Rows(
+        token_ids=np.concatenate(texts),
+        lengths=lengths,
+        response_starts=starts,
+        action_mask=np.ones(count, dtype=np.uint8),
+        rollout_logprobs=np.zeros(count, dtype=np.float32),
+        prefixes=prefixes,
+    )
 
 
 def _counting(lengths: np.ndarray) -> np.ndarray:
@@ -281,10 +331,4 @@ def _counting(lengths: np.ndarray) -> np.ndarray:
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
 
 
-_DUMMY = Rows(
-    token_ids=np.zeros(2, dtype=np.int64),
-    lengths=np.array([2], dtype=np.int64),
-    response_starts=np.array([1], dtype=np.int64),
-    action_mask=np.zeros(1, dtype=np.uint8),
-    rollout_logprobs=np.zeros(1, dtype=np.float32),
-)
+_DUMMY = replace(make_rows([np.zeros(2, dtype=np.int64)], [1]), action_mask=np.zeros(1, dtype=np.uint8))

@@ -1,6 +1,6 @@
-"""The policy as an FSDP root: rows in, log-probs of their response tokens out.
+"""Policy model: log-probs of response tokens.
 
-token ids -> trunk (decoder layers) -> states that predict response tokens [n, H] -> head, in chunks -> [n]
+token ids -> decoder layers -> states that predict response tokens [n, H] -> head, in chunks -> [n]
 """
 
 from __future__ import annotations
@@ -11,106 +11,133 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.algorithms import sampling
-from alphaapollo.data.batch import Rows
-from alphaapollo.models.attention.backends import is_ours
-from alphaapollo.models.decoder import response_states
-from alphaapollo.models.lm_head import Head, Hidden, Other, TokenStats, token_stats
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.config.resolve import chosen_attention
+from alphaapollo.config.schema import Model
+from alphaapollo.models.attention.backends import uses_own_backend
+from alphaapollo.models.decoder import decoder_layers, hidden_states
+from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, token_stats
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.lora import load_trainable_lm
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.models.ulysses import SequenceGroup
+from alphaapollo.models.sharding import FsdpRoot, shard
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Mean |difference| of the self-check in nats. Bfloat16 has steps of 0.125 near 30, where logits may be, and the check's
-# tokens are made up: there a large difference may be rounding, so it is told, and only a huge one ends the run.
+# Allowed mean |difference| of the self-check, in nats. bfloat16 has steps of 0.125 near 30, where logits can be, and
+# the check uses arbitrary tokens, so a difference above WARN_ABOVE may be rounding and is only a warning.
 LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0}
-DOUBTFUL = 0.1
+WARN_ABOVE = 0.1
 
 
-class PolicyModel(nn.Module):
-    """A causal language model whose forward pass gives log-probs. Parameter names: the model's own, after `model.`."""
+class PolicyModel(FsdpRoot):
+    """Causal language model whose forward pass returns log-probs. Parameter names are the model's, after `model.`."""
 
-    forward_methods = ("hidden", "native_logprobs", "next_logits")  # besides forward: FSDP gathers parameters for these
+    forward_methods = ("head_input", "native_logprobs", "next_logits")
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
+        self.layers = decoder_layers(model)
         self.model = model
         self.scale, self.softcap = logit_transform(model.config)
         self.routers = Routers.of(model)  # of a mixture of experts
 
     def forward(
-        self, micro: MicroBatch, temperature: float, need_entropy: bool = False, other: Other | None = None
+        self,
+        micro: MicroBatch,
+        temperature: float,
+        need_entropy: bool = False,
+        divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
-        """Statistics [n] of the response tokens at `temperature`; `other` adds the divergence from it."""
-        hidden = self._hidden(micro)
-        own = token_stats(hidden.states, micro.targets, hidden.head, temperature, need_entropy, other)
+        """Statistics [n] of the response tokens at `temperature`; `divergence_target` adds the divergence from it."""
+        hidden = self._head_input(micro)
+        own = token_stats(hidden, micro.targets, temperature, need_entropy, divergence_target)
         if micro.sequence is None:
             return own
-        there = {name: column for name, column in own._asdict().items() if column is not None}
-        whole = micro.gather(torch.stack(list(there.values())), micro.states)
-        return own._replace(**{name: row.clone() for name, row in zip(there, whole, strict=True)})  # no views, for FSDP
+        present = {name: column for name, column in own._asdict().items() if column is not None}
+        gathered = micro.gather(torch.stack(list(present.values())), micro.states)
+        # Clones instead of views, because FSDP hooks the output.
+        return own._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
-    def hidden(self, micro: MicroBatch) -> Hidden:
-        """The states before each of this rank's response tokens, and the head that reads them."""
-        return self._hidden(micro)
+    def head_input(self, micro: MicroBatch) -> HeadInput:
+        """States before each of this rank's response tokens, with the head that reads them."""
+        return self._head_input(micro)
 
-    def _hidden(self, micro: MicroBatch) -> Hidden:
+    def _head_input(self, micro: MicroBatch) -> HeadInput:
         output = self.model.get_output_embeddings()
-        head = Head(output.weight, output.bias, self.scale, self.softcap)
-        if self.routers is None:
-            return Hidden(response_states(self.model.base_model, micro), head)
-        self.routers.begin(micro.is_real, micro.routed_experts)
-        states = response_states(self.model.base_model, micro)
-        self.routers.end()
-        return Hidden(states, head)
+        head = LmHead(output.weight, output.bias, self.scale, self.softcap)
+        if self.routers is not None:
+            self.routers.begin_pass(micro.is_real, micro.routed_experts)
+        states = hidden_states(self.model.base_model, micro, micro.states)
+        if self.routers is not None:
+            self.routers.end_pass()
+        return HeadInput(states, head)
 
     def native_logprobs(self, token_ids: Tensor) -> Tensor:
-        """Log-probs of tokens 1 .. T-1 by the model's own forward pass and eager attention. [1, T] -> [T - 1]."""
+        """Log-probs of tokens 1 .. T-1 by the model's own forward pass with eager attention. [1, T] -> [T - 1]"""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         if self.routers is not None:
-            self.routers.forget()
+            self.routers.discard_pass()
         logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
         self.model.set_attn_implementation(attention)
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
 
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """As models.decode has it; only inside `generation_mode`."""
+        """See algorithms.sampling.next_logits. Call it in `generation_mode` only."""
         if self.routers is not None:
-            self.routers.forget()
+            self.routers.discard_pass()
         return sampling.next_logits(self.model, tokens, mask, positions, cache)
 
     @contextmanager
     def generation_mode(self) -> Iterator[None]:
-        """Attention of transformers, which knows padding and caches; no layer that recomputes its activations, for such
-        a layer keeps no cache; and none that is compiled, for these shapes never come again."""
+        """Context in which the model can generate with a KV cache.
+
+        It uses transformers' attention, which supports padding and caches; turns gradient checkpointing off, because a
+        checkpointed layer keeps no cache; and does not compile, because each shape occurs once.
+        """
         attention = self.model.config._attn_implementation
-        recomputing = [module for module in self.model.modules() if module.training]
-        if is_ours(self.model):
+        checkpointed = [module for module in self.model.modules() if module.training]
+        if uses_own_backend(self.model):
             self.model.set_attn_implementation(_cached_attention(self.model))
-        for module in recomputing:
+        for module in checkpointed:
             module.training = False
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield
         finally:
-            for module in recomputing:
+            for module in checkpointed:
                 module.training = True
             self.model.set_attn_implementation(attention)
 
 
+def load_policy(
+    model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, trainable_seed: int | None = None
+) -> PolicyModel:
+    """Load and shard a policy (a collective). It is frozen, in `dtype`, unless `trainable_seed` is given (see
+    lora.load_trainable_lm)."""
+    attention, first = chosen_attention(model), dist.get_rank() == 0
+    if trainable_seed is None:
+        policy = PolicyModel(load_causal_lm(model, attention, dtype, first)).requires_grad_(False)
+    else:
+        policy = PolicyModel(load_trainable_lm(model, attention, dtype, first, trainable_seed))
+    return shard(policy, mesh, dtype, offload_policy)
+
+
 def _cached_attention(model: PreTrainedModel) -> str:
-    """The quicker one, unless it leaves something out: of caps on scores it knows nothing."""
+    """SDPA, which is faster, unless the model caps scores, which SDPA does not support."""
     capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     return "sdpa" if model._supports_sdpa and not capped else "eager"
 
 
 def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
-    """(scale, softcap) that the model applies to the head's output; see lm_head.Head."""
+    """(scale, softcap) that the model applies to the output of its head; see lm_head.LmHead."""
     text = config.get_text_config()
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):  # Cohere; Falcon-H1; Muse
@@ -120,50 +147,38 @@ def logit_transform(config: PretrainedConfig) -> tuple[float, float | None]:
 
 
 @torch.no_grad()
-def check_logprobs(
-    policy: PolicyModel,
-    padded: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    sequence: SequenceGroup | None = None,
-) -> float:
-    """Compare log-probs of two short rows with the model's own; the mean difference in nats. A collective of all ranks.
+def check_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
+    """Compare log-probs of two short rows with the model's own forward pass (a collective).
 
-    Finds a head that does more to its logits than we know of, an attention that we do not compute, packed rows that see
-    each other, and layers that ranks cannot share. Raises ValueError.
+    Detects a head with an unknown logit transform, unsupported attention, packed rows that attend to each other, and
+    layers that do not work with sequence parallelism. Returns the mean difference in nats.
+
+    Raises ValueError.
     """
     vocabulary = policy.model.config.get_text_config().vocab_size
     texts = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
-    rows = Rows(
-        token_ids=np.concatenate(texts),
-        lengths=np.array([9, 6]),
-        response_starts=np.array([1, 1]),
-        action_mask=np.ones(13, dtype=np.uint8),
-        rollout_logprobs=np.zeros(13, dtype=np.float32),
-    )
-    ours = policy(build_micro_batch(rows, [0, 1], padded, device, sequence=sequence), 1.0).logprobs
-    own = torch.cat([policy.native_logprobs(torch.from_numpy(text)[None].to(device)) for text in texts])
-    if not own.isfinite().all():
+    ours = policy(builder.build(make_rows(texts, [1, 1]), [0, 1]), 1.0).logprobs
+    native = torch.cat([policy.native_logprobs(torch.from_numpy(text)[None].to(builder.device)) for text in texts])
+    name = type(policy.model).__name__
+    if not native.isfinite().all():
         raise ValueError(
-            f"{type(policy.model).__name__}: the model's own log-probs are not finite: its weights are damaged, or too "
-            "large for this dtype. Take a sound copy, or model.dtype=float32."
+            f"{name}: the model's own log-probs are not finite, because its weights are damaged or too large for "
+            f"{str(dtype).removeprefix('torch.')}. Use another copy of the model, or model.dtype=float32."
         )
-    gap = float((ours - own).abs().mean())
-    if not gap <= LIMIT[dtype]:
+    mismatch = float((ours - native).abs().mean())
+    if not mismatch <= LIMIT[dtype]:
         raise ValueError(
-            f"{type(policy.model).__name__}: our log-probs differ from the model's own by {gap:.2g} nats on average. "
-            "Its head or its attention does something that this project does not know; try model.attention=padded, "
-            "or choose another model."
+            f"{name}: the trainer's log-probs differ from the model's own by {mismatch:.2g} nats on average, because "
+            "its head or attention is not supported. Set model.attention=padded, or choose another model."
         )
-    return gap
+    return mismatch
 
 
-def self_check_warnings(gap: float) -> list[str]:
-    """What to say of a self-check that has passed."""
-    if gap <= DOUBTFUL:
+def self_check_warnings(mismatch: float) -> list[str]:
+    """Warnings about a self-check that has passed."""
+    if mismatch <= WARN_ABOVE:
         return []
     return [
-        f"in bfloat16 the trainer's log-probs differ from the model's own by {gap:.2g} nats on average over made-up "
-        "tokens. That may be rounding; to know, run one iteration with model.dtype=float32, which ends where they "
-        "really differ."
+        f"in bfloat16 the trainer's log-probs differ from the model's own by {mismatch:.2g} nats on average. This may "
+        "be rounding. To find out, run one iteration with model.dtype=float32, which fails if they really differ."
     ]

@@ -1,27 +1,30 @@
-"""A trained reward model as an FSDP root: rows in, one score a row out."""
+"""Reward model: one score per row."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from alphaapollo.models.decoder import states_at
+from alphaapollo.models.decoder import decoder_layers, hidden_states
 from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.sharding import FsdpRoot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class RewardModel(nn.Module):
-    """The trunk and the score head of a classifier with one label (models.load.load_reward_model); the head computes in
+class RewardModel(FsdpRoot):
+    """Decoder and score head of a classifier with one label (models.load.load_reward_model). The head computes in
     float32."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
+        self.layers = decoder_layers(model)
         self.model, self.score = model.base_model, model.score
+        self.float32_modules = (self.score,)
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """The score at each row's last token, float32 [b]."""
-        scores: Tensor = self.score(states_at(self.model, micro, micro.ends).float())
-        return micro.gather(scores.t(), micro.ends)[0].clone()  # no view: FSDP hooks the output
+        """Score at the last token of each row, float32 [b]."""
+        scores: Tensor = self.score(hidden_states(self.model, micro, micro.ends).float())
+        return micro.gather(scores.t(), micro.ends)[0].clone()  # not a view, because FSDP hooks the output

@@ -1,16 +1,18 @@
-"""FSDP2: each rank keeps a slice of every parameter, float32 for the optimizer, and gathers one decoder layer at a
-time in the dtype of the arithmetic. One rank is the same code with whole slices.
+"""FSDP2 sharding: each rank keeps a slice of every parameter and gathers one decoder layer at a time.
 
-    mesh [shard]             all ranks hold one copy of the model
-    mesh [replicate, shard]  consecutive ranks hold one copy, the others further ones (HSDP)
+Slices are float32 for the optimizer; gathered layers have the dtype of forward and backward. One rank runs the same
+code with complete slices.
+
+    mesh [shard]             all ranks share one copy of the model
+    mesh [replicate, shard]  each group of consecutive ranks shares a copy of its own (HSDP)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -31,138 +33,147 @@ from alphaapollo.utils.network import interface_to, take_held
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-PATIENCE = timedelta(hours=1)  # of a rank that waits for another which loads or writes a large model
+COLLECTIVE_TIMEOUT = timedelta(hours=1)  # covers a rank that loads or writes a large model while the others wait
+
+
+class FsdpRoot(nn.Module):
+    """Model that `shard` splits over the ranks.
+
+    Attributes:
+        layers: modules that are gathered one at a time, the decoder layers.
+        float32_modules: submodules, called as modules, that compute in float32 whatever the dtype of the others.
+        forward_methods: methods besides forward that use parameters.
+    """
+
+    layers: Sequence[nn.Module]
+    float32_modules: Sequence[nn.Module] = ()
+    forward_methods: Sequence[str] = ()
+
+
+R = TypeVar("R", bound=FsdpRoot)
 
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
-    """Meet the other ranks at `init_method`: tcp://host:port, where rank 0 holds the port (`network.hold_port`);
-    file://path; one rank alone meets nobody. A second model in one process shares the group.
+    """Initialize torch.distributed for this process, unless a second model in the process has done so already.
 
-    Gloo is told the network that leads to the meeting point: by itself it takes the address of the host's name, which
-    on many machines is loopback. The group is bound to no `device_id`: ranks wait for each other over gloo, and NCCL
-    takes the device of the tensors, which `workers.base.join` has set.
+    Gloo gets the network interface that reaches rank 0: its default, the address of the host name, is loopback on many
+    machines. The group is not bound to a `device_id`: ranks wait for each other over gloo, and NCCL takes the device of
+    the tensors, which `workers.process_group.join_ranks` has set.
+
+    Args:
+        init_method: tcp://host:port, where rank 0 holds the port (`network.hold_port`), or file://path. Not used by a
+            single rank.
     """
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
         return
     if interface := interface_to(urlsplit(init_method).hostname or ""):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    where = _where_they_meet(rank, world_size, init_method)
-    dist.init_process_group(BACKENDS[device], rank=rank, world_size=world_size, timeout=PATIENCE, **where)
+    rendezvous = _rendezvous(rank, world_size, init_method)
+    dist.init_process_group(
+        BACKENDS[device], rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, **rendezvous
+    )
 
 
-def _where_they_meet(rank: int, world_size: int, init_method: str) -> dict[str, Any]:
-    """As arguments of torch's init_process_group."""
+def _rendezvous(rank: int, world_size: int, init_method: str) -> dict[str, Any]:
+    """Arguments of init_process_group by which the ranks find each other."""
     if world_size == 1:
         return {"store": dist.HashStore()}  # type: ignore[attr-defined]
-    at = urlsplit(init_method)
-    if at.scheme != "tcp":
+    url = urlsplit(init_method)
+    if url.scheme != "tcp":
         return {"init_method": init_method}
-    assert at.hostname and at.port
-    first, listening = rank == 0, take_held(at.port) if rank == 0 else None
-    store = dist.TCPStore(at.hostname, at.port, world_size, first, PATIENCE, master_listen_fd=listening)  # type: ignore[attr-defined]
+    assert url.hostname and url.port
+    is_first, listening = rank == 0, take_held(url.port) if rank == 0 else None
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
+    )
     return {"store": store}
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """`fsdp_size`: ranks that hold one copy of the model, a divisor of all; -1 = all (a collective)."""
+    """Create the device mesh (a collective). `fsdp_size`: ranks that share one copy of the model, -1 = all."""
     world_size = dist.get_world_size()
     if fsdp_size in (-1, world_size):
         return init_device_mesh(device, (world_size,), mesh_dim_names=("shard",))
-    assert world_size % fsdp_size == 0, "config/check_parallelism.py sees to it"
+    assert world_size % fsdp_size == 0, "the configuration checks this"
     return init_device_mesh(device, (world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(
-    model: nn.Module,
-    layers: Iterable[nn.Module],
-    mesh: DeviceMesh,
-    dtype: torch.dtype,
-    offload_policy: bool,
-    forward_methods: Iterable[str] = (),
-    exact: Iterable[nn.Module] = (),
-) -> None:
-    """Shard `layers` and `model`, in place, and give every rank its slices of rank 0's weights.
+def shard(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -> R:
+    """Shard `root` in place and copy rank 0's weights into the slices of all ranks; returns `root`.
 
-    Rank 0 comes with weights on the CPU, the others with meta tensors.
+    Rank 0 has weights on the CPU, the other ranks have meta tensors.
 
     Args:
-        dtype: of forward and backward; gradients are reduced in float32 (float64 stays).
-        offload_policy: FSDP2's own: slices, gradients and the optimizer's step stay in host memory (GPU only).
-        forward_methods: of `model`, besides forward, that use parameters.
-        exact: modules of `model` that compute so, too, called as modules.
+        dtype: of forward and backward; gradients are reduced in float32 (float64 stays float64).
+        offload_policy: FSDP2's CPU offload: slices, gradients and optimizer step stay in host memory (GPU only).
     """
-    # Not the parameters themselves: FSDP moves those to the GPU in place, where whatever is held on to stays whole.
-    sends = mesh.size() > 1 and dist.get_rank() == 0
-    named = (*model.named_parameters(), *model.named_buffers()) if sends else ()
+    # Detached tensors instead of parameters: FSDP moves parameters to the GPU in place, so a reference to one would
+    # keep the complete parameter there.
+    is_source = mesh.size() > 1 and dist.get_rank() == 0
+    named = (*root.named_parameters(), *root.named_buffers()) if is_source else ()
     tensors = {name: tensor.detach() for name, tensor in named}
     device = torch.device(mesh.device_type)
-    exactly = torch.promote_types(dtype, torch.float32)
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=exactly)
+    exact = torch.promote_types(dtype, torch.float32)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=exact)
     policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
-    for layer in layers:
-        if sum(parameter.numel() for parameter in layer.parameters()) < MIN_UNIT:
-            continue
-        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)
-    full = MixedPrecisionPolicy(param_dtype=exactly, reduce_dtype=exactly)
-    for module in exact:
-        fully_shard(module, mesh=mesh, mp_policy=full, offload_policy=policy)
-    # The root holds embedding and head, which the backward pass needs first: keep them gathered until then.
-    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
-    for method in forward_methods:
-        register_fsdp_forward_method(model, method)
+    for layer in root.layers:
+        if sum(parameter.numel() for parameter in layer.parameters()) >= MIN_UNIT:
+            fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)
+    for module in root.float32_modules:
+        exact_precision = MixedPrecisionPolicy(param_dtype=exact, reduce_dtype=exact)
+        fully_shard(module, mesh=mesh, mp_policy=exact_precision, offload_policy=policy)
+    # The root unit has embedding and head. They stay gathered because the backward pass needs the head first.
+    fully_shard(root, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
+    for method in root.forward_methods:
+        register_fsdp_forward_method(root, method)
     if mesh.size() > 1:
-        dist.barrier()  # over gloo, with patience: NCCL's own would end while rank 0 still reads the weights
-        _scatter(model, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+        dist.barrier()  # over gloo with its long timeout: NCCL's would expire while rank 0 still reads the weights
+        _scatter(root, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+    return root
 
 
 @torch.no_grad()
-def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, home: torch.device) -> None:
-    """Rank 0's `tensors` to all ranks: parameters by slices, buffers whole."""
+def _scatter(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, slice_device: torch.device) -> None:
+    """Send rank 0's `tensors` to all ranks: parameters as slices, buffers complete."""
     device = torch.device(mesh.device_type)
     is_source = dist.get_rank() == 0
     if not is_source:
-        model.to_empty(device=home)
+        model.to_empty(device=slice_device)
 
-    def whole(name: str, like: Tensor) -> Tensor:
+    def complete(name: str, like: Tensor) -> Tensor:
         if is_source:
             return tensors.pop(name).detach().to(device)
         return torch.empty(like.shape, dtype=like.dtype, device=device)
 
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
-        slices = distribute_tensor(whole(name, parameter), mesh, parameter.placements, src_data_rank=0)
+        slices = distribute_tensor(complete(name, parameter), mesh, parameter.placements, src_data_rank=0)
         parameter.to_local().copy_(slices.to_local())
-    buffers = [(name, *_owner(model, name), buffer) for name, buffer in model.named_buffers()]
-    for name, module, key, buffer in buffers:  # on the device, also where slices rest in host memory
-        full = whole(name, buffer)
+    for name, buffer in list(model.named_buffers()):
+        full = complete(name, buffer)  # on the device, also if slices stay in host memory
         dist.broadcast(full, 0)
-        module._buffers[key] = full
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that holds a buffer, and the buffer's name there."""
-    path, _, key = name.rpartition(".")
-    return model.get_submodule(path), key
+        path, _, key = name.rpartition(".")
+        model.get_submodule(path)._buffers[key] = full
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop what a forward pass without backward left gathered: it would outlive the next change of the weights."""
+    """Free parameters that a forward pass without backward left gathered; they would be stale after the next step."""
     cast(FSDPModule, model).reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A parameter gathered from all ranks, on their device (a collective)."""
+    """Gather a parameter from all ranks onto their device (a collective)."""
     if not isinstance(tensor, DTensor):
         return tensor
     return cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
 
 
 def shard_group(tensor: Tensor) -> dist.ProcessGroup | None:
-    """The ranks that together hold one copy of it; None: all."""
+    """Process group of the ranks that share one copy of the tensor; None = all ranks."""
     return tensor.device_mesh.get_group("shard") if isinstance(tensor, DTensor) else None
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's slice, sharing its memory."""
+    """This rank's slice, a view."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

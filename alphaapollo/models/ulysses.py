@@ -1,12 +1,13 @@
-"""Sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509): the ranks of a group share every sequence.
+"""Ulysses sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509): the ranks of a group share every sequence.
 
-Outside of attention a rank computes its part of the tokens, inside its part of the heads, of all tokens:
+Outside attention a rank computes its part of the tokens; inside attention it computes its part of the heads for all
+tokens:
 
-    [b, heads, T/s, d] --exchange--> [b, heads/s, T, d] -> attention
-                       -> [b, T, heads/s, d] --exchange--> [b, T/s, heads, d]
+    [b, heads, T/s, d] --all-to-all--> [b, heads/s, T, d] -> attention
+                       -> [b, T, heads/s, d] --all-to-all--> [b, T/s, heads, d]
 
-What a rank makes of its tokens (log-probs, values) is gathered at the end, so each rank of a group has the whole loss,
-and the gradients of its own tokens: those add up over the group.
+Results of the ranks (log-probs, values) are gathered at the end, so each rank of a group computes the complete loss and
+the gradients of its own tokens, which add up over the group.
 """
 
 from __future__ import annotations
@@ -27,39 +28,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The ranks that share every sequence: consecutive ones."""
+    """Consecutive ranks that share every sequence."""
 
     group: dist.ProcessGroup
     rank: int  # in the group
     size: int
 
     def part(self, width: int) -> slice:
-        """This rank's tokens of so many."""
+        """Range of this rank's tokens, out of `width`."""
         own = width // self.size
         return slice(self.rank * own, (self.rank + 1) * own)
 
 
 @dataclass(frozen=True)
-class Positions:
-    """Where the states of p tokens stand on this rank, by flat position."""
+class TokenPositions:
+    """p tokens of a micro-batch, and the m of them that this rank has."""
 
-    local: Tensor  # int64 [m]: in its part of the micro-batch
-    own: Tensor | None  # int64 [m]: which of the p those are; None: all
+    local: Tensor  # int64 [m]: flat positions in the rank's part of the micro-batch
+    own: Tensor | None  # int64 [m]: their indices among the p tokens; None: all
     count: int  # p
 
 
 def sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.ProcessGroup | None]:
-    """This rank's group, and the ranks that together have every row once (None: all). A collective."""
+    """Create this rank's group and the group of ranks that have every row once (None: all ranks). A collective."""
     if size == 1:
         return None, None
-    assert dist.get_world_size() % size == 0, "config/check_parallelism.py sees to it"
+    assert dist.get_world_size() % size == 0, "the configuration checks this"
     mesh = init_device_mesh(device, (dist.get_world_size() // size, size), mesh_dim_names=("data", "sequence"))
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size), mesh.get_group("data")
 
 
 def local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of tokens at `flat` positions of [b, width]: the positions of a rank's own in its [b, width / size], and which of
-    them those are."""
+    """Find a rank's tokens among those at `flat` positions of [b, width]: their positions in the rank's part
+    [b, width / size], and their indices in `flat`."""
     rows, columns = np.divmod(flat, width)
     own_width = width // size
     own = np.flatnonzero(columns // own_width == rank)
@@ -67,77 +68,74 @@ def local_positions(flat: np.ndarray, width: int, rank: int, size: int) -> tuple
 
 
 def heads_of_all_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
-    """[b, heads, T/s, d] -> [b, heads/s, T, d]. Fewer heads than ranks, or a number that they do not divide, are
-    repeated: [b, lcm(heads, s)/s, T, d]."""
+    """Exchange [b, heads, T/s, d] -> [b, heads/s, T, d]. Heads are repeated if s does not divide their number:
+    [b, lcm(heads, s)/s, T, d]."""
     repeats = sequence.size // math.gcd(sequence.size, x.shape[1])
-    return _exchange(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
+    exchanged: Tensor = _Exchange.apply(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
+    return exchanged
 
 
 def tokens_of_all_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
-    """[b, T, heads/s, d] -> [b, T/s, heads, d]"""
-    return _exchange(x, 1, 2, sequence)
+    """Exchange [b, T, heads/s, d] -> [b, T/s, heads, d]."""
+    exchanged: Tensor = _Exchange.apply(x, 1, 2, sequence)
+    return exchanged
 
 
-def gather(local: Tensor, positions: Positions, sequence: SequenceGroup | None) -> Tensor:
-    """What each rank has of p tokens, together on every rank. [k, m] -> [k, p]; differentiable: every rank must compute
-    the same from it, and gets the gradient of its own."""
+def gather(local: Tensor, positions: TokenPositions, sequence: SequenceGroup | None) -> Tensor:
+    """Gather the columns of p tokens on every rank of the group. [k, m] -> [k, p]
+
+    Differentiable if every rank computes the same from the result; a rank gets the gradient of its own columns.
+    """
     if sequence is None:
         return local
-    whole: Tensor = _Gather.apply(local, positions.own, positions.count, sequence)
-    return whole
+    gathered: Tensor = _Gather.apply(local, positions.own, positions.count, sequence)
+    return gathered
 
 
-def kinds_with_state(config: PretrainedConfig) -> set[str]:
-    """Kinds of layers that carry something from token to token outside of attention, as far as config.json says."""
+def stateful_layer_types(config: PretrainedConfig) -> set[str]:
+    """Layer types in config.json that carry state along the sequence outside of attention."""
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
     return set(kinds) - {"full_attention", "sliding_attention"}
 
 
 def check_splits(config: PretrainedConfig, what: str, size: int, ranks: int, key: str, own_code: bool) -> None:
-    """ValueError: a model whose layers cannot be computed by parts.
+    """Check that sequence parallelism works with a model. Raises ValueError.
 
     Args:
         what: the model with its key, for messages.
-        key: that asks for `size` of the `ranks` to work together.
-        own_code: the model is Python code of its own folder, which may not hand attention on to us.
+        key: config key that sets `size`, the group size out of `ranks`.
+        own_code: the model's Python code is in its folder, and may not use pluggable attention.
     """
     text = config.get_text_config()
-    heads, fix = getattr(text, "num_attention_heads", 0), f"Set {key}=1."
+    heads = getattr(text, "num_attention_heads", 0)
     if heads % size or not heads:
         fits = ", ".join(str(n) for n in range(1, ranks + 1) if heads % n == 0 and ranks % n == 0) if heads else "1"
         raise ValueError(
-            f"{key}={size}: {what} has {heads} attention heads, which {size} ranks cannot share. Of {ranks} ranks, set "
-            f"one of {fits}."
+            f"{key}={size} does not divide the {heads} attention heads of {what}. With {ranks} ranks, set one of "
+            f"{fits}."
         )
-    kinds = kinds_with_state(config)
-    if kinds:
-        raise ValueError(
-            f"{key}={size}: {what} has layers of kind {', '.join(sorted(kinds))}, which carry "
-            f"a state from token to token. {fix}"
-        )
-    if own_code:
-        raise ValueError(f"{key}={size}: {what} brings its own code, whose attention cannot be split. {fix}")
-    kinds = set(_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
-    if kinds:
-        raise ValueError(
-            f"{key}={size}: {what} has {kinds.pop()} position embeddings, which depend on the "
-            f"longest row that a rank sees. {fix}"
-        )
+    stateful = stateful_layer_types(config)
+    rope = set(_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
+    problem = ""
+    if stateful:
+        problem = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
+    elif own_code:
+        problem = "has its own modeling code, whose attention cannot be split"
+    elif rope:
+        problem = f"has {rope.pop()} position embeddings, which depend on the longest row of a rank"
+    if problem:
+        raise ValueError(f"{key}={size} is not supported: {what} {problem}. Set {key}=1.")
 
 
 def _rope_types(parameters: dict[str, Any]) -> list[str]:
-    """Also of models that have some for each kind of layer."""
+    """RoPE types of a model, which may have parameters for each layer type."""
     nested = [_rope_types(value) for value in parameters.values() if isinstance(value, dict)]
     return [str(parameters.get("rope_type", "default")), *(kind for kinds in nested for kind in kinds)]
 
 
-def _exchange(x: Tensor, split: int, join: int, sequence: SequenceGroup) -> Tensor:
-    """Rank r gets the r-th part of dimension `split` from every rank, laid end to end along `join`."""
-    exchanged: Tensor = _Exchange.apply(x, split, join, sequence)
-    return exchanged
-
-
 class _Exchange(torch.autograd.Function):
+    """All-to-all: rank r gets the r-th part of dimension `split` from every rank, concatenated along `join`."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, split: int, join: int, sequence: SequenceGroup) -> Tensor:
         ctx.split, ctx.join, ctx.sequence = split, join, sequence
@@ -159,9 +157,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, own: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
         ctx.save_for_backward(own)
-        whole = local.new_zeros(local.shape[0], count).index_copy_(1, own, local)
-        dist.all_reduce(whole, group=sequence.group)  # each number comes from one rank: a sum with zeros is exact
-        return whole
+        gathered = local.new_zeros(local.shape[0], count).index_copy_(1, own, local)
+        dist.all_reduce(gathered, group=sequence.group)  # exact: all but one rank add zero to a column
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:

@@ -1,14 +1,14 @@
-"""The critic on one training rank.
+"""Critic worker: one training rank of the critic.
 
-    load_batch -> compute_values -> update(columns) -> rest
+    load_batch -> compute_values -> update(columns) -> offload
 
-Methods that compute are collectives: every rank calls them, in the same order. They reload what rests; `rest` ends the
-critic's phase on the GPU.
+Methods that compute are collectives. They reload offloaded tensors; `offload` ends the critic's phase on the GPU.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch.distributed as dist
 
 from alphaapollo.algorithms.aggregation import aggregate
 from alphaapollo.algorithms.masked import masked
@@ -17,31 +17,24 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.models.critic import CriticModel
-from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.lora import load_trainable_lm
-from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import shard
-from alphaapollo.models.training.train_state import OptimizerStep, Trained, TrainState
-from alphaapollo.workers.process_group import (
-    MetricSums,
-    RankPlacement,
-    compute_column,
-    inexact,
-    optimizer_step_metrics,
-    torch_dtype,
-)
+from alphaapollo.models.training.train_state import OptimizerSettings, OptimizerStep, TrainState
+from alphaapollo.workers.columns import compute_column
+from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
+from alphaapollo.workers.model_worker import TrainingWorker
+from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
-from alphaapollo.workers.training_worker import TrainingWorker
 
 
 class CriticWorker(TrainingWorker):
     """One rank of the critic.
 
     Args:
-        model: with the path of the critic's trunk.
-        optimizer_steps: optimizer steps of the whole run, for the learning rate's schedule.
-        seed: of the fresh value head, and of fresh adapters (LoRA).
-        saves_in_background: checkpoints are copied, and written while the worker goes on.
+        model: with the path of the critic's model.
+        optimizer_steps: of the whole run, for the learning rate schedule.
+        seed: of the new value head, and of new adapters (LoRA).
+        saves_in_background: see TrainingWorker.
     """
 
     def __init__(
@@ -54,43 +47,35 @@ class CriticWorker(TrainingWorker):
         saves_in_background: bool = False,
     ):
         fsdp = critic.fsdp_config
-        super().__init__(placement, fsdp.fsdp_size, saves_in_background)
+        super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
-        self.padded = model.attention == "padded"
-        dtype = torch_dtype(model)
-        loaded = load_trainable_lm(model, chosen_attention(model), dtype, materialize=placement.rank == 0, seed=seed)
-        layers = decoder_layers(loaded)
-        self.model = CriticModel(loaded, seed)
-        head = self.model.value_head
-        shard(self.model, layers, self.groups.shards, dtype, fsdp.offload_policy, exact=[head])
-        self.sharing = SharedPromptCheck(
-            self.model, loaded, self.model, dtype, self.padded, self.device, self.groups.sequence
-        )
-        who = Trained("critic", "critic.optim", inexact(dtype, "actor_rollout_ref.model"))
-        self.state = TrainState(
-            self.model, critic.optim, critic.grad_clip, optimizer_steps, fsdp, who, fsdp.param_offload
-        )
+        loaded = load_trainable_lm(model, chosen_attention(model), self.dtype, dist.get_rank() == 0, seed)
+        self.model = shard(CriticModel(loaded, seed), self.groups.mesh, self.dtype, fsdp.offload_policy)
+        self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
+        context = self.error_context("critic", "critic.optim", "actor_rollout_ref.model")
+        settings = OptimizerSettings(critic.optim, critic.grad_clip, optimizer_steps)
+        self.state = TrainState(self.model, settings, fsdp, context)
         self.batch: RankBatch | None = None
         self.offload()
 
     def load_batch(self, batch: RankBatch) -> None:
-        """The rows of this iteration."""
+        """Set the rows of this iteration."""
         self.batch = batch
 
     def compute_values(self) -> np.ndarray:
-        """The value before each response token. float32 [sum responses]
+        """Compute the value before each response token. float32 [sum responses]
 
-        ValueError: the first batch shares prompts, which this model cannot compute."""
+        Raises ValueError if the first batch shares prompts and the model does not support that.
+        """
         self.state.reload()
         self.sharing.check_batch(self._batch)
-        rows, sequence = self._batch.rows, self.groups.sequence
-        return compute_column(
-            self.model, self.model, rows, self._batch.mini_batches, self.padded, self.device, sequence
-        )
+        return compute_column(self.model, self.model, self._batch.rows, self._batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad: bool = False) -> dict[str, float]:
-        """The optimizer steps of one iteration, on the mean over a mini-batch's action tokens (where samples are
-        filtered, weighted by `columns.value_weights`); figures are over all ranks."""
+        """Make the optimizer steps of one iteration. Returns metrics over all ranks.
+
+        The loss is the mean over the action tokens of a mini-batch, weighted by `columns.value_weights`.
+        """
         sums = MetricSums(self.groups.data)
         self.state.reload()
         steps: list[OptimizerStep] = []
@@ -99,8 +84,10 @@ class CriticWorker(TrainingWorker):
                 for positions in self.state.accumulate(mini_batch.micro_batches):
                     self._accumulate(positions, columns, sums)
                 steps.append(self.state.step(skip_bad))
-        figures = self._figures(sums.reduce(self.device), steps, self.critic.grad_clip)
-        return figures | {f"critic/{name}": value for name, value in self.sharing.figures().items()}
+        metrics = _normalize(sums.reduce(self.device), len(steps)) | optimizer_step_metrics(
+            steps, self.critic.grad_clip
+        )
+        return {f"critic/{name}": value for name, value in (metrics | self.sharing.metrics()).items()}
 
     @property
     def _batch(self) -> RankBatch:
@@ -108,9 +95,9 @@ class CriticWorker(TrainingWorker):
         return self.batch
 
     def _accumulate(self, positions: list[int], columns: Columns[np.ndarray], sums: MetricSums) -> None:
-        """Forward and backward of one micro-batch."""
-        wanted = Columns(returns=columns.returns, values=columns.values, value_weights=columns.value_weights)
-        micro = build_micro_batch(self._batch.rows, positions, self.padded, self.device, wanted, self.groups.sequence)
+        """Run forward and backward of one micro-batch."""
+        needed = Columns(returns=columns.returns, values=columns.values, value_weights=columns.value_weights)
+        micro = self.builder.build(self._batch.rows, positions, needed)
         given = micro.columns
         assert given.returns is not None and given.values is not None and given.value_weights is not None
         values = micro.to_matrix(self.model(micro))
@@ -131,17 +118,17 @@ class CriticWorker(TrainingWorker):
             }
         )
 
-    @staticmethod
-    def _figures(sums: dict[str, float], steps: list[OptimizerStep], grad_clip: float) -> dict[str, float]:
-        tokens = max(1.0, sums["tokens"])
-        variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
-        return {
-            "critic/loss": sums["loss"] / len(steps),
-            "critic/clip_fraction": sums["clip_fraction"] / tokens,
-            "critic/value_mean": sums["values"] / tokens,
-            "critic/value_std": max(0.0, sums["values_square"] / tokens - (sums["values"] / tokens) ** 2) ** 0.5,
-            "critic/return_mean": sums["returns"] / tokens,
-            "critic/return_std": max(0.0, variance) ** 0.5,
-            "critic/explained_variance": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
-            **{f"critic/{name}": value for name, value in optimizer_step_metrics(steps, grad_clip).items()},
-        }
+
+def _normalize(sums: dict[str, float], num_steps: int) -> dict[str, float]:
+    """Turn sums over everything into means: the loss per optimizer step, the others per token."""
+    tokens = max(1.0, sums["tokens"])
+    variance = sums["returns_square"] / tokens - (sums["returns"] / tokens) ** 2
+    return {
+        "loss": sums["loss"] / num_steps,
+        "clip_fraction": sums["clip_fraction"] / tokens,
+        "value_mean": sums["values"] / tokens,
+        "value_std": max(0.0, sums["values_square"] / tokens - (sums["values"] / tokens) ** 2) ** 0.5,
+        "return_mean": sums["returns"] / tokens,
+        "return_std": max(0.0, variance) ** 0.5,
+        "explained_variance": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
+    }

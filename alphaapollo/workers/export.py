@@ -1,91 +1,76 @@
-"""A checkpoint back into a model that transformers and vLLM load, in one process on the CPU, and proved there."""
+"""Export a checkpoint as a Hugging Face folder, in one process on the CPU, and verify the folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from alphaapollo.config.schema import LoraForm, Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.critic import CriticModel
-from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.export.hf_folder import export, export_critic
-from alphaapollo.models.export.verification import Kind, check_gap, plain_outputs, probe_tokens
+from alphaapollo.models.export.hf_folder import export_critic, export_model
+from alphaapollo.models.export.verification import Kind, check_outputs, probe_tokens, transformers_outputs
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch, make_rows
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import shard
-from alphaapollo.workers.process_group import ALONE, RankPlacement, join, leave
+from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join_ranks, leave_ranks
 
 
 def export_checkpoint(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind = "policy"
 ) -> float:
-    """Write the weights in `folder`, saved by a worker of this kind on any number of ranks, to `output`; a fine-tuned
-    model is a policy, and a critic becomes a token classifier with one label. form: as of models.export.
+    """Write the weights of a worker's checkpoint, saved by any number of ranks, to `output`.
 
-    Returns by how much the outputs of a probe differ that transformers alone computes (models/export/verification.py).
+    A fine-tuned model is a policy. A critic becomes a token classifier with one label.
+
+    Args:
+        form: see models.export.hf_folder.export_model.
+
+    Returns the mean difference between the outputs of the checkpoint and those that transformers computes with the
+    folder, for a probe (models/export/verification.py).
 
     Raises:
-        ValueError: the model cannot be loaded, the checkpoint is not of such a model, or what was written computes
-            something else.
+        ValueError: the model cannot be loaded, the checkpoint is of another model, or the outputs differ too much.
         OSError: the output cannot be written.
     """
     probe, expected = _write(folder, model, dtype, output, form, kind)
-    rounding = torch.float32 if form == "adapter" else dtype  # adapters are written as they are
-    return check_gap(expected, plain_outputs(Path(output), kind, probe, model), rounding)
+    rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
+    return check_outputs(expected, transformers_outputs(Path(output), kind, probe, model), rounding)
 
 
 @torch.no_grad()
 def _write(
     folder: str, model: Model, dtype: torch.dtype, output: str, form: LoraForm, kind: Kind
 ) -> tuple[list[int], list[float]]:
-    """The probe, and what the checkpoint makes of it; the model is gone again when this returns."""
-    groups = join(RankPlacement(0, 1, ALONE, "cpu", torch.get_num_threads()))
+    """Write the folder. Returns the tokens of the probe and the checkpoint's outputs; frees the model."""
+    groups = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
         loaded = load(model, "padded", torch.float32, materialize=True, seed=0)
-        layers = decoder_layers(loaded)
-        trained = _built(kind, loaded)
-        shard(trained, layers, groups.shards, torch.float32, False)
-        load_snapshot(folder, trained, optimizer=None)
-        if isinstance(trained, CriticModel):
-            export_critic(output, trained, model, dtype)
+        root: RewardModel | CriticModel | PolicyModel
+        if kind == "reward model":
+            root = RewardModel(loaded)
         else:
-            export(output, loaded, model, dtype, form)
+            root = CriticModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
+        shard(root, groups.mesh, torch.float32, offload_policy=False)
+        load_snapshot(folder, root, optimizer=None)
+        if isinstance(root, CriticModel):
+            export_critic(output, root, model, dtype)
+        else:
+            export_model(output, loaded, model, dtype, form)
         config = loaded.config.get_text_config()
         probe = probe_tokens(config.vocab_size, config.pad_token_id)
-        return probe, [float(value) for value in _outputs(trained, probe_batch(probe))]
+        micro = probe_batch(probe)
+        values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)
+        return probe, [float(value) for value in values]
     finally:
-        leave()
-
-
-def _built(kind: Kind, loaded: Any) -> PolicyModel | RewardModel | CriticModel:
-    if kind == "reward model":
-        return RewardModel(loaded)
-    return CriticModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
-
-
-def _outputs(trained: nn.Module, micro: MicroBatch) -> Tensor:
-    """Of one row: [T - 1], a reward model's [1]."""
-    values: Tensor = trained(micro, 1.0).logprobs if isinstance(trained, PolicyModel) else trained(micro)
-    return values
+        leave_ranks()
 
 
 def probe_batch(token_ids: list[int]) -> MicroBatch:
-    """One row, whose tokens after the first are its response."""
-    scored = len(token_ids) - 1
-    rows = Rows(
-        token_ids=np.array(token_ids),
-        lengths=np.array([len(token_ids)]),
-        response_starts=np.array([1]),
-        action_mask=np.ones(scored, dtype=np.uint8),
-        rollout_logprobs=np.zeros(scored, dtype=np.float32),
-    )
-    return build_micro_batch(rows, [0], padded=True, device=torch.device("cpu"))
+    """Micro-batch of one row whose tokens after the first are its response."""
+    return build_micro_batch(make_rows([np.array(token_ids)], [1]), [0], padded=True, device=torch.device("cpu"))

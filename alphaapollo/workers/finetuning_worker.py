@@ -1,9 +1,8 @@
-"""What the workers of all kinds of fine-tuning have in common: one rank, one optimizer step at a time.
+"""Base class of the fine-tuning workers: one rank, one optimizer step at a time.
 
-    counts, over all ranks --> each micro-batch: its part of the loss, backward --> the optimizer's step
+    counts over all ranks --> for each micro-batch: its part of the loss, backward --> optimizer step
 
-A kind is a subclass with `counts` and `loss` (sft.py). Methods that compute are collectives: every rank calls them, in
-the same order.
+Each kind of fine-tuning is a subclass with `counts` and `loss` (e.g. sft.py).
 """
 
 from __future__ import annotations
@@ -13,37 +12,35 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import LoraForm, Model, TuningConfig
-from alphaapollo.data.batch import Stepped, TunedBatch
-from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.export.hf_folder import export
-from alphaapollo.models.lora import load_trainable_lm
+from alphaapollo.data.batch import FinetuningBatch, FinetuningStep
+from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.models.policy import PolicyModel, check_logprobs, self_check_warnings
-from alphaapollo.models.sharding import reshard, shard
-from alphaapollo.models.training.train_state import Trained, TrainState
+from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, self_check_warnings
+from alphaapollo.models.sharding import FsdpRoot, reshard
+from alphaapollo.models.training.train_state import OptimizerSettings, TrainState
+from alphaapollo.workers.metric_sums import MetricSums
+from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.process_group import MetricSums, RankPlacement, inexact, torch_dtype
-from alphaapollo.workers.training_worker import TrainingWorker
+from alphaapollo.workers.process_group import RankPlacement
 
-B = TypeVar("B", bound=TunedBatch)
+B = TypeVar("B", bound=FinetuningBatch)
 
 
 class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
-    """One rank.
+    """One rank of a fine-tuning.
 
     Args:
         model: resolved.
-        optimizer_steps: optimizer steps of the whole run, for the learning rate's schedule.
-        saves_in_background: checkpoints are copied, and written while the worker goes on.
+        optimizer_steps: of the whole run, for the learning rate schedule.
+        saves_in_background: see TrainingWorker.
     """
 
-    model: nn.Module
+    model: FsdpRoot
     routers: Routers | None = None  # of a mixture of experts
-    self_check_warnings: list[str]  # what the self-check leaves to be said
+    self_check_warnings: list[str]
 
     def __init__(
         self,
@@ -53,79 +50,73 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         optimizer_steps: int,
         saves_in_background: bool = False,
     ):
-        super().__init__(placement, config.fsdp_config.fsdp_size, saves_in_background)
-        self.config, self.seed, self.fsdp = model, config.trainer.seed, config.fsdp_config
-        self.dtype = torch_dtype(model)
-        self.padded = model.attention == "padded"
+        super().__init__(model, placement, config.fsdp_config.fsdp_size, saves_in_background)
+        self.seed, self.fsdp = config.trainer.seed, config.fsdp_config
         self.load_model()
         reshard(self.model)
-        who = Trained("model", "optim", inexact(self.dtype, "model"), "damaged examples in data.train_files")
-        self.state = TrainState(self.model, config.optim, config.grad_clip, optimizer_steps, self.fsdp, who)
+        cause = "damaged examples in data.train_files"
+        context = self.error_context("model", "optim", "model", likely_cause=cause)
+        settings = OptimizerSettings(config.optim, config.grad_clip, optimizer_steps)
+        self.state = TrainState(self.model, settings, self.fsdp, context)
 
     @abstractmethod
     def counts(self, batch: B) -> dict[str, Tensor]:
-        """What of this rank's batch the loss is a mean over, or else is to be reported: tokens, pairs."""
+        """Counts of this rank's batch, such as tokens or pairs, for the mean of the loss and for metrics."""
 
     @abstractmethod
     def loss(self, batch: B, positions: list[int], counts: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of the micro-batch of the rows at `positions`: its part of the batch's loss, and sums to report.
+        """Part of the batch's loss of the micro-batch of the rows at `positions`, and sums for metrics.
 
-        counts: of the batch, over all ranks.
+        Args:
+            counts: of the batch, over all ranks.
         """
 
     def load_model(self) -> None:
         """Load and shard `model` and run its self-check. Sets `routers` and `self_check_warnings`."""
-        attention, first = chosen_attention(self.config), self.placement.rank == 0
-        loaded = load_trainable_lm(self.config, attention, self.dtype, materialize=first, seed=self.seed)
-        model = PolicyModel(loaded)
-        mesh, offload = self.groups.shards, self.fsdp.offload_policy
-        shard(model, decoder_layers(loaded), mesh, self.dtype, offload, PolicyModel.forward_methods)
+        model = load_policy(self.config, self.groups.mesh, self.dtype, self.fsdp.offload_policy, self.seed)
         self.model, self.routers = model, model.routers
-        self.self_check_warnings = self_check_warnings(
-            check_logprobs(model, self.padded, self.dtype, self.device, self.groups.sequence)
-        )
+        self.self_check_warnings = self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 
-    def step(self, batch: B, skip_bad: bool = False) -> Stepped:
-        """One optimizer step. skip_bad: leave it out where its gradient is not finite, which else is a
-        FloatingPointError."""
+    def step(self, batch: B, skip_bad: bool = False) -> FinetuningStep:
+        """Make one optimizer step. If its gradient is not finite, skip it or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
-        counts, sums, load = self._counted(batch), MetricSums(self.groups.data), self._expert_load()
-        if load:
-            load.begin_step(batch.rows, mini_batch.positions)
+        counts, sums, balancer = self._reduced_counts(batch), MetricSums(self.groups.data), self._load_balancer()
+        if balancer:
+            balancer.begin_step(batch.rows, mini_batch.positions)
         for positions in self.state.accumulate(mini_batch.micro_batches):
             loss, reported = self.loss(batch, positions, counts)
             sums.add(reported)
-            if load:
-                loss = loss + load.note()
+            if balancer:
+                loss = loss + balancer.add_pass()
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        made = self.state.step(skip_bad)
+        step = self.state.step(skip_bad)
         self.state.offload()
-        figures = {"grad_norm": made.grad_norm, "lr": made.lr, "steps_skipped": float(made.skipped)}
-        return Stepped(counts | sums.reduce(self.device), figures | (load.figures() if load else {}))
+        metrics = {"grad_norm": step.grad_norm, "lr": step.lr, "steps_skipped": float(step.skipped)}
+        return FinetuningStep(counts | sums.reduce(self.device), metrics | (balancer.metrics() if balancer else {}))
 
     @torch.no_grad()
     def evaluate(self, batch: B) -> dict[str, float]:
-        """What a step would report: counts and sums over all ranks."""
-        counts, sums = self._counted(batch), MetricSums(self.groups.data)
+        """Compute the counts and sums that a step would report."""
+        counts, sums = self._reduced_counts(batch), MetricSums(self.groups.data)
         for mini_batch in batch.mini_batches:
             for positions in mini_batch.micro_batches:
                 sums.add(self.loss(batch, positions, counts)[1])
         reshard(self.model)
         return counts | sums.reduce(self.device)
 
-    def _counted(self, batch: B) -> dict[str, float]:
+    def _reduced_counts(self, batch: B) -> dict[str, float]:
         sums = MetricSums(self.groups.data)
         sums.add(self.counts(batch))
         return sums.reduce(self.device)
 
-    def _expert_load(self) -> ExpertLoadBalancer | None:
+    def _load_balancer(self) -> ExpertLoadBalancer | None:
         if self.routers is None:
             return None
         return ExpertLoadBalancer(self.routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export. FloatingPointError: ruined
-        weights."""
-        assert isinstance(self.model, PolicyModel), "a kind with another model has an export of its own"
+        """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError
+        if the weights are not finite."""
+        assert isinstance(self.model, PolicyModel), "workers with another model override this"
         self.state.check_finite()
-        export(folder, self.model.model, self.config, self.dtype, form)
+        export_model(folder, self.model.model, self.config, self.dtype, form)

@@ -1,10 +1,8 @@
-"""The policy on one training rank: the model that is trained and, where the algorithm asks, its frozen reference and
-a teacher.
+"""Policy worker: one training rank of the policy, with its frozen reference and a teacher if the algorithm needs them.
 
-    load_batch -> [compute_log_probs, and the reference's, the teacher's] -> update(columns) -> send_weights -> rest
+    load_batch -> [compute_log_probs, those of reference and teacher] -> update(columns) -> send_weights -> offload
 
-Methods that compute are collectives: every rank calls them, in the same order. They reload what rests; `rest` ends the
-policy's phase on the GPU.
+Methods that compute are collectives. They reload offloaded tensors; `offload` ends the policy's phase on the GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,231 +18,190 @@ import torch
 
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
-from alphaapollo.data.batch import Columns, MiniBatch, RankBatch, Rows
+from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot
-from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.export.hf_folder import export, full_parameters
+from alphaapollo.models.export.hf_folder import export_model, full_parameters
 from alphaapollo.models.flops import FlopsEstimator, peak_flops
-from alphaapollo.models.lm_head import Other
-from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.lora import adapters_off, load_trainable_lm, scaled_adapter
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
-from alphaapollo.models.policy import PolicyModel, check_logprobs, self_check_warnings
-from alphaapollo.models.sharding import local_tensor, reshard, shard
-from alphaapollo.models.training.offload import parameter_offload
-from alphaapollo.models.training.train_state import OptimizerStep, Trained, TrainState
+from alphaapollo.models.lm_head import DivergenceTarget
+from alphaapollo.models.lora import adapters_disabled, scaled_adapter
+from alphaapollo.models.micro_batch import MicroBatch, make_rows
+from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, self_check_warnings
+from alphaapollo.models.sharding import local_tensor, reshard
+from alphaapollo.models.training.offload import parameter_offloader
+from alphaapollo.models.training.train_state import OptimizerSettings, OptimizerStep, TrainState
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
+from alphaapollo.workers.columns import ColumnBuilder, compute_column
+from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
+from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.policy_objective import normalise, policy_matrices, policy_objective
-from alphaapollo.workers.process_group import (
-    ColumnBuilder,
-    MetricSums,
-    RankPlacement,
-    compute_column,
-    inexact,
-    optimizer_step_metrics,
-    torch_dtype,
-)
+from alphaapollo.workers.policy_objective import normalize, policy_matrices, policy_objective
+from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
-from alphaapollo.workers.teacher import TeacherModel, teaching_figures
-from alphaapollo.workers.training_worker import TrainingWorker
+from alphaapollo.workers.teacher import FrozenTeacher, distillation_metrics
+
+
+@dataclass(frozen=True)
+class PolicyWorkerConfig:
+    """Settings of a policy worker, the same on all ranks."""
+
+    model: Model  # resolved
+    actor: Actor
+    ref: Reference
+    needs_reference: bool
+    optimizer_steps: int  # of the whole run, for the learning rate schedule
+    temperature: float  # of the rollouts: log-probs are those of the sampled distribution
+    correction: RolloutCorrection = field(default_factory=RolloutCorrection)
+    seed: int = 0  # of new adapters (LoRA)
+    engine_form: LoraForm = "merged"  # what the sender takes: complete weights, or the adapters only
+    saves_in_background: bool = False
+    teacher: Teacher = NO_TEACHER
+    teacher_model: Model | None = None  # resolved; None: no teacher
 
 
 class PolicyWorker(TrainingWorker):
     """One rank of the policy.
 
     Args:
-        needs_reference: load the reference model.
-        optimizer_steps: optimizer steps of the whole run, for the learning rate's schedule.
-        temperature: of the rollouts: log-probs are those of the distribution that was sampled.
-        correction: of the gap between engine and trainer; None: no correction.
-        sender: how weights reach the engines; None: they never do.
-        seed: of fresh adapters (LoRA).
-        engine_form: what the sender takes: whole weights, or the adapters alone.
-        saves_in_background: checkpoints are copied, and written while the worker goes on.
-        teacher: what to learn from a teacher.
-        teacher_model: how it is loaded; None: there is none.
+        sender: publishes weights to the engines; None: they are never published.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        actor: Actor,
-        ref: Reference,
-        needs_reference: bool,
-        placement: RankPlacement,
-        optimizer_steps: int,
-        temperature: float,
-        correction: RolloutCorrection | None = None,
-        sender: WeightSender | None = None,
-        seed: int = 0,
-        engine_form: LoraForm = "merged",
-        saves_in_background: bool = False,
-        teacher: Teacher = NO_TEACHER,
-        teacher_model: Model | None = None,
-    ):
-        super().__init__(placement, actor.fsdp_config.fsdp_size, saves_in_background)
-        self.config, self.actor, self.engine_form = model, actor, engine_form
-        self.temperature, self.sender = temperature, sender
-        self.correction, self.teaching = correction or RolloutCorrection(), teacher
-        self.dtype = torch_dtype(model)
+    def __init__(self, setup: PolicyWorkerConfig, placement: RankPlacement, sender: WeightSender | None = None):
+        actor, model, fsdp = setup.actor, setup.model, setup.actor.fsdp_config
+        super().__init__(model, placement, fsdp.fsdp_size, setup.saves_in_background)
+        self.actor, self.engine_form, self.sender = actor, setup.engine_form, sender
+        self.temperature, self.correction, self.teaching = setup.temperature, setup.correction, setup.teacher
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-        fsdp = actor.fsdp_config
-        self.policy = self._load_policy(seed)
-        gap = check_logprobs(self.policy, self.padded, self.dtype, self.device, self.groups.sequence)
-        self.self_check_warnings = self_check_warnings(gap)
-        self.sharing = SharedPromptCheck(
-            self.policy,
-            self.policy.model,
-            self._logprobs_of,
-            self.dtype,
-            self.padded,
-            self.device,
-            self.groups.sequence,
-        )
-        who = Trained("policy", "actor_rollout_ref.actor.optim", inexact(self.dtype, "actor_rollout_ref.model"))
-        self.state = TrainState(
-            self.policy, actor.optim, actor.grad_clip, optimizer_steps, fsdp, who, fsdp.param_offload
-        )
+        self.policy = load_policy(model, self.groups.mesh, self.dtype, fsdp.offload_policy, setup.seed)
+        self.self_check_warnings = self_check_warnings(check_logprobs(self.policy, self.builder, self.dtype))
+        self.sharing = SharedPromptCheck(self.policy, self._logprobs_of, self.builder, self.dtype)
+        context = self.error_context("policy", "actor_rollout_ref.actor.optim", "actor_rollout_ref.model")
+        settings = OptimizerSettings(actor.optim, actor.grad_clip, setup.optimizer_steps)
+        self.state = TrainState(self.policy, settings, fsdp, context)
         self.reference: PolicyModel | None = None
-        if needs_reference and not model.lora_rank:  # with LoRA it is the policy with its adapters off
+        ref_fsdp = setup.ref.fsdp_config
+        if setup.needs_reference and not model.lora_rank:  # with LoRA the reference is the policy without adapters
             self.state.offload()  # while the reference is loaded
-            self.reference = self._load_reference(ref.fsdp_config.offload_policy)
-        self.frozen = parameter_offload(self.reference, ref.fsdp_config.param_offload)
-        self.teacher = None if teacher_model is None else self._load_teacher(teacher_model)
-        self.size = FlopsEstimator.of(self.policy.model)
-        self.peak = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
+            self.reference = load_policy(model, self.groups.mesh, self.dtype, ref_fsdp.offload_policy)
+        self.reference_parameters = parameter_offloader(self.reference, ref_fsdp.param_offload)
+        self.teacher = None if setup.teacher_model is None else self._load_teacher(setup.teacher_model)
+        self.flops = FlopsEstimator.of(self.policy.model)
+        self.peak_flops = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.reference_was_reset = False
         self.batch: RankBatch | None = None
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
 
-    @property
-    def padded(self) -> bool:
-        return self.config.attention == "padded"
-
     def load_batch(self, batch: RankBatch) -> None:
-        """The rows of this iteration."""
+        """Set the rows of this iteration."""
         self.batch = batch
 
     def compute_log_probs(self) -> np.ndarray:
-        """Of the response tokens, at the rollouts' temperature. float32 [sum responses]"""
+        """Compute log-probs of the response tokens at the rollouts' temperature. float32 [sum responses]"""
         self.state.reload()
         self.sharing.check_batch(self._batch)
-        return self._log_probs(self.policy, self._batch.rows, self._batch.mini_batches)
+        return self._log_probs(self.policy, self._batch, self._batch.mini_batches)
 
     def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
-        """The same by the reference. batch: other rows than those loaded, which stay."""
+        """Compute log-probs by the reference. batch: other rows than the loaded ones, which stay loaded."""
         batch = batch or self._batch
-        with self._as_reference() as reference:
-            column = self._log_probs(reference, batch.rows, batch.mini_batches)
-        self.frozen.offload()
+        with self._reference_model() as reference:
+            column = self._log_probs(reference, batch, batch.mini_batches)
+        self.reference_parameters.offload()
         return column
 
     def compute_teacher_log_probs(self) -> np.ndarray:
-        """The same by the teacher."""
-        assert self.teacher is not None, "this worker was built without a teacher"
+        """Compute log-probs by the teacher."""
+        assert self.teacher is not None, "this worker has no teacher"
         return self.teacher.log_probs(self._batch)
 
     def update(
         self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch] | None = None, skip_bad: bool = False
     ) -> dict[str, float]:
-        """The optimizer steps of one iteration; figures are over all ranks.
+        """Make the optimizer steps of one iteration. Returns metrics over all ranks.
 
-        Where `columns` hold no old log-probs they are those of the policy before its first step; the first mini-batch
+        If `columns` has no old log-probs, those of the policy before its first step are used; the first mini-batch
         takes them from its own forward pass.
 
         Args:
             columns: of all rows.
-            steps: the mini-batches, where some rows are left out; None: those of the batch.
+            steps: the mini-batches, if some rows are left out; None: those of the batch.
 
-        ValueError: the first batch shares prompts, which this model cannot compute.
+        Raises ValueError if the first batch shares prompts and the model does not support that.
         """
         batch, sums = self._batch, MetricSums(self.groups.data)
         mini_batches = batch.mini_batches if steps is None else steps
         self.state.reload()
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teaching.whole:
-            self.teacher.begin(batch)
-        load = self._expert_load()
-        takes_own = columns.old_logprobs is None
-        old = self._old_log_probs(columns, mini_batches[1:])
+            self.teacher.begin_phase(batch)
+        balancer = self._load_balancer()
+        old, records_old = columns.old_logprobs, columns.old_logprobs is None
+        if old is None:
+            old = self._log_probs(self.policy, batch, mini_batches[1:])
         started = time.perf_counter()
         done: list[OptimizerStep] = []
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(mini_batches):
-                noted = ColumnBuilder(batch.rows) if takes_own and epoch == index == 0 else None
-                if load:
-                    load.begin_step(batch.rows, mini_batch.positions)
+                recorded = ColumnBuilder(batch.rows) if records_old and epoch == index == 0 else None
+                if balancer:
+                    balancer.begin_step(batch.rows, mini_batch.positions)
                 for positions in self.state.accumulate(mini_batch.micro_batches):
-                    self._accumulate(positions, replace(columns, old_logprobs=old), noted, sums, load)
+                    self._accumulate(positions, replace(columns, old_logprobs=old), recorded, sums, balancer)
                 done.append(self.state.step(skip_bad))
-                if noted:
-                    old = noted.reload(old)
+                if recorded:
+                    old = recorded.fetch(old)
         self.last_old_logprobs = old
         totals = sums.reduce(self.device)
-        figures = normalise(totals, len(done)) | optimizer_step_metrics(done, self.actor.grad_clip)
+        figures = normalize(totals, len(done)) | optimizer_step_metrics(done, self.actor.grad_clip)
         figures |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
-        figures |= self.sharing.figures() | (load.figures() if load else {})
-        if self.peak is not None and self.size is not None:
-            micros = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
-            flops = sum(self.size.training_flops(*batch.rows.segments(micro)) for micro in micros)
-            own_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
-            figures["mfu"] = own_flops / (time.perf_counter() - started) / self.peak
+        figures |= self.sharing.metrics() | (balancer.metrics() if balancer else {})
+        figures |= self._utilization(mini_batches, time.perf_counter() - started)
         return {name if "/" in name else f"actor/{name}": value for name, value in figures.items()}
 
     def old_log_probs(self) -> np.ndarray:
-        """Those that the last update took as old, for measuring the gap to the engine's. float32 [sum responses]"""
+        """Old log-probs of the last update, to measure the mismatch with the engine. float32 [sum responses]"""
         assert self.last_old_logprobs is not None, "update comes first"
         return self.last_old_logprobs
 
     def send_weights(self, version: int) -> WeightUpdate | None:
-        """Publish the weights; the update on each rank that writes it, None on the others."""
-        assert self.sender is not None, "this worker was built without a sender"
+        """Publish the weights. Returns the update on ranks that write it, else None."""
+        assert self.sender is not None, "this worker has no sender"
         self.state.reload()
         model = self.policy.model
         adapter = self.engine_form == "adapter"
         return self.sender.send(scaled_adapter(model) if adapter else full_parameters(model, self.dtype), version)
 
     def release_weights(self) -> None:
-        """Every engine has confirmed the last update."""
+        """Free the last update after all engines have confirmed it."""
         if self.sender is not None:
             self.sender.release()
 
     def offload(self) -> None:
         if self.reference is not None:
             reshard(self.reference)
-            self.frozen.offload()
+            self.reference_parameters.offload()
         if self.teacher is not None:
             self.teacher.offload()
         super().offload()
 
     @torch.no_grad()
     def probe(self, token_ids: list[int]) -> list[float]:
-        """Log-prob of each token after the first, at temperature 1."""
+        """Compute the log-prob of each token after the first, at temperature 1."""
         self.state.reload()
-        num_scored = len(token_ids) - 1
-        rows = Rows(
-            token_ids=np.array(token_ids),
-            lengths=np.array([len(token_ids)]),
-            response_starts=np.array([1]),
-            action_mask=np.ones(num_scored, dtype=np.uint8),
-            rollout_logprobs=np.zeros(num_scored, dtype=np.float32),
-        )
-        logprobs = self.policy(self._micro_batch(rows, [0]), 1.0).logprobs
+        rows = make_rows([np.array(token_ids)], [1])
+        logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs
         reshard(self.policy)
         return logprobs.tolist()
 
     @torch.no_grad()
     def hard_reset(self) -> None:
-        """Make the present policy the reference and let the optimizer start anew (arXiv 2505.24864, section 2.3.1);
-        the learning rate's schedule goes on."""
-        assert self.reference is not None, "this worker was built without a reference"
+        """Make the current policy the reference and reset the optimizer state (arXiv 2505.24864, section 2.3.1). The
+        learning rate schedule continues."""
+        assert self.reference is not None, "this worker has no reference"
         self.state.reload()
-        self.frozen.reload()
+        self.reference_parameters.reload()
         pairs = zip(self.reference.parameters(), self.policy.parameters(), strict=True)
         for frozen, trained in pairs:
             local_tensor(frozen).copy_(local_tensor(trained))
@@ -254,7 +211,7 @@ class PolicyWorker(TrainingWorker):
     def save(self, folder: str) -> None:
         parts = [self.state.snapshot(folder)]
         if self.reference is not None and self.reference_was_reset:
-            self.frozen.reload()
+            self.reference_parameters.reload()
             parts.append(take_snapshot(f"{folder}/reference", self.reference, None, {}))
         self.writer.start(parts)
 
@@ -262,40 +219,24 @@ class PolicyWorker(TrainingWorker):
         super().load(folder)
         self.reference_was_reset = self.reference is not None and Path(folder, "reference").is_dir()
         if self.reference is not None and self.reference_was_reset:
-            self.frozen.reload()
+            self.reference_parameters.reload()
             load_snapshot(f"{folder}/reference", self.reference, None)
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a Hugging Face folder in the dtype of the arithmetic; see models.export. FloatingPointError: ruined
-        weights."""
+        """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError
+        if the weights are not finite."""
         self.state.reload()
         self.state.check_finite()
-        export(folder, self.policy.model, self.config, self.dtype, form)
+        export_model(folder, self.policy.model, self.config, self.dtype, form)
 
-    def _load_policy(self, seed: int) -> PolicyModel:
-        is_first = self.placement.rank == 0
-        loaded = load_trainable_lm(self.config, chosen_attention(self.config), self.dtype, is_first, seed)
-        return self._sharded(PolicyModel(loaded), self.actor.fsdp_config.offload_policy)
-
-    def _load_reference(self, offload_policy: bool) -> PolicyModel:
-        is_first = self.placement.rank == 0
-        loaded = load_causal_lm(self.config, chosen_attention(self.config), self.dtype, is_first)
-        return self._sharded(PolicyModel(loaded).requires_grad_(False), offload_policy)
-
-    def _load_teacher(self, model: Model) -> TeacherModel:
-        self.state.offload()  # while it is loaded
-        self.frozen.offload()
+    def _load_teacher(self, model: Model) -> FrozenTeacher:
+        self.state.offload()  # while the teacher is loaded
+        self.reference_parameters.offload()
         vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
-        loaded = TeacherModel(
-            model, self.teaching.model.fsdp_config, self.groups, self.placement, self.temperature, vocabulary
-        )
-        self.sharing.problem = self.sharing.problem or loaded.sharing.problem
-        return loaded
-
-    def _sharded(self, policy: PolicyModel, offload_policy: bool) -> PolicyModel:
-        layers = decoder_layers(policy.model)
-        shard(policy, layers, self.groups.shards, self.dtype, offload_policy, PolicyModel.forward_methods)
-        return policy
+        fsdp = self.teaching.model.fsdp_config
+        teacher = FrozenTeacher(model, fsdp, self.groups.mesh, self.builder, self.temperature, vocabulary)
+        self.sharing.problem = self.sharing.problem or teacher.sharing.problem
+        return teacher
 
     @property
     def _batch(self) -> RankBatch:
@@ -303,69 +244,74 @@ class PolicyWorker(TrainingWorker):
         return self.batch
 
     @contextmanager
-    def _as_reference(self) -> Iterator[PolicyModel]:
-        """The model that computes as the reference, fetched, within."""
+    def _reference_model(self) -> Iterator[PolicyModel]:
+        """Context with the reference model on the device."""
         if self.reference is not None:
-            self.frozen.reload()
+            self.reference_parameters.reload()
             yield self.reference
             return
-        assert self.config.lora_rank, "this worker was built without a reference"
+        assert self.config.lora_rank, "this worker has no reference"
         self.state.reload()
-        with adapters_off(self.policy):
+        with adapters_disabled(self.policy):
             yield self.policy
 
     def _logprobs_of(self, micro: MicroBatch) -> torch.Tensor:
         logprobs: torch.Tensor = self.policy(micro, self.temperature).logprobs
         return logprobs
 
-    def _log_probs(self, model: PolicyModel, rows: Rows, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
-        """Log-probs of those rows that are in `mini_batches`, zero elsewhere. float32 [sum responses]"""
-        of = (rows, mini_batches, self.padded, self.device, self.groups.sequence)
-        return compute_column(model, lambda micro: model(micro, self.temperature).logprobs, *of)
+    def _log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+        """Log-probs of the rows in `mini_batches`, zero for other rows. float32 [sum responses]"""
 
-    def _expert_load(self) -> ExpertLoadBalancer | None:
+        def compute(micro: MicroBatch) -> torch.Tensor:
+            logprobs: torch.Tensor = model(micro, self.temperature).logprobs
+            return logprobs
+
+        return compute_column(model, compute, batch.rows, mini_batches, self.builder)
+
+    def _load_balancer(self) -> ExpertLoadBalancer | None:
         routers = self.policy.routers
         if routers is None:
             return None
         return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
 
-    def _micro_batch(
-        self, rows: Rows, positions: Sequence[int], columns: Columns[np.ndarray] | None = None
-    ) -> MicroBatch:
-        return build_micro_batch(rows, positions, self.padded, self.device, columns, self.groups.sequence)
-
-    def _old_log_probs(self, columns: Columns[np.ndarray], later: Sequence[MiniBatch]) -> np.ndarray:
-        """As given, or computed for all mini-batches but the first. float32 [sum responses]"""
-        given = columns.old_logprobs
-        return self._log_probs(self.policy, self._batch.rows, later) if given is None else given
-
     def _accumulate(
         self,
         positions: list[int],
         columns: Columns[np.ndarray],
-        noted: ColumnBuilder | None,
+        recorded: ColumnBuilder | None,
         sums: MetricSums,
-        load: ExpertLoadBalancer | None,
+        balancer: ExpertLoadBalancer | None,
     ) -> None:
-        """Forward and backward of one micro-batch. noted: take the old log-probs from this forward, and note them."""
-        micro = self._micro_batch(self._batch.rows, positions, replace(columns, returns=None, values=None))
-        stats = self.policy(micro, self.temperature, need_entropy=True, other=self._compared_with(micro))
-        if noted is not None:
-            noted.add(positions, micro.values(stats.logprobs))
-        matrices = policy_matrices(micro, stats, old_logprobs=None if noted is None else stats.logprobs.detach())
-        loss, figures = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teaching)
-        figures |= teaching_figures(stats, micro.mask)
-        if load:
-            loss = loss + load.note()
-        (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the weights are global
-        sums.add(figures)
+        """Run forward and backward of one micro-batch. recorded: gets this pass's log-probs, used as the old ones."""
+        micro = self.builder.build(self._batch.rows, positions, replace(columns, returns=None, values=None))
+        target = self._divergence_target(micro)
+        stats = self.policy(micro, self.temperature, need_entropy=True, divergence_target=target)
+        old = None
+        if recorded is not None:
+            old = stats.logprobs.detach()
+            recorded.add(positions, micro.without_dummy(old))
+        matrices = policy_matrices(micro, stats, old)
+        loss, metrics = policy_objective(matrices, self.actor, self.policy_loss, self.correction, self.teaching)
+        if balancer:
+            loss = loss + balancer.add_pass()
+        (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the loss weights are global
+        sums.add(metrics | distillation_metrics(stats, micro.mask))
 
     @torch.no_grad()
-    def _compared_with(self, micro: MicroBatch) -> Other | None:
-        """The teacher, or the other side of a full KL: config/check_teacher.py refuses both at once."""
+    def _divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
+        """The teacher, or the reference for a full KL; the configuration does not allow both."""
         if self.teacher is not None and self.teaching.whole:
-            return self.teacher.distribution(micro, self.teaching)
+            return self.teacher.divergence_target(micro, self.teaching)
         if not self.actor.full_kl:
             return None
-        with self._as_reference() as reference:
-            return Other(reference.hidden(micro), REVERSE)
+        with self._reference_model() as reference:
+            return DivergenceTarget(reference.head_input(micro), REVERSE)
+
+    def _utilization(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
+        """Model FLOP/s utilization of an update, if the GPU's peak is known."""
+        if self.peak_flops is None or self.flops is None:
+            return {}
+        micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
+        flops = sum(self.flops.training_flops(*self._batch.rows.segments(micro)) for micro in micro_batches)
+        own_flops = self.actor.ppo_epochs * flops / self.placement.sequence_parallel
+        return {"mfu": own_flops / seconds / self.peak_flops}

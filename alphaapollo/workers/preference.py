@@ -1,9 +1,9 @@
-"""Training on preferences on one rank: pairs of answers, or single ones with a label.
+"""Preference training worker: pairs of answers (DPO and others), or single labelled answers (KTO).
 
-    counts [KTO: the KL on unrelated answers] -> each micro-batch: summed log-probs of whole answers -> loss of pairs
+    counts [KTO: KL on unrelated answers] -> for each micro-batch: log-probs of complete answers -> loss
 
-The reference's log-probs come with the batch, where they are kept; `compute_ref` makes them, before the first step.
-Else they are computed beside the policy's: by a frozen second model, or with LoRA by the model without its adapters.
+The reference's log-probs come with the batch if they were precomputed by `compute_ref_log_probs`. Otherwise they are
+computed with the policy's: by a frozen second model, or with LoRA by the model without its adapters.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import Answers, get_preference_loss
-from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import DpoConfig, Model
-from alphaapollo.data.batch import RankBatch, Rows
+from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.preference_batch import PreferenceBatch
-from alphaapollo.models.decoder import decoder_layers
-from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.lora import adapters_off, is_adapter
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
-from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.sharding import local_tensor, reshard, shard
+from alphaapollo.models.lora import adapters_disabled, is_adapter
+from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.policy import PolicyModel, load_policy
+from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
-from alphaapollo.workers.pairs import SHARING, right_by_source
-from alphaapollo.workers.process_group import MetricSums, RankPlacement
-from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
+from alphaapollo.workers.metric_sums import MetricSums
+from alphaapollo.workers.process_group import RankPlacement
+from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
 class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
-    """One rank; see FinetuningWorker."""
+    """One rank of preference training."""
 
     model: PolicyModel
 
@@ -49,42 +46,37 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         super().__init__(config, model, placement, optimizer_steps, saves_in_background)
         self.preference, self.preference_loss = config.preference, get_preference_loss(config.preference.loss)
         self.sharing = SharedPromptCheck(
-            self.model,
-            self.model.model,
-            lambda micro: self.model(micro, 1.0).logprobs,
-            self.dtype,
-            self.padded,
-            self.device,
-            self.groups.sequence,
-            SHARING,
+            self.model, lambda micro: self.model(micro, 1.0).logprobs, self.builder, self.dtype, FINETUNING_KEY
         )
-        live = self.preference_loss.needs_reference and config.preference.reference == "live"
-        self.reference = self._load_reference() if live and not model.lora_rank else None
+        self.reference: PolicyModel | None = None
+        is_live = self.preference_loss.needs_reference and config.preference.reference == "live"
+        if is_live and not model.lora_rank:
+            self.reference = load_policy(self.config, self.groups.mesh, self.dtype, self.fsdp.offload_policy)
 
     @torch.no_grad()
-    def compute_ref(self, batch: RankBatch) -> np.ndarray:
-        """The reference's log-probs of whole answers, before the first step. float64 [R]"""
+    def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
+        """Compute the reference's log-probs of complete answers, before the first step. float64 [R]"""
         sums = np.empty(len(batch.rows))
-        with self._as_reference() as reference:
+        with self._reference_model() as reference:
             for mini_batch in batch.mini_batches:
                 for positions in mini_batch.micro_batches:
-                    micro = self._micro_batch(batch.rows, positions)
-                    logp, _ = _answers(micro, reference(micro, 1.0).logprobs)
+                    micro = self.builder.build(batch.rows, positions)
+                    logp, _ = _sum_answers(micro, reference(micro, 1.0).logprobs)
                     sums[positions] = logp.cpu().numpy()
         reshard(self.model)
         return sums
 
     def weights_digest(self) -> int:
-        """Of this rank's slices of what the reference computes with, before the first step; those of all ranks add up
-        (modulo 2**64)."""
-        shards = self.groups.shards
-        if shards.ndim > 1 and shards.get_local_rank("replicate"):
+        """Digest of this rank's slices of the reference's weights, before the first step. The digests of all ranks add
+        up to that of the model (modulo 2**64)."""
+        mesh = self.groups.mesh
+        if mesh.ndim > 1 and mesh.get_local_rank("replicate"):
             return 0
         named = self.model.named_parameters()
         return tensors_digest(local_tensor(tensor.detach()) for name, tensor in named if not is_adapter(name))
 
     def counts(self, batch: PreferenceBatch) -> dict[str, Tensor]:
-        """Pairs (single answers), trained tokens, and of single answers the summed log-ratios of unrelated ones."""
+        """Pairs or single answers, trained tokens, and for KTO the sum of log-ratios of unrelated answers."""
         compared = len(batch.rows) // (2 if self.preference_loss.of_pairs else 1)
         counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
         if self.preference_loss.of_pairs:
@@ -95,9 +87,9 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         self, batch: PreferenceBatch, positions: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.sharing.check_batch(batch)
-        micro = self._micro_batch(batch.rows, positions)
+        micro = self.builder.build(batch.rows, positions)
         ref_logp = self._ref_logp(batch.ref_logps, micro, positions)
-        logp, lengths = _answers(micro, self.model(micro, 1.0).logprobs)
+        logp, lengths = _sum_answers(micro, self.model(micro, 1.0).logprobs)
         answers = Answers(
             logp=logp,
             lengths=lengths,
@@ -106,57 +98,63 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             kl=None if self.preference_loss.of_pairs else torch.tensor(counts["kl"] / counts["compared"]),
         )
         judged = self.preference_loss(answers, self.preference)
-        figures = judged.figures | right_by_source(batch, positions, judged.right)
+        figures = judged.figures | correct_by_source(batch, positions, judged.right)
         return judged.losses.sum() / counts["compared"], figures
 
     @torch.no_grad()
     def _unrelated_log_ratio(self, batch: PreferenceBatch) -> Tensor:
-        """KTO's sum of log pi/ref over answers to other prompts, this rank's."""
-        assert batch.unrelated is not None, "single answers bring unrelated ones along"
+        """Sum of log pi/ref over this rank's unrelated answers, those to other prompts (KTO)."""
+        assert batch.unrelated is not None, "single answers come with unrelated ones"
         sums = MetricSums()
         for mini_batch in batch.unrelated.mini_batches:
             for positions in mini_batch.micro_batches:
-                micro = self._micro_batch(batch.unrelated.rows, positions)
-                logp, _ = _answers(micro, self.model(micro, 1.0).logprobs)
+                micro = self.builder.build(batch.unrelated.rows, positions)
+                logp, _ = _sum_answers(micro, self.model(micro, 1.0).logprobs)
                 ref = self._ref_logp(batch.unrelated_ref_logps, micro, positions)
                 assert ref is not None, "KTO has a reference"
                 sums.add({"kl": (logp - ref).sum()})
         reshard(self.model)
         return sums.totals["kl"]
 
-    def _ref_logp(self, kept: np.ndarray | None, micro: MicroBatch, positions: list[int]) -> Tensor | None:
-        """Of the rows of a micro-batch. [b]; None: the loss has no reference."""
+    def _ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, positions: list[int]) -> Tensor | None:
+        """Reference log-probs of the rows of a micro-batch. [b]; None if the loss has no reference."""
         if not self.preference_loss.needs_reference:
             return None
-        if kept is not None:
-            return torch.from_numpy(kept[positions]).to(self.device)
-        with torch.no_grad(), self._as_reference() as reference:
-            return _answers(micro, reference(micro, 1.0).logprobs)[0]
+        if precomputed is not None:
+            return torch.from_numpy(precomputed[positions]).to(self.device)
+        with torch.no_grad(), self._reference_model() as reference:
+            return _sum_answers(micro, reference(micro, 1.0).logprobs)[0]
 
     @contextmanager
-    def _as_reference(self) -> Iterator[PolicyModel]:
+    def _reference_model(self) -> Iterator[PolicyModel]:
         if self.reference is not None:
             yield self.reference
             return
-        with adapters_off(self.model):  # without LoRA: the model, as long as no step was made
+        with adapters_disabled(self.model):  # without LoRA: the model itself before its first step
             assert self.config.lora_rank or not self.state.num_steps, "the model is no longer its own reference"
             yield self.model
 
-    def _load_reference(self) -> PolicyModel:
-        first = self.placement.rank == 0
-        loaded = load_causal_lm(self.config, chosen_attention(self.config), self.dtype, first)
-        reference = PolicyModel(loaded).requires_grad_(False)
-        mesh, offload = self.groups.shards, self.fsdp.offload_policy
-        shard(reference, decoder_layers(loaded), mesh, self.dtype, offload, PolicyModel.forward_methods)
-        return reference
 
-    def _micro_batch(self, rows: Rows, positions: list[int]) -> MicroBatch:
-        return build_micro_batch(rows, positions, self.padded, self.device, sequence=self.groups.sequence)
-
-
-def _answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row the summed log-prob of its trained tokens, and their number; none of the dummy. float64 [b] each"""
+def _sum_answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed log-prob and number of the trained tokens of each row; empty for the dummy. float64 [b] each"""
     masked = torch.where(micro.mask.bool(), logprobs, 0.0).double()
     sums = micro.to_matrix(masked).sum(dim=1)
     lengths = micro.to_matrix(micro.mask).sum(dim=1).double()
-    return (sums[:0], lengths[:0]) if micro.is_dummy else (sums, lengths)
+    return micro.without_dummy(sums), micro.without_dummy(lengths)
+
+
+def correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:
+    """Numbers of compared and of correctly judged pairs (or single answers), also by data source if there are several.
+
+    Args:
+        correct: bool, one per pair or single answer of the rows at `positions`.
+    """
+    sums = {"right": correct.sum()}
+    if len(batch.source_names) == 1:
+        return sums
+    step = len(positions) // len(correct) if len(correct) else 1
+    sources = torch.from_numpy(batch.sources[positions[::step]])
+    correct = correct.cpu()
+    for index, name in enumerate(batch.source_names):
+        sums |= {f"{name}/compared": (sources == index).sum(), f"{name}/right": correct[sources == index].sum()}
+    return sums

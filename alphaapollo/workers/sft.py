@@ -1,4 +1,4 @@
-"""Supervised training on one rank: the mean next-token loss of the trained tokens of all ranks."""
+"""Supervised fine-tuning worker: mean next-token loss over the trained tokens of all ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from torch import Tensor
 
 from alphaapollo.algorithms.sampling import PendingCompletion, decode
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import reshard
 from alphaapollo.types import Asked, Completion, Sampling
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
-from alphaapollo.workers.process_group import free_cache
 
 
 class SftWorker(FinetuningWorker[RankBatch]):
-    """Of a batch's rows the action mask says which tokens are trained on."""
+    """One rank of SFT. The action mask of a batch marks the trained tokens."""
 
     def counts(self, batch: RankBatch) -> dict[str, Tensor]:
         return {"tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
@@ -27,27 +25,28 @@ class SftWorker(FinetuningWorker[RankBatch]):
     def loss(
         self, batch: RankBatch, positions: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        micro = build_micro_batch(batch.rows, positions, self.padded, self.device, sequence=self.groups.sequence)
+        micro = self.builder.build(batch.rows, positions)
         total = -(self.model(micro, 1.0).logprobs * micro.mask).sum()
         return total / counts["tokens"], {"loss": total}
 
     @torch.no_grad()
-    def answer(self, asked: Sequence[Asked], version: int) -> list[Completion]:
-        """This rank's answers by the present weights, all sampled at once. A collective: who has none, or is done,
-        takes part in the forward passes of the others."""
+    def generate(self, requests: Sequence[Asked], version: int) -> list[Completion]:
+        """Sample completions for this rank's requests with the current weights, all at once.
+
+        A collective: ranks without requests, or with completed ones, take part in the forward passes of the others.
+        """
         assert isinstance(self.model, PolicyModel)
-        draws = [PendingCompletion(one.token_ids, one.sampling) for one in asked] or [
-            PendingCompletion([0], Sampling(max_tokens=1))
-        ]
+        pending = [PendingCompletion(request.token_ids, request.sampling) for request in requests]
+        dummy = PendingCompletion([0], Sampling(max_tokens=1))
         with self.model.generation_mode():
-            decode(self.model.next_logits, draws, self.device, on_all_ranks)
+            decode(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
         reshard(self.model)
-        free_cache(self.device)
-        return [draw.completion(version) for draw in draws[: len(asked)]]
+        self.free_cache()
+        return [one.completion(version) for one in pending]
 
 
-def on_all_ranks(here: bool) -> bool:
-    """A collective."""
-    least = torch.tensor(int(here))
+def is_true_on_all_ranks(value: bool) -> bool:
+    """Combine `value` over all ranks (a collective)."""
+    least = torch.tensor(int(value))
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return bool(least)

@@ -1,5 +1,4 @@
-"""Is the layout that computes shared prompts once the plain one in all but time? Asked of each trained model at its
-start, on made-up rows, and of its first batch."""
+"""Self-check of the shared-prompt layout: it must compute the same as the plain layout."""
 
 from __future__ import annotations
 
@@ -9,100 +8,95 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.data.shared_prompts import Prefixes
-from alphaapollo.models.attention.backends import is_ours
-from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
-from alphaapollo.models.sharding import reshard
-from alphaapollo.models.ulysses import SequenceGroup, kinds_with_state
+from alphaapollo.models.attention.backends import uses_own_backend
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
+from alphaapollo.models.sharding import FsdpRoot, reshard
+from alphaapollo.models.ulysses import stateful_layer_types
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
-# Of rounding, relative to how much the numbers vary.
+FINETUNING_KEY = "data.use_prefix_grouper"
+# Allowed rounding, relative to the standard deviation of the values.
 LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25}
-ROWS = 2  # of a batch: both layouts of more might not fit into memory
+NUM_ROWS = 2  # of a batch: both layouts of more rows may not fit into memory
 
 
 class SharedPromptCheck:
-    """Of one model on one rank; every method is a collective.
+    """Check of one model, on two short rows at its start and on rows of its first batch. All methods are collectives.
 
     Args:
-        root: the FSDP root around transformers' `model`, which gives its name and configuration.
-        compute: a micro-batch -> a number for each of its response tokens, [n].
-        dtype: of the arithmetic.
-        key: that asks for shared prompts.
+        root: FSDP root around a transformers model.
+        compute: micro-batch -> one number per response token, [n].
+        dtype: of forward and backward.
+        key: config key that enables shared prompts.
+
+    Attributes:
+        problem: why the model cannot use shared prompts; None if it can.
     """
 
     def __init__(
         self,
-        root: nn.Module,
-        model: Any,
+        root: FsdpRoot,
         compute: Callable[[MicroBatch], Tensor],
+        builder: MicroBatchBuilder,
         dtype: torch.dtype,
-        padded: bool,
-        device: torch.device,
-        sequence: SequenceGroup | None,
         key: str = KEY,
     ):
-        self.root, self.name, self.compute, self.key = root, type(model).__name__, compute, key
-        self.padded, self.device, self.sequence = padded, device, sequence
+        model: Any = root.model
+        self.root, self.name, self.compute, self.builder, self.key = root, type(model).__name__, compute, builder, key
         self.limit = LIMIT[dtype]
-        self.gap: float | None = None  # of the first batch
-        self.told = False
-        self.problem: str | None = f"{self.name} brings its own attention"
-        kinds = kinds_with_state(model.config)
-        if kinds:
-            self.problem = f"{self.name} has layers of kind {', '.join(sorted(kinds))}, which look beyond their token"
-        elif is_ours(model):
-            gap = self._gap(_made_up(model.config.get_text_config().vocab_size), [0, 1])
-            self.problem = None if gap <= self.limit else f"with {self.name} {self._off(gap)}"
+        self.mismatch: float | None = None  # of the first batch
+        self._is_reported = False
+        self.problem: str | None = None
+        if stateful := stateful_layer_types(model.config):
+            self.problem = (
+                f"{self.name} has layers of type {', '.join(sorted(stateful))}, which look beyond their token"
+            )
+        elif not uses_own_backend(model):
+            self.problem = f"{self.name} has its own attention code"
+        else:
+            mismatch = self._measure(_example_rows(model.config.get_text_config().vocab_size), [0, 1])
+            if not mismatch <= self.limit:
+                self.problem = self._describe(mismatch)
 
     def check_batch(self, batch: RankBatch) -> None:
-        """Compare on rows of the first batch that shares. ValueError: the layouts differ."""
-        if self.gap is None and batch.rows.prefixes is not None:
-            self.gap = self._gap(batch.rows, batch.mini_batches[0].micro_batches[0][:ROWS])
-            if not self.gap <= self.limit:
-                raise ValueError(f"{self.key}: with {self.name} {self._off(self.gap)}. Set it to false.")
+        """Compare both layouts on rows of the first batch that shares prompts. Raises ValueError if they differ."""
+        if self.mismatch is None and batch.rows.prefixes is not None:
+            self.mismatch = self._measure(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
+            if not self.mismatch <= self.limit:
+                raise ValueError(f"{self.key}=true: {self._describe(self.mismatch)}. Set it to false.")
 
-    def figures(self) -> dict[str, float]:
-        """The gap of the first batch, once."""
-        if self.gap is None or self.told:
+    def metrics(self) -> dict[str, float]:
+        """Mismatch of the first batch, returned once."""
+        if self.mismatch is None or self._is_reported:
             return {}
-        self.told = True
-        return {"sharing_gap": self.gap}
+        self._is_reported = True
+        return {"sharing_gap": self.mismatch}
 
-    def _off(self, gap: float) -> str:
+    def _describe(self, mismatch: float) -> str:
         return (
-            f"rows that share a prompt come out otherwise than one by one (by {gap:.2g} of how much they vary; "
-            f"{self.limit:g} would be rounding): a layer looks beyond its token outside of attention, or does not hand "
-            "on what attention needs"
+            f"with {self.name}, rows that share a prompt give other results than separate rows (they differ by "
+            f"{mismatch:.2g} standard deviations, rounding explains {self.limit:g}), because a layer looks beyond its "
+            "token outside of attention, or does not pass on what attention needs"
         )
 
     @torch.no_grad()
-    def _gap(self, rows: Rows, positions: Sequence[int]) -> float:
-        layouts = (rows, replace(rows, prefixes=None))
+    def _measure(self, rows: Rows, positions: Sequence[int]) -> float:
+        """Mean |difference| of both layouts, in standard deviations."""
         shared, plain = (
-            self.compute(build_micro_batch(one, positions, self.padded, self.device, sequence=self.sequence)).float()
-            for one in layouts
+            self.compute(self.builder.build(layout, positions)).float()
+            for layout in (rows, replace(rows, prefixes=None))
         )
         reshard(self.root)
-        spread = plain.std(correction=0).clamp(min=1e-6)  # a model near its random start gives all tokens much the same
-        return float((shared - plain).abs().mean() / spread)
+        deviation = plain.std(correction=0).clamp(min=1e-6)  # small for a model near its random initialization
+        return float((shared - plain).abs().mean() / deviation)
 
 
-def _made_up(vocabulary: int) -> Rows:
-    """Two rows that share five tokens of six and of five."""
+def _example_rows(vocabulary: int) -> Rows:
+    """Two rows with prompts of six and five tokens that share the first five."""
     prompt = np.arange(5) * 37 + 11
     texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary, np.append(prompt, [5, 9, 2]) % vocabulary]
-    starts = np.array([6, 5])
-    lengths = np.array([len(text) for text in texts])
-    count = int((lengths - starts).sum())
-    return Rows(
-        token_ids=np.concatenate(texts),
-        lengths=lengths,
-        response_starts=starts,
-        action_mask=np.ones(count, dtype=np.uint8),
-        rollout_logprobs=np.zeros(count, dtype=np.float32),
-        prefixes=Prefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)),
-    )
+    return make_rows(texts, [6, 5], Prefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))

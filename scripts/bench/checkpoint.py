@@ -47,7 +47,7 @@ def main() -> None:
     worker = make_worker(model, args.threads)
     worker.load_batch(batch)
     worker.update(columns)
-    writers = {"foreground": CheckpointWriter(behind=False), "behind": CheckpointWriter(behind=True)}
+    writers = {"foreground": CheckpointWriter(in_background=False), "background": CheckpointWriter(in_background=True)}
     seconds: dict[str, list[float]] = defaultdict(list)
     for number in range(args.rounds + 1):
         for side, worker.writer in writers.items():
@@ -82,7 +82,7 @@ def save_and_update(worker: PolicyWorker, columns: Columns, side: str) -> dict[s
     worker.update(columns)
     updated = time.perf_counter()
     writing = worker.written().result()
-    if side == "behind":
+    if side == "background":
         write_progress(folder, {})
         checkpoints.finish(folder)
     ended = time.perf_counter()

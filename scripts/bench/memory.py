@@ -1,4 +1,4 @@
-"""The planner's memory of an update (models/footprint.py) against the measured peak of a real policy worker, on a CPU.
+"""The planner's memory of an update (launch/memory/model.py) against the measured peak of a real policy worker, on a CPU.
 
     .venv/bin/python scripts/bench/memory.py
 
@@ -28,9 +28,9 @@ import torch  # noqa: E402
 from alphaapollo.algorithms.divergence import REVERSE  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
+from alphaapollo.launch.memory.model import MemoryUsage, TrainedModel, frozen_slices  # noqa: E402
 from alphaapollo.models.activations import activations, load_meta, model_sizes  # noqa: E402
-from alphaapollo.models.footprint import Held, Trained, frozen_slices  # noqa: E402
-from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
+from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import RankPlacement  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.random_batch import random_batch  # noqa: E402
@@ -63,14 +63,14 @@ CASES = {
 }
 
 
-def planned(case: Case, folder: str) -> dict[str, Held]:
+def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
     model = load_meta(Model(path=folder), torch.float32)
     sizes = model_sizes(model)
     share = activations(
         model, case.rows, case.length, case.checkpointing, "cpu", against=REVERSE if case.reference else None
     )
-    trained = Trained(sizes, share, case.ranks, dtype_bytes=4)
-    frozen = Held(frozen=frozen_slices(sizes, case.ranks, 4)) if case.reference else Held()
+    trained = TrainedModel(sizes, share, case.ranks, dtype_bytes=4)
+    frozen = MemoryUsage(frozen=frozen_slices(sizes, case.ranks, 4)) if case.reference else MemoryUsage()
     return {moment: held + frozen for moment, held in trained.updating().items()}
 
 
@@ -78,15 +78,15 @@ def measure(case: Case, folder: str, rank: int) -> float:
     """GiB at the peak of a rank's second update."""
     load_meta(Model(path=folder), torch.float32)  # imports what the worker will
     before = resident("VmRSS")
-    worker = PolicyWorker(
+    setup = PolicyWorkerConfig(
         model=resolve_model(Model(path=folder, enable_gradient_checkpointing=case.checkpointing), "cpu"),
         actor=Actor(use_kl_loss=case.reference, kl_loss_type="full"),
         ref=Reference(),
         needs_reference=case.reference,
-        placement=RankPlacement(rank, case.ranks, f"file://{folder}/meeting", "cpu", 1),
         optimizer_steps=10,
         temperature=1.0,
     )
+    worker = PolicyWorker(setup, RankPlacement(rank, case.ranks, f"file://{folder}/meeting", "cpu", 1))
     lengths, vocabulary = [case.length] * case.rows * case.ranks, int(str(case.config["vocab_size"]))
     batch, columns = random_batch(lengths, vocabulary, case.rows * case.length, True, case.ranks, rank)
     worker.load_batch(batch)

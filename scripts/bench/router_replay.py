@@ -76,9 +76,9 @@ def gap(policy: PolicyModel, rows: Rows) -> dict[str, float]:
     columns, differs, chosen = [], 0.0, 0.0
     for row in range(len(rows)):
         columns.append(policy(build_micro_batch(rows, [row], True, torch.device("cpu")), 1.0).logprobs.numpy())
-        assert policy.routers is not None and policy.routers.now is not None
-        differs += float(policy.routers.now.differs)
-        chosen += float(policy.routers.now.counts.sum())
+        assert policy.routers is not None and policy.routers.current is not None
+        differs += float(policy.routers.current.num_changed)
+        chosen += float(policy.routers.current.counts.sum())
     ids = np.repeat(np.arange(len(rows)), rows.response_lengths)
     positions = np.concatenate([np.arange(len(column)) for column in columns])
     figures = mismatch_metrics(np.concatenate(columns), rows.rollout_logprobs, ids, positions)

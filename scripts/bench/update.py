@@ -33,8 +33,8 @@ from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
 from alphaapollo.data.packing import build_train_batch  # noqa: E402
 from alphaapollo.data.shared_prompts import find_prefixes  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
-from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
-from alphaapollo.workers.process_group import ALONE, RankPlacement  # noqa: E402
+from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
+from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
@@ -118,15 +118,15 @@ def main() -> None:
 
 
 def make_worker(model: Path, threads: int) -> PolicyWorker:
-    return PolicyWorker(
+    setup = PolicyWorkerConfig(
         resolve_model(Model(path=str(model)), "cpu"),
         Actor(optim=OPTIMIZER),
         Reference(),
         needs_reference=False,
-        placement=RankPlacement(0, 1, ALONE, "cpu", threads),
         optimizer_steps=1000,
         temperature=1.0,
     )
+    return PolicyWorker(setup, RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", threads))
 
 
 def measure(args: argparse.Namespace) -> dict[str, object]:

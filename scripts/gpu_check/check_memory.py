@@ -8,7 +8,7 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models.activations import activations, load_meta, model_sizes
-from alphaapollo.models.footprint import ADAM, FLOAT32, Trained
+from alphaapollo.launch.memory.model import ADAM, FLOAT32, TrainedModel
 from scripts.gpu_check.kit import Kit, vocabulary_of
 from scripts.random_batch import random_batch
 
@@ -24,13 +24,13 @@ def run(kit: Kit) -> dict[str, Any]:
     worker = kit.worker(folder, model={"enable_gradient_checkpointing": False})
     weights = FLOAT32 * sum(parameter.numel() for parameter in worker.policy.parameters())
     start = torch.cuda.max_memory_allocated()
-    batch, columns = random_batch(LENGTHS, vocabulary_of(folder), sum(LENGTHS), worker.padded)
+    batch, columns = random_batch(LENGTHS, vocabulary_of(folder), sum(LENGTHS), worker.builder.padded)
     worker.load_batch(batch)
     worker.update(columns)
     torch.cuda.reset_peak_memory_stats()
     worker.update(columns)
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    worker.rest()
+    worker.offload()
     kept = free - torch.cuda.mem_get_info()[0]
     planned = max(held.total for held in plan(folder).values())
     figures = {
@@ -51,4 +51,4 @@ def run(kit: Kit) -> dict[str, Any]:
 def plan(folder: Any) -> dict[str, Any]:
     model = load_meta(Model(path=str(folder)), torch.bfloat16)
     share = activations(model, len(LENGTHS), LENGTHS[0], False, "cuda")
-    return Trained(model_sizes(model), share, shards=1, dtype_bytes=2).updating()
+    return TrainedModel(model_sizes(model), share, shards=1, dtype_bytes=2).updating()

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from alphaapollo.models.checkpoint.writer import CheckpointWriter
-from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.gpu_check.kit import Kit, relative, vocabulary_of
@@ -29,7 +28,7 @@ def run(kit: Kit) -> dict[str, Any]:
     norms = {}
     for name, settings in variants(kit).items():
         worker = kit.worker(folder, **settings)
-        batch, columns = random_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.padded)
+        batch, columns = random_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.builder.padded)
         worker.load_batch(batch)
         if name == "plain":
             figures["gradient_error"] = gradient_error(worker, folder)
@@ -71,7 +70,7 @@ def gradient_error(worker: PolicyWorker, folder: Path) -> float:
     from transformers import AutoModelForCausalLM
 
     rows, chosen = worker.batch.rows, [0, 2]  # type: ignore[union-attr]
-    stats = worker.policy(build_micro_batch(rows, chosen, worker.padded, worker.device), 1.0)
+    stats = worker.policy(worker.builder.build(rows, chosen), 1.0)
     stats.logprobs.sum().backward()
     ours = {
         name: local_tensor(p.grad).float().cpu() for name, p in worker.policy.named_parameters() if p.grad is not None
@@ -96,7 +95,7 @@ def save_load_export(worker: PolicyWorker, columns: Any, after: np.ndarray, fold
     """A checkpoint written beside an update brings back the log-probs of before; the export loads in transformers."""
     from transformers import AutoModelForCausalLM
 
-    worker.writer = CheckpointWriter(behind=True)
+    worker.writer = CheckpointWriter(in_background=True)
     for name in ("first", "saved"):  # the second into memory that is page-locked by then
         worker.save(str(folder / name))
         worker.offload()

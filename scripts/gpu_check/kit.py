@@ -61,18 +61,18 @@ class Kit:
         """A policy worker of one rank. settings: model, actor, ref: keys of those sections; needs_reference."""
         from alphaapollo.config.resolve import resolve_model
         from alphaapollo.config.schema import Actor, Model, Reference
-        from alphaapollo.workers.policy import PolicyWorker
-        from alphaapollo.workers.process_group import ALONE, RankPlacement
+        from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
+        from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
 
-        return PolicyWorker(
+        setup = PolicyWorkerConfig(
             model=resolve_model(Model(path=str(folder), **settings.get("model", {})), self.device),  # type: ignore[arg-type]
             actor=Actor(**{"optim": {"lr": 1e-4}} | settings.get("actor", {})),
             ref=Reference(**settings.get("ref", {})),
             needs_reference=settings.get("needs_reference", False),
-            placement=RankPlacement(0, 1, ALONE, self.device, 2),
             optimizer_steps=10,
             temperature=1.0,
         )
+        return PolicyWorker(setup, RankPlacement(0, 1, NO_RENDEZVOUS, self.device, 2))
 
     def synchronize(self) -> None:
         import torch

@@ -13,7 +13,7 @@ from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.log_ratio import cut
 from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode
-from alphaapollo.models.lm_head import Head, Hidden, Other, TokenStats, token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, token_stats
 from tests.golden.common import AggKw, Function, Results, aggregated
 
 Kind = Literal[
@@ -69,9 +69,12 @@ def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
 def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenStats:
     """By the head that the trainer uses, which is given the logits as its states. [..., V] -> flat [n]"""
     size = logits.shape[-1]
-    head, targets = Head(torch.eye(size, dtype=logits.dtype)), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
-    other = None if ref_logits is None else Other(Hidden(ref_logits.reshape(-1, size), head), REVERSE)
-    return token_stats(logits.reshape(-1, size), targets, head, 1.0, need_entropy=True, other=other)
+    head, targets = LmHead(torch.eye(size, dtype=logits.dtype)), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
+    other = None
+    if ref_logits is not None:
+        other = DivergenceTarget(HeadInput(ref_logits.reshape(-1, size), head), REVERSE)
+    hidden = HeadInput(logits.reshape(-1, size), head)
+    return token_stats(hidden, targets, 1.0, need_entropy=True, divergence_target=other)
 
 
 def entropy_loss(

@@ -20,7 +20,7 @@ from alphaapollo.models import sharding
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_columns
@@ -85,15 +85,15 @@ def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
 @pytest.fixture
 def worker(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyWorker]:
     monkeypatch.setattr(sharding, "MIN_UNIT", 0)  # each tiny layer gathered on its own, as real ones are
-    made = PolicyWorker(
+    setup = PolicyWorkerConfig(
         model=resolve_model(Model(path=str(folder), enable_gradient_checkpointing=True), "cuda"),
         actor=Actor(fsdp_config=request.param, optim={"lr": 1e-3}, use_kl_loss=True, kl_loss_type="full"),
         ref=Reference(fsdp_config={key: on for key, on in request.param.items() if key != "optimizer_offload"}),
         needs_reference=True,
-        placement=RankPlacement(0, 1, free_address(), "cuda", 1),
         optimizer_steps=10,
         temperature=1.0,
     )
+    made = PolicyWorker(setup, RankPlacement(0, 1, free_address(), "cuda", 1))
     yield made
     made.close()
 
@@ -104,7 +104,7 @@ OFFLOADS = [{}, {"param_offload": True, "optimizer_offload": True}, {"offload_po
 @pytest.mark.parametrize("worker", OFFLOADS, indirect=True, ids=["on_gpu", "between_phases", "by_fsdp"])
 def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, tmp_path: Path):
     case = Case(str(folder))
-    batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.padded, 0, False)
+    batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.builder.padded, 0, False)
     worker.load_batch(batch.rank_batches[0])
     before = worker.compute_log_probs()
     figures = worker.update(make_columns(case, batch, 0, old=False))

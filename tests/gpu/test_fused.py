@@ -19,7 +19,7 @@ from alphaapollo.models.liger import ARCHITECTURES
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.gpu.test_attention import check_near
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
@@ -70,16 +70,17 @@ def test_a_worker_trains_with_them(tmp_path: Path, kind: str, monkeypatch: pytes
     found = []
     for fused in (False, True):
         own = WORKERS[kind] | {"use_liger": fused}
-        worker = PolicyWorker(
+        setup = PolicyWorkerConfig(
             model=resolve_model(Model(path=case.folder, **own), "cuda"),
             actor=Actor(optim={"lr": 1e-3}),
             ref=Reference(),
             needs_reference=False,
-            placement=RankPlacement(0, 1, free_address(), "cuda", 1),
             optimizer_steps=10,
             temperature=1.0,
         )
-        batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.padded, 0, False)
+        worker = PolicyWorker(setup, RankPlacement(0, 1, free_address(), "cuda", 1))
+        padded = worker.builder.padded
+        batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, padded, 0, False)
         worker.load_batch(batch.rank_batches[0])
         before = worker.compute_log_probs()
         figures = worker.update(make_columns(case, batch, 0, old=False))

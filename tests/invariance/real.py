@@ -9,7 +9,7 @@ import numpy as np
 
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.models.sharding import full_tensor
-from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.invariance.case import Case
 from tests.invariance.views import View, prepare
@@ -41,16 +41,16 @@ PADDED = View("padded", padded=True)
 def make_worker(
     folder: str, packed: bool, rank: int, num_ranks: int, address: str, sequence_parallel: int = 1
 ) -> PolicyWorker:
-    worker = PolicyWorker(
+    setup = PolicyWorkerConfig(
         model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
         actor=Actor(optim={"lr": 1e-2}),
         ref=Reference(),
         needs_reference=True,
-        placement=RankPlacement(rank, num_ranks, address, "cpu", 1, sequence_parallel),
         optimizer_steps=10,
         temperature=0.9,
         teacher_model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
     )
+    worker = PolicyWorker(setup, RankPlacement(rank, num_ranks, address, "cpu", 1, sequence_parallel))
     scale_weights(worker.policy, 1.1)  # away from the reference
     return worker
 

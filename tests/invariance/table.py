@@ -22,8 +22,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import take_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch
+from alphaapollo.workers.metric_sums import MAX_SUFFIX
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
-from alphaapollo.workers.process_group import LARGEST
 from tests.invariance.views import Prepared, View
 
 SIZE = 12  # of theta
@@ -109,7 +109,7 @@ def policy_step(
         total = total + one
         for name, value in sums.items():
             known, own = figures.get(name, 0.0), float(value.detach())
-            figures[name] = max(known, own) if name.endswith(LARGEST) else known + own
+            figures[name] = max(known, own) if name.endswith(MAX_SUFFIX) else known + own
     return total
 
 

@@ -52,4 +52,4 @@ def test_two_ranks_that_share_sequences_train_as_one(ppo: Runner, leaves_nothing
 
 def test_heads_that_ranks_cannot_share_are_refused_before_anything_starts(ppo: Runner) -> None:
     done = ppo.refuse("trainer.n_gpus_per_node=3", f"{ACTOR}.ulysses_sequence_parallel_size=3")
-    assert "attention heads, which 3 ranks cannot share. Of 3 ranks, set one of 1." in done.output
+    assert "With 3 ranks, set one of 1." in done.output

@@ -1,16 +1,16 @@
-"""Attention over the rows of a micro-batch, each row seeing only itself and only the past.
+"""Attention backends: causal attention over the rows of a micro-batch.
 
-    kind     layout  where
-    padded   padded  anywhere: plain causal attention; the CPU's default, fastest for short rows there
-    sdpa     packed  anywhere: one call a row
+    backend  layout  where
+    padded   padded  everywhere: plain causal attention; default on a CPU, where it is fastest for short rows
+    sdpa     packed  everywhere: one call per row
     varlen   packed  GPU: torch.nn.attention.varlen
-    flex     packed  GPU: FlexAttention with a block mask (on a CPU it has no backward)
-    flash    packed  GPU: flash-attn 2, where somebody built it (docs/install.md)
+    flex     packed  GPU: FlexAttention with a block mask (its backward pass does not run on a CPU)
+    flash    packed  GPU: flash-attn 2, if it is installed (docs/install.md)
 
-Where ranks share sequences (ulysses.py) each computes its part of the heads, of whole rows.
+With sequence parallelism (models/ulysses.py) each rank computes its part of the heads, for complete rows.
 
-Each is registered with transformers under a name of its own. Transformers builds no mask for names that it does not
-know, so no dense [T, T] mask ever exists; rows are told apart by `packing`, which the model hands down as a keyword.
+Backends are registered with transformers under names of their own. Transformers builds no mask for names that it does
+not know, so no dense [T, T] mask exists; the model passes `packing` down to the layers as a keyword.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,51 +26,40 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.attention.shared_prompts import by_heads, padded_cells, tokens_of, visible
-from alphaapollo.models.cpu.attention import scaled_dot_product_attention
+from alphaapollo.models.attention.shared_prompts import by_heads, causal_mask, padded_cells, tokens_of
 from alphaapollo.models.micro_batch import MicroBatch, Packing
 from alphaapollo.models.ulysses import SequenceGroup, heads_of_all_tokens, tokens_of_all_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NAME = "alphaapollo_"  # with which our names begin among transformers' kinds of attention
+NAME = "alphaapollo_"  # prefix of our backends among transformers' attention implementations
 
 
-def register(kind: Attention) -> str:
-    """Make the attention known to transformers; returns the name to load a model with."""
+def register_backend(kind: Attention) -> str:
+    """Register a backend with transformers. Returns the value for `attn_implementation`."""
     from transformers import AttentionInterface
 
     name = f"{NAME}{kind}"
-    AttentionInterface.register(name, _interface(_COMPUTE[kind]))
+    AttentionInterface.register(name, attention_interface(_BACKENDS[kind]))
     return name
 
 
-def is_ours(model: PreTrainedModel) -> bool:
-    """Whether the model's attention is one of these, not that of its own code."""
+def uses_own_backend(model: PreTrainedModel) -> bool:
+    """Whether the model uses one of these backends, and not the attention of its own modeling code."""
     return str(model.config._attn_implementation).startswith(NAME)
 
 
 def attend(
     kind: Attention, query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, window: int | None = None
 ) -> Tensor:
-    """One kind by itself. query [b, heads, T, d], key and value [b, kv heads, T, d] -> [b, T, heads, d]."""
-    call = _Call("attend", query, key, value, None, window, None, None, packing)
-    return _COMPUTE[kind](call)
+    """Run one backend. query [b, heads, T, d], key and value [b, kv heads, T, d] -> [b, T, heads, d]"""
+    call = AttentionCall("attend", query, key, value, None, window, None, None, packing)
+    return _BACKENDS[kind](call)
 
 
-def register_meta(kind: Attention) -> str:
-    """The same for tensors without data: it keeps what `kind` keeps, and refuses what that does not compute
-    (models/activations.py)."""
-    from transformers import AttentionInterface
-
-    name = f"{NAME}meta_{kind}"
-    AttentionInterface.register(name, _interface(partial(_meta, kind)))
-    return name
-
-
-def trunk_arguments(micro: MicroBatch) -> dict[str, Any]:
-    """Keywords that the trunk hands down to each layer. The cu_seq_lens ones are also transformers' own names, which
+def decoder_arguments(micro: MicroBatch) -> dict[str, Any]:
+    """Keyword arguments that the decoder passes to each layer. The cu_seq_lens ones have transformers' names, which
     layers without attention (convolutions, recurrences) read."""
     packing, shared = micro.packing, {"sequence": micro.sequence} if micro.sequence else {}
     if packing is None:
@@ -85,17 +74,17 @@ def trunk_arguments(micro: MicroBatch) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One attention layer's inputs."""
+class AttentionCall:
+    """Inputs of one attention layer."""
 
-    layer: str  # the layer's class, for messages
+    layer: str  # class name of the layer, for messages
     query: Tensor  # [b, heads, T, d]
     key: Tensor  # [b, kv heads, T, d]
     value: Tensor  # as key
-    scaling: float | None  # of the scores; None: 1 / sqrt(d)
-    window: int | None  # tokens that a token sees, itself included
-    softcap: float | None  # scores are softcap * tanh(scores / softcap) (Gemma 2)
-    sinks: Tensor | None  # [heads] a score that takes part in the softmax and adds nothing (gpt-oss)
+    scaling: float | None  # factor of the scores; None: 1 / sqrt(d)
+    window: int | None  # sliding window: tokens that a token attends to, itself included
+    softcap: float | None  # scores become softcap * tanh(scores / softcap) (Gemma 2)
+    sinks: Tensor | None  # [heads] extra score in the softmax without a value (gpt-oss)
     packing: Packing | None
 
     @property
@@ -106,13 +95,13 @@ class _Call:
     def rows(self) -> Packing:
         if self.packing is None:
             raise ValueError(
-                f"{self.layer} does not pass on where packed rows begin, so their tokens would see each other. "
-                "Set model.attention=padded."
+                f"{self.layer} does not pass the boundaries of packed rows to attention, so tokens would attend to "
+                "other rows. Set model.attention=padded."
             )
         return self.packing
 
-    def by_heads(self, sequence: SequenceGroup) -> _Call:
-        """This rank's heads of whole rows, from its part of the rows."""
+    def split_by_heads(self, sequence: SequenceGroup) -> AttentionCall:
+        """Exchange this rank's part of the tokens for its part of the heads (a collective)."""
         return replace(
             self,
             query=heads_of_all_tokens(self.query, sequence),
@@ -121,8 +110,8 @@ class _Call:
             sinks=None if self.sinks is None else self.sinks.chunk(sequence.size)[sequence.rank],
         )
 
-    def ungrouped(self) -> _Call:
-        """With a key and a value for every query head, for kernels that do not know grouped heads."""
+    def ungrouped(self) -> AttentionCall:
+        """Repeat keys and values for every query head, for kernels that do not support grouped heads."""
         groups = self.query.shape[1] // self.key.shape[1]
         if groups == 1:
             return self
@@ -130,28 +119,28 @@ class _Call:
             self, key=self.key.repeat_interleave(groups, dim=1), value=self.value.repeat_interleave(groups, dim=1)
         )
 
-    def seen(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens that each segment sees, segment after segment. [1, kv heads, sum, d]"""
+    def segment_keys(self) -> tuple[Tensor, Tensor]:
+        """Keys and values that each segment attends to, segment after segment. [1, kv heads, sum, d]"""
         keys = self.rows.keys
         if keys is None:
             return self.key, self.value
         index, heads = keys.index[None], self.key.shape[1]
         return by_heads(tokens_of(self.key), index, heads), by_heads(tokens_of(self.value), index, heads)
 
-    def refuse(self, kind: Attention) -> None:
-        """ValueError: the layer needs what this kind does not compute."""
-        asked = [name for name in _UNKNOWN_TO.get(kind, ()) if getattr(self, name) is not None]
-        if asked:
+    def check_supported(self, kind: Attention) -> None:
+        """Raise ValueError if the layer needs features that the backend does not have."""
+        missing = [name for name in _UNSUPPORTED.get(kind, ()) if getattr(self, name) is not None]
+        if missing:
             raise ValueError(
-                f"{self.layer} needs {' and '.join(asked)}, which model.attention={kind} does not compute. "
+                f"{self.layer} needs {' and '.join(missing)}, which model.attention={kind} does not support. "
                 "Set model.attention=sdpa."
             )
 
 
-def _interface(compute: Callable[[_Call], Tensor]) -> Callable[..., tuple[Tensor, None]]:
-    """`compute` in the form in which transformers calls attention; dropout is never applied."""
+def attention_interface(compute: Callable[[AttentionCall], Tensor]) -> Callable[..., tuple[Tensor, None]]:
+    """Wrap `compute` in the signature of transformers' attention functions. Dropout is not applied."""
 
-    @torch.compiler.disable  # kernels of their own, told apart by lists of lengths: nothing to fuse
+    @torch.compiler.disable  # kernels that depend on Python lists of lengths: nothing to fuse
     def forward(
         module: nn.Module,
         query: Tensor,
@@ -167,25 +156,23 @@ def _interface(compute: Callable[[_Call], Tensor]) -> Callable[..., tuple[Tensor
         **_: Any,
     ) -> tuple[Tensor, None]:
         layer = type(module).__name__
-        call = _Call(layer, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
+        call = AttentionCall(layer, query, key, value, scaling, sliding_window, softcap, s_aux, packing)
         if sequence is None:
             return compute(call), None
-        return tokens_of_all_heads(compute(call.by_heads(sequence)), sequence), None
+        return tokens_of_all_heads(compute(call.split_by_heads(sequence)), sequence), None
 
     return forward
 
 
-def _padded(call: _Call) -> Tensor:
-    """-> [b, T, heads, d], as the others."""
+def _padded(call: AttentionCall) -> Tensor:
     call = _for_sdpa(call)
     if call.packing is not None and call.packing.keys is not None:
         return _padded_segments(call, call.packing)
     return _causal(call, call.query, call.key, call.value).transpose(1, 2).contiguous()
 
 
-def _padded_segments(call: _Call, packing: Packing) -> Tensor:
-    """Of rows that share prefixes, which have no padding outside of attention: prefixes by themselves, then the rest of
-    the rows, each group padded to its longest."""
+def _padded_segments(call: AttentionCall, packing: Packing) -> Tensor:
+    """Attention of rows that share prefixes: prefixes first, then row remainders, each group padded to its longest."""
     cells = padded_cells(packing, call.window)
     query, key, value = (tokens_of(x) for x in (call.query, call.key, call.value))
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
@@ -195,42 +182,34 @@ def _padded_segments(call: _Call, packing: Packing) -> Tensor:
         by_heads(key, cells.prefixes, kv_heads),
         by_heads(value, cells.prefixes, kv_heads),
     )
-    rests = _attend(
+    remainders = _attend(
         call,
-        by_heads(query, cells.rests, heads),
+        by_heads(query, cells.remainders, heads),
         by_heads(key, cells.keys, kv_heads),
         by_heads(value, cells.keys, kv_heads),
         cells.visible,
     )
-    output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prefixes, rests)])
+    output = torch.cat([part.transpose(1, 2).flatten(2).flatten(0, 1) for part in (prefixes, remainders)])
     return F.embedding(cells.back, output).unflatten(1, (heads, -1))[None]
 
 
-def _sdpa(call: _Call) -> Tensor:
+def _sdpa(call: AttentionCall) -> Tensor:
     call = _for_sdpa(call)
-    lengths, seen = call.rows.lengths, call.rows.lengths if call.rows.keys is None else call.rows.keys.lengths
-    key, value = call.seen()
-    rows = zip(call.query.split(lengths, 2), key.split(seen, 2), value.split(seen, 2), strict=True)
+    lengths, key_lengths = call.rows.lengths, (call.rows.keys or call.rows).lengths
+    key, value = call.segment_keys()
+    rows = zip(call.query.split(lengths, 2), key.split(key_lengths, 2), value.split(key_lengths, 2), strict=True)
     return torch.cat([_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
 
 
-def _varlen(call: _Call) -> Tensor:
+def _varlen(call: AttentionCall) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    call.refuse("varlen")
+    call.check_supported("varlen")
     takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # new in torch 2.12
     call = call if takes_groups else call.ungrouped()
     groups: dict[str, Any] = {"enable_gqa": call.is_grouped} if takes_groups else {}
-    rows, (key, value) = call.rows, call.seen()
-    seen = rows.keys or rows
     output = varlen_attn(
-        call.query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        rows.cu_seqlens,
-        seen.cu_seqlens,
-        rows.max_length,
-        seen.max_length,
+        *_packed_arguments(call),
         scale=call.scaling,
         window_size=(-1 if call.window is None else call.window - 1, 0),
         **groups,
@@ -239,20 +218,12 @@ def _varlen(call: _Call) -> Tensor:
     return output[None]
 
 
-def _flash(call: _Call) -> Tensor:
+def _flash(call: AttentionCall) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
-    call.refuse("flash")
-    rows, (key, value) = call.rows, call.seen()
-    seen = rows.keys or rows
+    call.check_supported("flash")
     output: Tensor = flash_attn_varlen_func(
-        call.query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        rows.cu_seqlens,
-        seen.cu_seqlens,
-        rows.max_length,
-        seen.max_length,
+        *_packed_arguments(call),
         softmax_scale=call.scaling,
         causal=True,
         window_size=(-1, -1) if call.window is None else (call.window - 1, 0),
@@ -261,8 +232,16 @@ def _flash(call: _Call) -> Tensor:
     return output[None]
 
 
-def _flex(call: _Call) -> Tensor:
-    call.refuse("flex")
+def _packed_arguments(call: AttentionCall) -> tuple[Any, ...]:
+    """First arguments of varlen_attn and flash_attn_varlen_func: q, k, v, cu_seqlens and max_seqlen of q and k."""
+    rows, (key, value) = call.rows, call.segment_keys()
+    keys = rows.keys or rows
+    tensors = (tensor[0].transpose(0, 1) for tensor in (call.query, key, value))
+    return *tensors, rows.cu_seqlens, keys.cu_seqlens, rows.max_length, keys.max_length
+
+
+def _flex(call: AttentionCall) -> Tensor:
+    call.check_supported("flex")
     output = _flex_function(call.query.device.type)(
         call.query,
         call.key,
@@ -275,7 +254,7 @@ def _flex(call: _Call) -> Tensor:
     return output.transpose(1, 2).contiguous()
 
 
-@lru_cache(maxsize=2)  # the layers of one forward share their masks: full and windowed attention
+@lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
 def _block_mask(rows: Packing, window: int | None) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -287,11 +266,12 @@ def _block_mask(rows: Packing, window: int | None) -> Any:
         position += (rows.keys.cu_seqlens.diff() - rows.cu_seqlens.diff())[segment]
         prefix = torch.tensor(rows.keys.prefixes, device=device)[segment]
 
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        seen = ((segment[query] == segment[key]) | (prefix[query] == segment[key])) & (position[query] >= position[key])
-        return seen if window is None else seen & (position[query] - position[key] < window)
+    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        distance = position[query] - position[key]
+        allowed = ((segment[query] == segment[key]) | (prefix[query] == segment[key])) & (distance >= 0)
+        return allowed if window is None else allowed & (distance < window)
 
-    return create_block_mask(sees, None, None, width, width, device=str(device))
+    return create_block_mask(is_visible, None, None, width, width, device=str(device))
 
 
 @lru_cache
@@ -311,87 +291,71 @@ def _cap_scores(softcap: float) -> Callable[..., Tensor]:
     return cap
 
 
-def _for_sdpa(call: _Call) -> _Call:
-    """With whole heads where we write the scores out, and where SDPA otherwise would: [heads, T, T]."""
+def _for_sdpa(call: AttentionCall) -> AttentionCall:
+    """Ungroup heads if the scores are computed explicitly, or if SDPA would fall back to that: [heads, T, T]."""
     if call.softcap is not None or call.sinks is not None:
         return call.ungrouped()
     packing = call.packing
     longest = call.query.shape[2] if packing is None else (packing.keys or packing).max_length
     has_mask = (call.window is not None and call.window < longest) or (packing is not None and packing.keys is not None)
-    return call if sdpa_knows_groups(call.query.device.type, call.query.dtype, has_mask) else call.ungrouped()
+    return call if sdpa_supports_groups(call.query.device.type, call.query.dtype, has_mask) else call.ungrouped()
 
 
-def sdpa_knows_groups(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
-    """On a GPU only its flash kernel knows grouped heads, and that takes neither float32 nor a mask; the memory-
-    efficient kernel takes both."""
+def sdpa_supports_groups(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
+    """Whether a fused SDPA kernel supports grouped heads. On a GPU only the flash kernel does, which takes neither
+    float32 nor a mask; the memory-efficient kernel takes both."""
     return device != "cuda" or (dtype != torch.float32 and not has_mask)
 
 
-def _causal(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of rows of one width, whose queries are the last tokens of their keys. query [b, heads, T, d],
-    keys [b, heads, S, d] -> [b, heads, T, d]."""
-    width, seen = query.shape[2], key.shape[2]
-    is_plain = width == seen and (call.window is None or call.window >= seen)
-    return _attend(call, query, key, value, None if is_plain else visible(width, seen, call.window, query.device))
+def _causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of rows of one length; queries are the last T of S tokens. [b, heads, T, d], keys and values
+    [b, heads, S, d] -> [b, heads, T, d]"""
+    width, num_keys = query.shape[2], key.shape[2]
+    is_plain = width == num_keys and (call.window is None or call.window >= num_keys)
+    mask = None if is_plain else causal_mask(width, num_keys, call.window, query.device)
+    return _attend(call, query, key, value, mask)
 
 
-def _attend(call: _Call, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
-    """seen: bool, broadcast to [b, heads, T, S]: which keys a query sees; None: plain causal."""
+def _attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Masked attention. mask: bool, broadcast to [b, heads, T, S]; None: plain causal."""
     if call.softcap is not None or call.sinks is not None:
-        return _explicit(call, query, key, value, seen)
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=seen, is_causal=seen is None, scale=call.scaling, enable_gqa=call.is_grouped
-    )
+        return explicit_attention(call, query, key, value, mask)
+    settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_grouped}
+    return scaled_dot_product_attention(query, key, value, **settings)
 
 
-def _explicit(call: _Call, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
-    """Attention written out, for score capping and attention sinks, which SDPA does not know; of ungrouped heads."""
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
+    """F.scaled_dot_product_attention, on a CPU computed in float32 instead of bfloat16: the bfloat16 backward pass
+    takes up to three times as long there (torch 2.13)."""
+    dtype = query.dtype
+    if query.device.type == "cpu" and dtype == torch.bfloat16:
+        query, key, value = query.float(), key.float(), value.float()
+    return F.scaled_dot_product_attention(query, key, value, **settings).to(dtype)
+
+
+def explicit_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of ungrouped heads with score capping or attention sinks, which SDPA does not support."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = (query @ key.transpose(2, 3)).float() * scaling
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     width = key.shape[2]
-    scores = scores.masked_fill(~(visible(width, width, None, query.device) if seen is None else seen), float("-inf"))
+    mask = causal_mask(width, width, None, query.device) if mask is None else mask
+    scores = scores.masked_fill(~mask, float("-inf"))
     if call.sinks is not None:
         sinks = call.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     return scores.softmax(dim=-1)[..., :width].to(value.dtype) @ value
 
 
-def _meta(kind: Attention, call: _Call) -> Tensor:
-    """-> [b, T, heads, d]."""
-    call.refuse(kind)
-    if kind in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
-        call = call.ungrouped()
-        return _explicit(call, call.query, call.key, call.value, None).transpose(1, 2).contiguous()
-    output: Tensor = _Fused.apply(call.query, call.key, call.value)
-    return output
-
-
-_UNKNOWN_TO: dict[Attention, tuple[str, ...]] = {
+_UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
     "varlen": ("softcap", "sinks"),
     "flash": ("sinks",),
     "flex": ("sinks",),
 }
 
 
-class _Fused(torch.autograd.Function):
-    """Shapes of a fused kernel: forward keeps inputs, output and one number a row of scores."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        batch, heads, width, size = query.shape
-        output = query.new_empty(batch, width, heads, size)
-        ctx.save_for_backward(query, key, value, output, query.new_empty(batch, heads, width, dtype=torch.float32))
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        query, key, value, _, _ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-_COMPUTE: dict[Attention, Callable[[_Call], Tensor]] = {
+_BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
     "padded": _padded,
     "sdpa": _sdpa,
     "varlen": _varlen,

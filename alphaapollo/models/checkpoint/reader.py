@@ -1,6 +1,7 @@
-"""Reading a checkpoint without running what is in it: torch's readers unpickle, and a pickle may name any function.
+"""Checkpoint reader that never runs code from a checkpoint.
 
-Here a file may name only what torch's own writer puts into one: no checkpoint, wherever it comes from, runs code.
+torch's readers unpickle files, and a pickle can call any function. This reader accepts only the classes that torch's
+checkpoint writer uses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageIn
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-OF_METADATA: Mapping[tuple[str, str], Any] = {
+METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
     (kind.__module__, kind.__name__): kind
     for kind in (
         described.Metadata,
@@ -36,19 +37,19 @@ OF_METADATA: Mapping[tuple[str, str], Any] = {
         pathlib.PosixPath,
     )
 } | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
-OF_GENERATORS: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
-"""Of numpy's generator, whose state is an array."""
+GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
+"""For the state of numpy's generator, an array."""
 
 
 def read_tensors(tensors: dict[str, Any], folder: Path) -> None:
-    """Into the nested `tensors`, in place (a collective of all ranks). Raises pickle.UnpicklingError for a file that
-    names anything else than a checkpoint's own parts."""
+    """Read a checkpoint into the nested `tensors`, in place (a collective). Raises pickle.UnpicklingError for a file
+    that uses other classes than a checkpoint does."""
     load_tensors(tensors, storage_reader=_Reader(folder), planner=_Planner())
 
 
 def read_generators(file: Path) -> dict[str, Any]:
-    """States of random number generators, as torch.save wrote them. Raises as read_tensors."""
-    with torch.serialization.safe_globals(OF_GENERATORS):
+    """Read states of random number generators written by torch.save. Raises like read_tensors."""
+    with torch.serialization.safe_globals(GENERATOR_CLASSES):
         states: dict[str, Any] = torch.load(file, weights_only=True)
     return states
 
@@ -65,25 +66,25 @@ class _Reader(FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in OF_METADATA:
-            return OF_METADATA[module, name]
+        if (module, name) in METADATA_CLASSES:
+            return METADATA_CLASSES[module, name]
         if (module, name) == ("builtins", "getattr"):
             return _memory_format
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
             return kind
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint.")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which does not belong to a checkpoint.")
 
 
 def _memory_format(kind: Any, name: str) -> Any:
-    """Replacement for getattr, with which Python before 3.11.4 pickles a member of an enumeration."""
+    """Replacement for getattr, by which Python before 3.11.4 pickles enum members."""
     if kind is not described._MEM_FORMAT_ENCODING:
-        raise pickle.UnpicklingError(f"it names builtins.getattr of {kind}, which is no part of a checkpoint.")
+        raise pickle.UnpicklingError(f"it refers to builtins.getattr of {kind}, which does not belong to a checkpoint.")
     return kind[name]
 
 
 class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Figures of the optimizer: numbers, and the names of parameters."""
-        torch.load(value, weights_only=True)  # raises where torch's own, which unpickles all, would run something
+        """Load values of the optimizer: numbers and names of parameters."""
+        torch.load(value, weights_only=True)  # raises if torch's own loader, which unpickles everything, would run code
         value.seek(0)
         super().load_bytes(read_item, value)

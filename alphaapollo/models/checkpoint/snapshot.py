@@ -1,12 +1,11 @@
-"""Sharded checkpoints to resume from (for Hugging Face folders see export.py).
+"""Sharded checkpoints for resuming. models/export/ writes Hugging Face folders.
 
-    <folder>/model/       torch.distributed.checkpoint: parameters (with LoRA the adapters alone) and optimizer state,
+    <folder>/model/       torch.distributed.checkpoint: parameters (with LoRA the adapters only) and optimizer state,
                           loadable by any number of ranks
     <folder>/rank_R.pt    random number generators of rank R
-    <folder>/state.json   the number of ranks, and the caller's own figures
+    <folder>/state.json   number of ranks, and values of the caller
 
-checkpoint_folder.py makes it atomic: begin gives a temporary folder, finish names it when all is written.
-checkpoint_writer.py writes a snapshot behind the training.
+launch/checkpoint_folder.py makes checkpoints atomic, writer.py writes them in the background.
 """
 
 from __future__ import annotations
@@ -42,46 +41,43 @@ Optimizer = torch.optim.Optimizer
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one rank writes into one folder."""
+    """State of one rank to be written into one folder."""
 
     folder: str
-    tensors: dict[str, Any]  # nested: its slices of parameters and optimizer state, sharing their memory until copied
+    tensors: dict[str, Any]  # nested: slices of parameters and optimizer state, views until they are copied
     generators: dict[str, Any]
-    figures: dict[str, Any]  # JSON values that come back from `load`, the same on all ranks
+    values: dict[str, Any]  # JSON values that `load_snapshot` returns, the same on all ranks
 
 
-def take_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None, figures: dict[str, Any]) -> Snapshot:
-    """The present state of a model (a collective of all ranks). `optimizer`: None for a frozen one."""
-    return Snapshot(folder, _tensors(model, optimizer), _generators(), figures)
+def take_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None, values: dict[str, Any]) -> Snapshot:
+    """Take the current state of a model (a collective). `optimizer`: None for a frozen model."""
+    return Snapshot(folder, _tensors(model, optimizer), _generators(), values)
 
 
 def write_snapshot(snapshot: Snapshot, group: dist.ProcessGroup) -> None:
-    """Write a checkpoint (a collective of all ranks over `group`, gloo's).
-
-    Raises OSError that names the folder, e.g. for a full disk.
-    """
+    """Write a checkpoint (a collective over `group`, which uses gloo). Raises OSError, e.g. if the disk is full."""
     path = Path(snapshot.folder)
     rank = dist.get_rank()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Nothing is fetched ahead: torch would do that on a stream of the first GPU, whichever this rank's is.
+        # No copy ahead: torch would use a stream of the first GPU, also on ranks with another GPU.
         files = FileSystemWriter(path / "model", per_thread_copy_ahead=0)
         save_tensors(snapshot.tensors, storage_writer=files, process_group=group)
         torch.save(snapshot.generators, path / f"rank_{rank}.pt")
         if rank == 0:
-            state = {"world_size": dist.get_world_size(), **snapshot.figures}
+            state = {"world_size": dist.get_world_size(), **snapshot.values}
             (path / "state.json").write_text(json.dumps(state))
     except (OSError, RuntimeError, CheckpointException) as error:
         raise OSError(
-            f"cannot write the checkpoint {path}: {_reason(error)} ({_free_mib(path):.0f} MiB are free there). Make "
-            "room; the same command goes on from the last whole checkpoint."
+            f"cannot write the checkpoint {path}: {_reason(error)} ({_free_mib(path):.0f} MiB free). Free disk space "
+            "and run the same command again; it resumes from the last complete checkpoint."
         ) from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The caller's figures with `world_size`, that of the writer. ValueError: the folder has none that can be read."""
+    """Read the caller's values and the writer's `world_size`. Raises ValueError if there are none."""
     if not (path / "state.json").is_file():
-        raise ValueError(f"{path} is not a checkpoint: it has no state.json. Resume from a folder under checkpoints/.")
+        raise ValueError(f"{path} is not a checkpoint: it has no state.json. Resume from a folder in checkpoints/.")
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         state["world_size"] = int(state["world_size"])
@@ -91,10 +87,11 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """Read a checkpoint, written by any number of ranks, into `model` and `optimizer` (a collective of all ranks).
+    """Load a checkpoint, written by any number of ranks, into `model` and `optimizer` (a collective).
 
-    Returns the caller's figures with `world_size`, that of the writer. Generators are restored only if it is the same:
-    only then can a run go on bit for bit. Raises ValueError for a folder that is not a whole checkpoint.
+    Random number generators are restored only if the number of ranks is the same, which bit-for-bit resuming needs.
+
+    Returns the caller's values and the writer's `world_size`. Raises ValueError if the checkpoint is incomplete.
     """
     path = Path(folder)
     state = read_state(path)
@@ -104,9 +101,9 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
         read_tensors(tensors, path / "model")
     except (OSError, RuntimeError, CheckpointException, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"the checkpoint {folder} cannot be read: {_reason(error)} Resume from another one."
+            f"the checkpoint {folder} cannot be read: {_reason(error)} Resume from another checkpoint."
         ) from error
-    options = StateDictOptions(strict=False)  # what rests is not among them; what is asked for has been found
+    options = StateDictOptions(strict=False)  # frozen parameters are not in it; read_tensors has found the others
     if optimizer is None:
         set_model_state_dict(model, tensors["model"], options=options)
     else:
@@ -124,21 +121,21 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
 
 def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     if optimizer is None:
-        return {"model": _kept(model, get_model_state_dict(model))}
+        return {"model": _saved_parameters(model, get_model_state_dict(model))}
     if not optimizer.state:
-        get_state_dict(model, optimizer)  # makes a state by a step of zero gradients, and counts it as one
+        get_state_dict(model, optimizer)  # creates the state by a step with zero gradients, which must not count
         for state in optimizer.state.values():
             for value in state.values():
                 value.zero_()
     parameters, states = get_state_dict(model, optimizer)
-    return {"model": _kept(model, parameters), "optimizer": states}
+    return {"model": _saved_parameters(model, parameters), "optimizer": states}
 
 
-def _kept(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Of a model that is trained in part (LoRA) that part alone: the rest is what the run began with."""
+def _saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
+    """The trained parameters of a partly trained model (LoRA), else all."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    resting = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    return {name: tensors[name] for name in sorted(trained)} if trained and resting else tensors
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensors[name] for name in sorted(trained)} if trained and frozen else tensors
 
 
 def _generators() -> dict[str, Any]:
@@ -170,7 +167,7 @@ def _free_mib(path: Path) -> float:
 
 
 def _reason(error: BaseException) -> str:
-    """The first failure of a rank, in a line."""
+    """First failure of a rank, as one line."""
     if isinstance(error, CheckpointException) and error.failures:
         cause = next(iter(error.failures.values()))[0]
         return _reason(cause)

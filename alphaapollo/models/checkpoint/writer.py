@@ -1,9 +1,9 @@
-"""Checkpoints written behind the training: what is saved is copied into host memory, and a thread writes the copy.
+"""Background checkpoint writer: it copies the state into host memory, and a thread writes the copy.
 
-    start: copy --> the rank goes on
-             `-- thread: write the files --> written
+    start: copy --> training continues
+             `-- thread: write files --> pending() is done
 
-The thread's collectives have a process group of their own, so they never cross those of the training.
+The thread's collectives use a process group of their own, so that they do not mix with those of training.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.models.checkpoint.snapshot import Snapshot, write_snapshot
-from alphaapollo.models.sharding import PATIENCE, local_tensor
+from alphaapollo.models.sharding import COLLECTIVE_TIMEOUT, local_tensor
 from alphaapollo.models.training.offload import lock_pages
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one rank, one at a time. Every rank makes one, and starts the same ones.
+    """Write the checkpoints of one rank, one at a time. All ranks start the same checkpoints.
 
     Args:
-        behind: write a copy while the rank goes on; else `start` returns when all is written, and nothing is copied.
+        in_background: write a copy while training continues; else `start` returns when the files are written.
     """
 
-    def __init__(self, behind: bool):
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if behind else None
+    def __init__(self, in_background: bool):
+        self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
         self._copies = HostCopies()
         self._written: Future[float] = Future()
         self._written.set_result(0.0)
 
     def start(self, parts: Sequence[Snapshot]) -> None:
-        """Write the parts of a checkpoint (a collective of all ranks); the one before must have been written."""
+        """Write the parts of a checkpoint (a collective). The previous one must be complete."""
         assert self._written.done(), "one checkpoint at a time"
         if self._thread is None:
             seconds = self._write(parts)
@@ -50,11 +50,11 @@ class CheckpointWriter:
         self._written = self._thread.submit(self._write, copied)
 
     def written(self) -> Future[float]:
-        """Of the last one started: the seconds that the writing took, or the OSError that names the folder."""
+        """Future of the last checkpoint: seconds that writing took. Raises OSError, e.g. if the disk is full."""
         return self._written
 
     def close(self) -> None:
-        """After the last one is written."""
+        """Stop the thread after the last checkpoint."""
         if self._thread:
             self._thread.shutdown()
 
@@ -66,16 +66,17 @@ class CheckpointWriter:
 
 
 class HostCopies:
-    """Host memory that tensors are copied into. It is kept for the next time, page-locked for what comes from a GPU."""
+    """Host memory for copies of tensors, kept for the next copy; page-locked for tensors from a GPU."""
 
     def __init__(self) -> None:
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._taken: dict[tuple[int, torch.Size], Tensor] = {}
 
     def take(self, tree: Any, path: tuple[Any, ...]) -> Any:
-        """A tree of dicts and lists, the tensors in it copied; complete after `wait`.
+        """Copy the tensors in a tree of dicts and lists. The copies are complete after `wait`.
 
-        path: names the tree: the memory of the one that had this name before is used again.
+        Args:
+            path: name of the tree, whose host memory is used again.
         """
         if isinstance(tree, dict):
             return {key: self.take(value, (*path, key)) for key, value in tree.items()}
@@ -84,23 +85,23 @@ class HostCopies:
         return self._tensor(tree.detach(), path) if isinstance(tree, Tensor) else tree
 
     def wait(self) -> None:
-        """The copies are complete, and the originals may change."""
+        """Wait until the copies are complete, so that the originals may change."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._taken.clear()
 
     def _tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> Tensor:
-        """A tensor that has several names (tied embeddings) is copied once."""
+        """Copy a tensor, once if it has several names (tied embeddings)."""
         local = local_tensor(tensor)
-        place = local.data_ptr(), local.shape
-        if local.numel() and place in self._taken:
-            return self._taken[place]
+        memory = local.data_ptr(), local.shape
+        if local.numel() and memory in self._taken:
+            return self._taken[memory]
         copy = self._copies.get(path)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = self._copies[path] = tensor.to("cpu", copy=True)
-            if local.is_cuda and local.ndim:  # a step counter is not worth it
+            if local.is_cuda and local.ndim:  # not for step counters
                 lock_pages(local_tensor(copy), owner=copy)
         else:
             local_tensor(copy).copy_(local, non_blocking=True)
-        self._taken[place] = copy
+        self._taken[memory] = copy
         return copy

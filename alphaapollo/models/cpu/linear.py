@@ -1,7 +1,7 @@
-"""float32 matrix products through oneDNN on CPUs where torch's own library is slow.
+"""float32 matrix products through oneDNN on CPUs on which MKL is slow.
 
-Torch computes float32 products with MKL, which does not use AVX-512 on processors that are not Intel's; oneDNN, which
-torch also carries, does: 230 against 105 GFLOP/s a core on an AMD EPYC 9005. Same precision, IEEE float32.
+torch computes float32 products with MKL, which uses AVX-512 on Intel processors only. oneDNN, which torch ships too,
+uses it on others: 230 instead of 105 GFLOP/s per core on an AMD EPYC 9005. Both compute in IEEE float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 @lru_cache
 def prefers_onednn() -> bool:
-    """A rule, not a timing: two runs on one machine must compute the same bits."""
+    """Decide by the processor and not by a timing, so that two runs on one machine compute the same bits."""
     info = Path("/proc/cpuinfo")
     vendor = info.read_text() if info.exists() else "GenuineIntel"
     return (
@@ -30,39 +30,41 @@ def prefers_onednn() -> bool:
     )
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T without a gradient. [n, in], [out, in] -> [n, out]; any strides."""
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute x W^T without autograd. [n, in], [out, in] -> [n, out]; any strides."""
     if x.dtype == torch.float32 and x.device.type == "cpu" and prefers_onednn():
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return F.linear(x, weight)
 
 
-def outer(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]. oneDNN copies a transposed first argument:
-    let it be the smaller one."""
+def weight_grad(grad: Tensor, x: Tensor) -> Tensor:
+    """Compute grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]
+
+    oneDNN copies a transposed first argument, so the smaller matrix goes first.
+    """
     if x.shape[1] < grad.shape[1]:
-        return product(x.t(), grad.t()).t()
-    return product(grad.t(), x.t())
+        return linear(x.t(), grad.t()).t()
+    return linear(grad.t(), x.t())
 
 
-def accelerate(model: nn.Module) -> None:
-    """Send the model's linear layers through `product`, forward and backward; nothing where MKL is as good."""
+def use_onednn(model: nn.Module) -> None:
+    """Make the model's linear layers use oneDNN, forward and backward, if it is faster than MKL."""
     if not prefers_onednn():
         return
-    _keep_few_kernels()
+    _limit_kernel_cache()
     for module in model.modules():
         if type(module) is nn.Linear:
             module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
 
 
 @lru_cache
-def _keep_few_kernels() -> None:
-    """oneDNN keeps a kernel and a buffer of megabytes for each of the last 1024 shapes, and every micro-batch has a
-    shape of its own. The limits are read at the first use, and are not for the processes that this one starts."""
+def _limit_kernel_cache() -> None:
+    """Limit oneDNN's cache of kernels and buffers (megabytes each) to 64 shapes instead of 1024, because most
+    micro-batches have a new shape. oneDNN reads the limits once; they are not passed on to child processes."""
     limits = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update(limits)
-    product(torch.ones(2, 2), torch.ones(2, 2))
+    linear(torch.ones(2, 2), torch.ones(2, 2))
     for name, value in before.items():
         if value is None:
             del os.environ[name]
@@ -84,12 +86,12 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight)
+        return linear(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
-        grad_x = product(grad, weight.t()) if needs_x else None
-        grad_weight = outer(grad, x) if needs_weight else None
+        grad_x = linear(grad, weight.t()) if needs_x else None
+        grad_weight = weight_grad(grad, x) if needs_weight else None
         return grad_x, grad_weight

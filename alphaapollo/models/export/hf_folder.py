@@ -1,11 +1,11 @@
-"""The policy's weights whole, under the names of a Hugging Face checkpoint: for the engines, and for folders that
-transformers and vLLM load."""
+"""Export of sharded models: gathered parameters for the engines, and Hugging Face folders for transformers and vLLM."""
 
 from __future__ import annotations
 
 import copy
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,70 +27,72 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def full_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter gathered from all ranks, cast to `dtype` before it travels, layer by layer (a collective: every
-    rank must exhaust it).
+    """Yield all parameters, cast to `dtype` and gathered layer by layer (a collective: every rank must exhaust it).
 
-    Names are those of a checkpoint, where they differ from the model's own (transformers fuses a layer's experts into
-    one tensor; checkpoints have one an expert). Tied parameters come once. Adapters are merged into their weights.
+    Names are those of a checkpoint, which may differ from the model's (transformers fuses the experts of a layer into
+    one tensor; checkpoints have one per expert). Tied parameters come once. Adapters are merged into their weights.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
     adapted = lora_layers(model)
     for names in _names_by_layer(model):
         parameters = dict(model.named_parameters())
-        whole = {}
+        gathered = {}
         for name in names:
             if not is_adapter(name):
                 weight = merged_weight(adapted[name]) if name in adapted else parameters[name].detach()
-                whole[plain_name(name)] = full_tensor(weight.to(dtype))
-        for name, tensor in revert_weight_conversion(model, whole).items():
+                gathered[plain_name(name)] = full_tensor(weight.to(dtype))
+        for name, tensor in revert_weight_conversion(model, gathered).items():
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
-            yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors refuses views
+            yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors does not accept views
 
 
-def export(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype, form: LoraForm) -> None:
-    """Write weights, configuration and tokenizer, whole or not at all (a collective of all ranks; rank 0 writes).
+def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype, form: LoraForm) -> None:
+    """Write weights, configuration and tokenizer atomically (a collective; rank 0 writes).
 
-    form: adapter: of a model with LoRA its adapters alone, as peft's folder on `source`.
-    Raises OSError that names the folder, e.g. for a full disk.
+    Args:
+        source: model whose tokenizer and modeling code are copied.
+        form: "adapter" = write only the LoRA adapters, as a peft folder on `source`.
+
+    Raises OSError, e.g. if the disk is full.
     """
-    from safetensors import SafetensorError
-
-    whole = Path(folder)
-    partial = whole.with_name(f".writing_{whole.name}")
-    try:
+    final = Path(folder)
+    partial = final.with_name(f".writing_{final.name}")
+    is_writer = dist.get_rank() == 0
+    with _os_errors(folder):
+        if is_writer:
+            shutil.rmtree(partial, ignore_errors=True)
         if form == "adapter":
             adapter = {name: tensor.cpu() for name, tensor in adapter_tensors(model)}
-            if dist.get_rank() == 0:
-                shutil.rmtree(partial, ignore_errors=True)
+            if is_writer:
                 write_adapter(partial, model, adapter, source.path)
         else:
             _write_weights(partial, model, dtype)
-            if dist.get_rank() == 0:
-                _write_rest(partial, model, source, dtype)
-        if dist.get_rank() == 0:
-            shutil.rmtree(whole, ignore_errors=True)
-            partial.rename(whole)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise OSError(f"cannot write the model to {folder}: {error}") from error
+            if is_writer:
+                _write_config(partial, copy.deepcopy(model.config), type(model).__name__, dtype)
+                if model.can_generate() and model.generation_config is not None:
+                    # Not save_pretrained, which rejects the generation configs of many published models.
+                    model.generation_config.to_json_file(partial / "generation_config.json")
+                _copy_code_and_tokenizer(partial, source)
+        if is_writer:
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
     dist.barrier()
 
 
 def export_critic(folder: str, critic: CriticModel, source: Model, dtype: torch.dtype) -> None:
-    """As a token classifier with one label, whose score is the value, for a folder that is not there yet (one rank).
-    The head stays in float32.
+    """Write a critic as a token classifier with one label to a new folder (one rank). The head stays float32.
 
-    ValueError: transformers has no such classifier of this model. OSError names the folder.
+    Raises ValueError if transformers has no token classifier for the model, OSError e.g. if the disk is full.
     """
-    from safetensors import SafetensorError
     from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
     config = copy.deepcopy(critic.model.config)
     kind = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
     if kind is None:
-        raise ValueError(f"transformers has no token classifier of a {config.model_type}, which its critic would be.")
+        raise ValueError(f"transformers has no token classifier for {config.model_type}, so its critic has no format.")
     config.num_labels = 1
-    try:
+    with _os_errors(folder):
         files = SafetensorsWriter(Path(folder))
         for name, tensor in full_parameters(critic.model, dtype):
             files.add(f"{kind.base_model_prefix}.{name}", tensor.cpu())
@@ -98,33 +100,33 @@ def export_critic(folder: str, critic: CriticModel, source: Model, dtype: torch.
             files.add(f"score.{name}", full_tensor(parameter.detach()).float().cpu())
         files.close()
         _write_config(Path(folder), config, kind.__name__, dtype)
-        _write_beside(Path(folder), source)
+        _copy_code_and_tokenizer(Path(folder), source)
+
+
+@contextmanager
+def _os_errors(folder: str) -> Iterator[None]:
+    """Context in which failures to write are OSErrors that name the folder."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(f"cannot write the model to {folder}: {error}") from error
 
 
 def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """A collective of all ranks. Rank 0 writes, a file as soon as it is full: the whole model is on no rank."""
-    files = None
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        files = SafetensorsWriter(folder)
+    """Write parameters and persistent buffers (a collective). Rank 0 writes each file as soon as it is full, so no rank
+    has the complete model in memory."""
+    files = SafetensorsWriter(folder) if dist.get_rank() == 0 else None
     for name, tensor in full_parameters(model, dtype):
         if files:
             files.add(name, tensor.cpu())
     if files:
-        for name, buffer in _buffers(model).items():
-            files.add(name, buffer)
+        persistent = model.state_dict().keys()
+        for name, buffer in model.named_buffers():
+            if name in persistent:
+                files.add(name, buffer.detach().cpu())
         files.close()
-
-
-def _write_rest(folder: Path, model: PreTrainedModel, source: Model, dtype: torch.dtype) -> None:
-    """Configuration and tokenizer."""
-    _write_config(folder, copy.deepcopy(model.config), type(model).__name__, dtype)
-    if model.can_generate() and model.generation_config is not None:
-        # Not save_pretrained, which refuses what many published models have, at the end of a long run.
-        model.generation_config.to_json_file(folder / "generation_config.json")
-    _write_beside(folder, source)
 
 
 def _write_config(folder: Path, config: PretrainedConfig, architecture: str, dtype: torch.dtype) -> None:
@@ -133,11 +135,10 @@ def _write_config(folder: Path, config: PretrainedConfig, architecture: str, dty
     config.save_pretrained(folder)
 
 
-def _write_beside(folder: Path, source: Model) -> None:
-    """The model's own code, and its tokenizer."""
+def _copy_code_and_tokenizer(folder: Path, source: Model) -> None:
     from transformers import AutoTokenizer
 
-    for code in Path(source.path).glob("*.py"):  # of a model that brings its own
+    for code in Path(source.path).glob("*.py"):  # of a model with its own modeling code
         shutil.copy(code, folder)
     tokenizer = AutoTokenizer.from_pretrained(
         source.tokenizer_path or source.path, trust_remote_code=source.trust_remote_code
@@ -145,14 +146,8 @@ def _write_beside(folder: Path, source: Model) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a checkpoint holds besides parameters."""
-    persistent = model.state_dict().keys()
-    return {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in persistent}
-
-
 def _names_by_layer(model: PreTrainedModel) -> list[list[str]]:
-    """Parameter names, one list a decoder layer, and one for the rest."""
+    """Parameter names, one list per decoder layer and one for the other parameters."""
     layers = {id(layer) for layer in decoder_layers(model)}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in layers]
     groups: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""Weights into the files of a Hugging Face folder while they come, so that no more than one file's are ever held.
+"""Writer of a Hugging Face folder's weight files, which keeps the tensors of at most one file in memory.
 
-model.safetensors, or model-00001-of-00003.safetensors ... with model.safetensors.index.json
+Writes model.safetensors, or model-00001-of-00003.safetensors ... and model.safetensors.index.json.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ FILE_BYTES = 5 * 10**9
 
 
 class SafetensorsWriter:
-    """Files in `folder`, which is made; a tensor larger than FILE_BYTES has a file of its own. `close` names them."""
+    """Writes weights to `folder`. A tensor larger than FILE_BYTES has a file of its own."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._held: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}  # of the next file
         self._files: list[list[str]] = []  # the names in each
         self._bytes = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """On the CPU, contiguous, sharing no memory with another."""
-        if self._held and sum(one.nbytes for one in self._held.values()) + tensor.nbytes > FILE_BYTES:
+        """Add a contiguous CPU tensor that shares no memory with others."""
+        if self._tensors and sum(one.nbytes for one in self._tensors.values()) + tensor.nbytes > FILE_BYTES:
             self._write()
-        self._held[name] = tensor
+        self._tensors[name] = tensor
 
     def close(self) -> None:
-        """Write what is held, and the index where there are several files."""
+        """Write the last file, and the index if there are several files."""
         self._write()
         count = len(self._files)
         if count == 1:
@@ -46,10 +46,10 @@ class SafetensorsWriter:
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
     def _write(self) -> None:
-        save_file(self._held, self._part(len(self._files)), metadata={"format": "pt"})
-        self._files.append(list(self._held))
-        self._bytes += sum(one.nbytes for one in self._held.values())
-        self._held = {}
+        save_file(self._tensors, self._part(len(self._files)), metadata={"format": "pt"})
+        self._files.append(list(self._tensors))
+        self._bytes += sum(one.nbytes for one in self._tensors.values())
+        self._tensors = {}
 
     def _part(self, number: int) -> Path:
         return self._folder / f"part-{number:05d}.safetensors"

@@ -1,4 +1,4 @@
-"""The proof of an exported folder: plain transformers loads it, and computes what the checkpoint computes."""
+"""Verification of an exported folder: plain transformers loads it and computes the same as the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ AUTO: dict[Kind, str] = {
 }
 OUTPUTS: dict[Kind, str] = {"policy": "log-probs", "reward model": "scores", "critic": "values"}
 PROBE_TOKENS = 64
-GAPS = {torch.float32: 5e-5, torch.bfloat16: 0.2}
-"""Mean |difference| that the rounding of the weights may make, relative to 1 + the mean size of what is compared."""
+TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
+"""Allowed mean |difference| from rounding the weights, relative to 1 + the mean absolute value."""
 
 
 def probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
-    """The same for every model of this vocabulary; the last one is no padding, which a classifier would pass over."""
+    """Tokens of the probe, determined by the vocabulary size. The last is not `pad`, which classifiers ignore."""
     generator = torch.Generator().manual_seed(derive_seed(0, "export_probe"))
     tokens = [int(token) for token in torch.randint(vocabulary, (PROBE_TOKENS,), generator=generator)]
     if tokens[-1] == pad:
@@ -32,10 +32,12 @@ def probe_tokens(vocabulary: int, pad: int | None) -> list[int]:
 
 
 @torch.no_grad()
-def plain_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model) -> list[float]:
-    """What transformers alone computes with the folder, in float32. Of a policy the log-prob of each token after the
-    first, of a critic a value at each but the last [T - 1]; of a reward model the score [1]. Adapters are put on the
-    model that they name."""
+def transformers_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model) -> list[float]:
+    """Compute outputs of the folder with transformers alone, in float32; adapters are loaded on their base model.
+
+    Returns a policy's log-probs of all tokens but the first [T - 1], a critic's values of all but the last [T - 1], or
+    a reward model's score [1].
+    """
     import transformers
 
     auto = getattr(transformers, AUTO[kind])
@@ -48,15 +50,15 @@ def plain_outputs(folder: Path, kind: Kind, token_ids: list[int], source: Model)
     return [float(value) for value in logits.flatten()]
 
 
-def check_gap(expected: list[float], found: list[float], dtype: torch.dtype) -> float:
-    """The mean |difference|. ValueError: it is more than rounding makes."""
+def check_outputs(expected: list[float], found: list[float], dtype: torch.dtype) -> float:
+    """Return the mean |difference|. Raises ValueError if it is larger than rounding to `dtype` explains."""
     ours, theirs = torch.tensor(expected), torch.tensor(found)
-    gap = float((ours - theirs).abs().mean())
-    allowed = GAPS[dtype] * (1 + float(ours.abs().mean()))
-    if not gap <= allowed:  # also catches nan
+    difference = float((ours - theirs).abs().mean())
+    allowed = TOLERANCES[dtype] * (1 + float(ours.abs().mean()))
+    if not difference <= allowed:  # also for NaN
         raise ValueError(
-            f"the exported model differs from the checkpoint by {gap:.1e} on average over {len(expected)} number(s) of "
-            f"a probe, where rounding makes {allowed:.0e} at most: nothing is written. Please report it, with the "
-            "model's config.json."
+            f"the outputs of the exported model differ from the checkpoint's by {difference:.1e} on average, and "
+            f"rounding explains {allowed:.0e} at most, so nothing is written. Please report this with the model's "
+            "config.json."
         )
-    return gap
+    return difference

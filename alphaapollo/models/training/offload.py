@@ -1,10 +1,10 @@
-"""Tensors that share a GPU by phases: on the device while their owner works, in host memory while another does.
+"""Offload tensors to host memory between phases, so that roles can share a GPU.
 
-    reload()   memory on the device, filled from the host copy
-    rest()    copied to the host, and the memory on the device given back
+    offload()   copy to host memory and free the device memory
+    reload()    allocate device memory and copy back
 
-A tensor that rests has no memory, but stays the same object: FSDP's views of a parameter and the optimizer's
-references hold across phases. To compute with one that rests ends the process, so its owner fetches before it works.
+An offloaded tensor has no storage but stays the same object, so FSDP's views of a parameter and the optimizer's
+references stay valid. Computing with an offloaded tensor crashes the process; owners reload first.
 """
 
 from __future__ import annotations
@@ -18,48 +18,53 @@ from torch import Tensor, nn
 from alphaapollo.models.sharding import local_tensor
 
 
-class Offload:
-    """Takes the tensors that `tensors` names at each rest; the same ones keep their host copies. Not `enabled`, they
-    stay on the device."""
+class TensorOffloader:
+    """Offloads the tensors that `tensors` returns; tensors that it returns again keep their host copies.
+
+    Args:
+        tensors: called at each offload.
+        enabled: false = tensors stay on the device.
+    """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool):
         self.enabled = enabled
         self._tensors = tensors
-        self._homes: dict[int, _Home] = {}  # by the storage that they are a copy of
+        self._copies: dict[int, _HostCopy] = {}  # by the storage on the device
 
     def reload(self) -> None:
-        """What rests comes back; a second call does nothing. The copies are queued, not waited for."""
-        for home in self._homes.values():
-            home.reload()
+        """Bring offloaded tensors back, asynchronously. A second call does nothing."""
+        for copy in self._copies.values():
+            copy.reload()
 
     def offload(self) -> None:
-        """Everything to the host; a second call does nothing."""
+        """Move all tensors to host memory. A second call does nothing."""
         if not self.enabled:
             return
         storages = {storage._cdata: storage for storage in map(_storage, self._tensors())}
-        homes = {key: self._homes.get(key) or _Home(storage) for key, storage in storages.items()}
-        for home in homes.values():
-            home.save()
+        copies = {key: self._copies.get(key) or _HostCopy(storage) for key, storage in storages.items()}
+        for copy in copies.values():
+            copy.save()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # before the memory is anybody else's
-        for home in homes.values():
-            home.free()
-        self._homes = homes
+            torch.cuda.synchronize()  # before the memory can be used by others
+        for copy in copies.values():
+            copy.free()
+        self._copies = copies
 
 
-def parameter_offload(model: nn.Module | None, wanted: bool) -> Offload:
-    """Of a sharded model's parameters. Void where they are not on a GPU: FSDP's own policy keeps them in host memory,
-    and a machine without GPUs has no other."""
+def parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
+    """Offloader of a sharded model's parameters, disabled if they are not on a GPU (no GPU, or FSDP's CPU offload)."""
     parameters = list(model.parameters()) if model else []
-    return Offload(lambda: parameters, wanted and any(parameter.is_cuda for parameter in parameters))
+    return TensorOffloader(lambda: parameters, enabled and any(parameter.is_cuda for parameter in parameters))
 
 
-class _Home:
-    """One storage and its copy in host memory, page-locked where there is a GPU."""
+class _HostCopy:
+    """Storage on the device with its copy in host memory, page-locked if the device is a GPU."""
 
     def __init__(self, storage: torch.UntypedStorage):
         self._storage = storage
-        self._host = host_bytes(storage.nbytes(), pin=storage.device.type == "cuda")
+        self._host = torch.empty(storage.nbytes(), dtype=torch.uint8)
+        if storage.device.type == "cuda":
+            lock_pages(self._host, owner=self._host)
 
     def save(self) -> None:
         if self._storage.nbytes():
@@ -77,17 +82,11 @@ class _Home:
         return torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
 
 
-def host_bytes(count: int, pin: bool) -> Tensor:
-    """uint8 [count] in host memory."""
-    host = torch.empty(count, dtype=torch.uint8)
-    if pin:
-        lock_pages(host, owner=host)
-    return host
-
-
 def lock_pages(host: Tensor, owner: Tensor) -> None:
-    """Page-lock a tensor in host memory for as long as `owner` lives. In place rather than by torch's own pinned
-    allocator, which rounds each tensor up to a power of two: a third more memory for a model."""
+    """Page-lock a tensor in host memory as long as `owner` lives.
+
+    torch's pinned allocator would round each tensor up to a power of two, a third more memory for a model.
+    """
     if host.numel():
         cuda, address = torch.cuda.cudart(), host.data_ptr()
         torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))

@@ -1,4 +1,4 @@
-"""A sharded model in training: the optimizer's step, where the schedule stands, and what of both is saved."""
+"""Training state of a sharded model: optimizer steps, the position in the schedule, and what a checkpoint saves."""
 
 from __future__ import annotations
 
@@ -12,84 +12,74 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from alphaapollo.config.schema import Fsdp, Optimizer
+from alphaapollo.config.schema import Fsdp, Optimizer, RoleFsdp
 from alphaapollo.models.checkpoint.snapshot import Snapshot, load_snapshot, take_snapshot
 from alphaapollo.models.sharding import local_tensor, reshard
-from alphaapollo.models.training.offload import Offload, parameter_offload
-from alphaapollo.models.training.optimizer import (
-    apply_settings,
-    clip_gradients,
-    learning_rate,
-    make_optimizer,
-    set_learning_rate,
-)
+from alphaapollo.models.training.offload import TensorOffloader, parameter_offloader
+from alphaapollo.models.training.optimizer import apply_settings, clip_gradients, learning_rate, make_optimizer
 
 T = TypeVar("T")
-MAX_SKIPPED_STEPS = 20  # steps in a row; then the weights themselves are ruined, and no batch will do
+MAX_SKIPPED_STEPS = 20  # in a row; then the weights themselves are damaged, and no batch helps
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What messages say of a model."""
+class ErrorContext:
+    """Names and hints in error messages about a model."""
 
-    name: str  # e.g. "policy"
-    optim: str  # the section of its optimizer's keys
-    dtype: str = ""  # the key of its arithmetic, where that could be more exact
-    look: str = (
+    model: str  # e.g. "policy"
+    optim: str  # section of its optimizer's keys
+    dtype_key: str = ""  # key of its dtype, if that is not float32
+    likely_cause: str = (
         "huge rewards, advantages or log-ratios in the metrics and rollouts/ of this iteration; "
-        "trainer.record_steps=[its number], added to the command, keeps all that it gets, to be replayed"
+        "trainer.record_steps=[its number], added to the command, records its inputs for a replay"
     )
 
 
 @dataclass(frozen=True)
+class OptimizerSettings:
+    """Optimizer and schedule of a model."""
+
+    config: Optimizer
+    grad_clip: float  # largest gradient norm
+    total_steps: int  # optimizer steps of the run, for the schedule
+
+
+@dataclass(frozen=True)
 class OptimizerStep:
-    """Of one optimizer step; the same on all ranks."""
+    """Statistics of one optimizer step, the same on all ranks."""
 
     grad_norm: float  # before clipping
     lr: float
-    skipped: bool = False  # the gradients were not finite: the weights stayed as they were
+    skipped: bool = False  # the gradients were not finite, and the weights did not change
 
 
 class TrainState:
-    """Gradients in, one optimizer step out.
+    """Optimizer and schedule of a sharded model.
 
-    Between `rest` and `reload` the parameters, and until the next step the optimizer's state, may be in host memory.
+    Between `offload` and `reload` the parameters may be in host memory, and the optimizer state until the next step.
 
     Args:
         module: sharded; see sharding.shard.
-        grad_clip: largest gradient norm.
-        optimizer_steps: optimizer steps of the whole run, for the schedule.
-        fsdp: where the optimizer's state rests between phases, and in one until its first step; when gradients are
-            reduced.
-        who: in messages.
-        param_offload: keep the parameters in host memory between phases (GPU only).
+        fsdp: what is offloaded between phases, and when gradients are reduced.
+        context: for error messages.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        config: Optimizer,
-        grad_clip: float,
-        optimizer_steps: int,
-        fsdp: Fsdp,
-        who: Trained,
-        param_offload: bool = False,
-    ):
-        self.module = module
-        self.optimizer = make_optimizer(module, config)
-        self.config = config
-        self.grad_clip = grad_clip
-        self.optimizer_steps = optimizer_steps
-        self.parameters = parameter_offload(module, param_offload)
-        self.moments = Offload(self._moments, fsdp.optimizer_offload and next(module.parameters()).is_cuda)
+    def __init__(self, module: nn.Module, settings: OptimizerSettings, fsdp: Fsdp, context: ErrorContext):
+        self.module, self.settings, self.context = module, settings, context
+        self.optimizer = make_optimizer(module, settings.config)
+        self.parameters = parameter_offloader(module, isinstance(fsdp, RoleFsdp) and fsdp.param_offload)
+        on_gpu = next(module.parameters()).is_cuda
+        self.moments = TensorOffloader(self._moments, fsdp.optimizer_offload and on_gpu)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
-        self.who = who
         self.num_steps = 0  # made so far
-        self._skipped = 0  # in a row
+        self._num_skipped = 0  # in a row
 
     def accumulate(self, micro_batches: Sequence[T]) -> Iterator[T]:
-        """The micro-batches of one optimizer step, each to be followed by its backward pass. Copies of the model add
-        up their gradients in the last one only, and so do slices unless they do in each."""
+        """Yield the micro-batches of one optimizer step; the caller runs the backward pass of each.
+
+        Gradients are reduced after each micro-batch or after the last one, and between copies of the model after the
+        last one.
+        """
         module = cast(FSDPModule, self.module)
         for number, micro_batch in enumerate(micro_batches, start=1):
             is_last = number == len(micro_batches)
@@ -98,93 +88,93 @@ class TrainState:
             yield micro_batch
 
     def step(self, skip_bad: bool = False) -> OptimizerStep:
-        """Clip the accumulated gradients, step, and clear them (a collective of all ranks). A step that is skipped
-        does not count for the schedule.
+        """Clip the accumulated gradients, make a step and clear them (a collective).
 
-        Raises FloatingPointError if the gradients are not finite, and such a step is not to be skipped; or if many
-        were in a row. The weights stay as they were.
+        A skipped step does not count in the schedule. Raises FloatingPointError, with unchanged weights, if the
+        gradients are not finite and `skip_bad` is false, or if too many steps in a row were skipped.
         """
-        norm = clip_gradients(self.module.parameters(), self.grad_clip)
-        lr = learning_rate(self.num_steps, self.config, self.optimizer_steps)
+        config = self.settings.config
+        norm = clip_gradients(self.module.parameters(), self.settings.grad_clip)
+        lr = learning_rate(self.num_steps, config, self.settings.total_steps)
         if not math.isfinite(norm):
-            self._skipped += 1
-            if not skip_bad or self._skipped == MAX_SKIPPED_STEPS:
-                raise FloatingPointError(self._bad_step(norm, skip_bad))
+            self._num_skipped += 1
+            if not skip_bad or self._num_skipped == MAX_SKIPPED_STEPS:
+                raise FloatingPointError(self._bad_step_message(norm, skip_bad))
             self.optimizer.zero_grad(set_to_none=True)
             return OptimizerStep(norm, lr, skipped=True)
-        self._skipped = 0
-        set_learning_rate(self.optimizer, lr)
+        self._num_skipped = 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self.moments.reload()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
         return OptimizerStep(norm, lr)
 
-    def _bad_step(self, norm: float, skip_bad: bool) -> str:
-        times = f", as at the {self._skipped - 1} before it" if self._skipped > 1 else ""
-        ways = [f"data.seed={1000 + self.num_steps} (other batches from there on)"]
-        ways += [] if skip_bad else ["trainer.on_bad_step=skip"]
-        ways += [f"{self.who.dtype}=float32"] if self.who.dtype else []
-        ways += [
-            f"{self.who.optim}.lr={self.config.lr / 10:g} with an earlier checkpoint, where it grew over iterations"
-        ]
+    def _bad_step_message(self, norm: float, skip_bad: bool) -> str:
+        context, lr = self.context, self.settings.config.lr
+        repeated = f", as in the {self._num_skipped - 1} steps before" if self._num_skipped > 1 else ""
+        fixes = [f"data.seed={1000 + self.num_steps} (other batches from here on)"]
+        fixes += [] if skip_bad else ["trainer.on_bad_step=skip"]
+        fixes += [f"{context.dtype_key}=float32"] if context.dtype_key else []
+        fixes += [f"{context.optim}.lr={lr / 10:g} with an earlier checkpoint, if the norm grew over iterations"]
         return (
-            f"the {self.who.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{times}; the weights "
-            f"stay as they were. Look for {self.who.look}. The same command would resume from the last checkpoint and "
-            f"meet the same batch again. Add to it one of: {'; '.join(ways)}."
+            f"the {context.model}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; the "
+            f"weights are unchanged. Check for {context.likely_cause}. The same command would resume from the last "
+            f"checkpoint and reach the same batch again. Add one of: {'; '.join(fixes)}."
         )
 
     def check_finite(self) -> None:
-        """Raises FloatingPointError, on all ranks, where a trained weight is not finite (a collective)."""
+        """Raise FloatingPointError on all ranks if a trained weight is not finite (a collective)."""
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         bad = torch.stack([~local_tensor(p.detach()).sum().isfinite() for p in trained.values()]).int()
         dist.all_reduce(bad, dist.ReduceOp.MAX)
         if names := [name for name, is_bad in zip(trained, bad.tolist(), strict=True) if is_bad]:
             raise FloatingPointError(
-                f"{len(names)} of the {self.who.name}'s {len(trained)} parameters are not finite after optimizer step "
-                f"{self.num_steps} ({names[0]}): nothing of them is saved. The same command goes on from the last "
-                f"checkpoint; add {self.who.optim}.lr={self.config.lr / 10:g} to it."
+                f"{len(names)} of the {self.context.model}'s {len(trained)} parameters are not finite after optimizer "
+                f"step {self.num_steps} ({names[0]}), so they are not saved. Run the same command again, which resumes "
+                f"from the last checkpoint, with {self.context.optim}.lr={self.settings.config.lr / 10:g}."
             )
 
     def reset_optimizer(self) -> None:
-        """Forget the moments: the state of an optimizer that has made no step."""
+        """Set the optimizer state to that before the first step."""
         self.moments.reload()
         for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()
 
     def reload(self) -> None:
-        """The parameters are wanted. A second call does nothing."""
+        """Bring the parameters back to the device. A second call does nothing."""
         self.parameters.reload()
 
     def offload(self) -> None:
-        """The end of a phase: nothing stays gathered, and what is offloaded goes to host memory."""
+        """End a phase: reshard the model and offload what the configuration says."""
         reshard(self.module)
         self.parameters.offload()
         self.moments.offload()
 
     def snapshot(self, folder: str) -> Snapshot:
-        """What a checkpoint in `folder` is to hold (a collective of all ranks). FloatingPointError: ruined weights."""
-        self._fetch_all()
+        """Take what a checkpoint in `folder` saves (a collective). Raises FloatingPointError like check_finite."""
+        self._reload_all()
         self.check_finite()
         return take_snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
 
     def load(self, folder: str) -> None:
-        """Moments and steps made are the checkpoint's, settings the configuration's."""
-        self._fetch_all()
+        """Load a checkpoint. Optimizer state and step count are the checkpoint's, settings the configuration's."""
+        self._reload_all()
         self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
-        apply_settings(self.optimizer, self.config)
+        apply_settings(self.optimizer, self.settings.config)
 
-    def trained(self) -> dict[str, list[Tensor]]:
-        """This rank's slices of the weights that are trained, and of each of their moments."""
-        self._fetch_all()
+    def trained_tensors(self) -> dict[str, list[Tensor]]:
+        """This rank's slices of the trained weights and of each of their moments."""
+        self._reload_all()
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         slices = {"weights": [local_tensor(parameter.detach()) for parameter in parameters]}
         for name in ("exp_avg", "exp_avg_sq"):
             slices[name] = [local_tensor(state[name]) for state in self.optimizer.state.values()]
         return slices
 
-    def _fetch_all(self) -> None:
+    def _reload_all(self) -> None:
         self.parameters.reload()
         self.moments.reload()
 

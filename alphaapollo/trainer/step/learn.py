@@ -1,8 +1,8 @@
-"""One iteration's learning: from groups to the gradient.
+"""Update of one iteration: from groups to optimizer steps.
 
 groups -> build_batch -> columns from the workers -> assign_credit -> critic and policy update
 
-Phases on the GPUs: the policy's columns; the critic's values and update; the policy's update, which goes on to publish.
+Phases on the GPUs: columns of the policy; values and update of the critic; update of the policy, then weight sync.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics.batch_metrics import layout_metrics
 from alphaapollo.trainer.run_state import Learner
-from alphaapollo.trainer.step.credit import Credit, WorkerColumns, assign_credit, not_finite
-from alphaapollo.trainer.step.training_batch import Batch, build_batch
+from alphaapollo.trainer.step.credit import Credit, CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
 from alphaapollo.types import TrajectoryGroup
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What one iteration's optimiser steps made."""
+class UpdateResult:
+    """Result of an iteration's optimizer steps."""
 
     metrics: dict[str, float]
     kl_coef: float  # of the KL in the reward, for the next iteration
@@ -34,33 +34,31 @@ class Learned:
     credit: Credit | None = None  # likewise
 
 
-async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
-    """The optimiser steps of iteration `step`: none without a group."""
+async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
+    """Run the optimizer steps of iteration `step`; without groups there are none."""
     config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
-        return Learned({}, coef)
+        return UpdateResult({}, coef)
+    actor, placement = config.actor_rollout_ref.actor, plan.placement
     with timer("batch"):
-        batch = build_batch(
-            groups,
-            config.actor_rollout_ref.actor,
-            config.algorithm,
-            max_length=config.data.max_response_length,
-            num_ranks=plan.placement.data_parallel,
-            padded=plan.padded,
-            run_seed=config.trainer.seed,
-            step=step,
-            sequence_parallel=plan.placement.sequence_parallel,
-            share_prompts=run.shares_prompts,
+        settings = BatchSettings(
+            config.data.max_response_length,
+            placement.data_parallel,
+            plan.padded,
+            config.trainer.seed,
+            step,
+            placement.sequence_parallel,
+            run.shares_prompts,
         )
+        batch = build_batch(groups, actor, config.algorithm, settings)
     with timer("columns"):
         computed = await compute_columns(run, groups, batch)
-    if bad := not_finite(computed, batch.mask):
-        return await left_out(run, step, bad)
-    run.left_out = 0
+    if problem := computed.describe_non_finite(batch.mask):
+        return await _skip_iteration(run, step, problem)
+    run.iterations_skipped = 0
     with timer("advantage"):
-        actor = config.actor_rollout_ref.actor
-        algorithm, dtype = config.algorithm, run.column_dtype
-        credit = assign_credit(batch, computed, run.estimator, algorithm, actor, coef, dtype, config.teacher)
+        how = CreditSettings(run.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
+        credit = assign_credit(batch, computed, how)
     lost = sum(len(group.trajectories) for group in groups) - batch.num_trajectories
     metrics = credit.metrics | layout_metrics(batch.layout, plan.padded, lost, batch.num_trajectories)
     with timer("update"):
@@ -71,48 +69,48 @@ async def learn(run: Learner, step: int, groups: list[TrajectoryGroup], timer: T
             await workers.critic.offload()
         if step > config.trainer.critic_warmup:
             kept = credit.moving if plan.skips_still_rows else np.ones_like(credit.moving)
-            budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
+            budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
             steps = keep_rows(batch.layout, kept, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad)
             metrics |= {"batch/rows_skipped": 1 - float(kept.mean())} | await measure_mismatch(run, batch, kept)
             if credit.kl_per_sequence is not None:
                 coef = run.kl_controller.next_coef(coef, credit.kl_per_sequence, batch.num_trajectories)
         run.console.phase("update", 1, 1)
-    return Learned(metrics, coef, batch.layout.num_tokens, batch, credit)
+    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
 
 
-async def left_out(run: Learner, step: int, bad: str) -> Learned:
-    """Nothing is learned in this iteration, and that is told. Raises FloatingPointError if it is not to be left out, or
-    if many were in a row."""
-    skip_bad = run.config.trainer.on_bad_step == "skip"
-    run.left_out += 1
-    if not skip_bad or run.left_out == MAX_SKIPPED_STEPS:
-        times = f", as in the {run.left_out - 1} iterations before it" if run.left_out > 1 else ""
-        ways = [f"data.seed={1000 + step} (other batches from there on)"]
-        ways += [] if skip_bad else ["trainer.on_bad_step=skip"]
+async def _skip_iteration(run: Learner, step: int, problem: str) -> UpdateResult:
+    """Leave out the update, with a warning. Raises FloatingPointError if trainer.on_bad_step=stop, or after too many
+    iterations in a row."""
+    may_skip = run.config.trainer.on_bad_step == "skip"
+    run.iterations_skipped += 1
+    if not may_skip or run.iterations_skipped == MAX_SKIPPED_STEPS:
+        times = f", as in the {run.iterations_skipped - 1} iterations before it" if run.iterations_skipped > 1 else ""
+        fixes = [f"data.seed={1000 + step} (other batches from there on)"]
+        fixes += [] if may_skip else ["trainer.on_bad_step=skip"]
         raise FloatingPointError(
-            f"{bad} in iteration {step}{times}; nothing is trained on them. The same command would resume from the "
-            "last checkpoint and meet the same batch again. Add to it one of: "
-            f"{'; '.join(ways)}; float32 weights of that model."
+            f"{problem} in iteration {step}{times}, so it was not trained on. The same command would resume from the "
+            f"last checkpoint and meet the same batch again. Add one of: {'; '.join(fixes)}; float32 weights of that "
+            "model."
         )
-    run.console.notice(f"step {step}: {bad}: nothing is trained on them (trainer.on_bad_step=skip)")
+    run.console.notice(f"step {step}: {problem}: not trained on (trainer.on_bad_step=skip)")
     if run.workers.critic:
         await run.workers.critic.offload()
-    return Learned({"batch/left_out": 1.0}, run.progress.kl_coef)
+    return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
 async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> WorkerColumns:
-    """Send the rows of `groups` down once, and fetch the float columns that the algorithm asks for: often none."""
+    """Send the rows of `groups` to the workers once, and get the float columns that the algorithm needs: often none."""
     policy, critic, plan, layout = run.workers.policy, run.workers.critic, run.plan, batch.layout
     await policy.load_batch(layout.rank_batches)
     if critic:
         await critic.load_batch(layout.rank_batches)
-    # Where nobody here needs the old log-probs, the update takes them from its own first pass.
+    # If the driver does not need the old log-probs, the update takes them from its own first pass.
     if run.config.algorithm.rollout_correction.bypass:
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
         old = await policy.compute_log_probs() if plan.needs_old_logprobs else None
-    ref = await reference_matrix(run, groups, batch) if plan.needs_ref_columns else None
+    ref = await _reference_matrix(run, groups, batch) if plan.needs_ref_columns else None
     teacher = await policy.compute_teacher_log_probs() if run.config.teacher.sampled else None
     if critic:
         await policy.offload()
@@ -125,15 +123,15 @@ async def compute_columns(run: Learner, groups: list[TrajectoryGroup], batch: Ba
     )
 
 
-async def reference_matrix(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> np.ndarray:
-    """The reference's log-probs of the loaded rows, or what is there of them already. [B, L]"""
+async def _reference_matrix(run: Learner, groups: list[TrajectoryGroup], batch: Batch) -> np.ndarray:
+    """Log-probs of the reference for the loaded rows, prefetched ones included. [B, L]"""
     if run.reference:
-        return await run.reference.matrix(groups, batch)
+        return await run.reference.to_matrix(groups, batch)
     return batch.layout.to_matrix(await run.workers.policy.compute_ref_log_probs())
 
 
 async def measure_mismatch(run: Learner, batch: Batch, computed: np.ndarray) -> dict[str, float]:
-    """How far engine and trainer are apart. computed: bool [B], rows of which the trainer has log-probs."""
+    """Metrics of the log-prob mismatch between engine and trainer. computed: bool [B], rows with trainer log-probs."""
     if run.config.algorithm.rollout_correction.bypass or not computed.any():
         return {}  # the old log-probs are the engine's own, or there are none
     columns = await run.workers.policy.old_log_probs()

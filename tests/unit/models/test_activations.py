@@ -76,7 +76,7 @@ def test_capped_scores_are_written_out_fused_or_refused_as_in_training(tmp_path:
         return activations(load_meta(Model(path=folder, attention=kind), torch.bfloat16), 1, 512, False, "cuda").kept
 
     assert kept("sdpa") > 4 * kept("flex")  # scores of 512 x 512 tokens
-    with pytest.raises(ValueError, match=r"needs softcap, which model.attention=varlen does not compute. Set model.at"):
+    with pytest.raises(ValueError, match=r"needs softcap, which model.attention=varlen does not support. Set model.at"):
         kept("varlen")
 
 

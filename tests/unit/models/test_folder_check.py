@@ -1,4 +1,4 @@
-"""What is wrong with a model's folder is told before a worker loads it."""
+"""Problems of a model folder are found before a worker loads it."""
 
 from __future__ import annotations
 
@@ -40,40 +40,40 @@ def refusal(folder: Path) -> str:
 
 def test_a_sound_one(folder: Path) -> None:
     check_weights(Model(path=str(folder)), "model.path")
-    check_weights(Model(path="somebody/model"), "model.path")  # of the hub: not here yet
+    check_weights(Model(path="some/model"), "model.path")  # of the hub: not here yet
     (folder / SINGLE).unlink()
     check_weights(Model(path=str(folder)), "model.path")  # of another format, perhaps
 
 
-def test_cut_off(folder: Path) -> None:
+def test_truncated(folder: Path) -> None:
     data = (folder / SINGLE).read_bytes()
-    (folder / SINGLE).write_bytes(data[: len(data) // 2])
-    assert refusal(folder).startswith(f"{SINGLE} has {len(data) // 2} bytes, and its head tells of {len(data)}.")
-    for left in (0, 5, 100):
+    for left in (len(data) - 1, len(data) // 2, 0, 5, 100):
         (folder / SINGLE).write_bytes(data[:left])
-        assert refusal(folder).startswith(f"{SINGLE} is no whole safetensors file")
+        assert refusal(folder).startswith(f"{SINGLE} is not a complete safetensors file")
 
 
 def test_no_weights_at_all(folder: Path) -> None:
     (folder / SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    assert refusal(folder).startswith(f"{SINGLE} is no whole safetensors file")
+    assert refusal(folder).startswith(f"{SINGLE} is not a complete safetensors file")
 
 
 def test_a_part_is_missing(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
-    assert refusal(folder).startswith("model-00001-of-00002.safetensors is missing")
+    assert refusal(folder).startswith(f"model-00001-of-00002.safetensors, listed in {INDEX}, is missing")
     (folder / INDEX).write_text('{"weight_map": [')
     assert refusal(folder).startswith(f"{INDEX} cannot be read")
 
 
 def test_other_shapes(folder: Path) -> None:
     configure(folder, intermediate_size=40)
-    assert refusal(folder).startswith("model.layers.0.mlp.gate_proj.weight has the shape [48, 32], and config.json")
+    assert refusal(folder).startswith(
+        "model.layers.0.mlp.gate_proj.weight has shape [48, 32] in the weights, but [40, 32]"
+    )
 
 
 def test_fewer_layers_than_the_weights(folder: Path) -> None:
     configure(folder, num_hidden_layers=1, layer_types=["full_attention"])
-    assert refusal(folder).startswith("the weights have 2 layers, and config.json says num_hidden_layers=1.")
+    assert refusal(folder).startswith("the weights have 2 layers, but config.json has num_hidden_layers=1.")
 
 
 def test_an_extra_layer_for_another_use(folder: Path) -> None:
@@ -91,13 +91,13 @@ def test_a_vocabulary_smaller_than_the_tokenizers(folder: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # never in a text
     check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
     tokenizer.add_tokens(["one more"])
-    with pytest.raises(ValueError, match=r"its vocabulary has 48 tokens, and the tokenizer's go up to id 49"):
+    with pytest.raises(ValueError, match=r"its vocabulary has 48 tokens, but the tokenizer has ids up to 49"):
         check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
 
 
 def test_a_configuration_that_makes_no_model(folder: Path) -> None:
     configure(folder, hidden_size=-32)
-    with pytest.raises(ValueError, match=r"no model can be made of its config\.json"):
+    with pytest.raises(ValueError, match=r"no model can be built from its config\.json"):
         check_weights(Model(path=str(folder)), "model.path")
     configure(folder, hidden_size=32, num_hidden_layers=7)
     with pytest.raises(ValueError, match=r"its configuration cannot be read: .*layer_types"):

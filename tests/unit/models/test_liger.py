@@ -59,8 +59,8 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_architecture_that_nobody_has_compared(tmp_path: Path) -> None:
-    """Told before a worker starts where it is asked for; else the plain layers."""
+def test_unsupported_architectures(tmp_path: Path) -> None:
+    """An error before a worker starts if Liger is required, else the plain layers."""
     known, other = (Model(path=str(save_model(name, tmp_path / name))) for name in ("qwen3", "gemma2"))
     assert choose_kernels(resolve_model(known, "cuda"), "auto").use_liger is True
     assert choose_kernels(resolve_model(other, "cuda"), "auto").use_liger is False
@@ -72,7 +72,7 @@ def test_an_architecture_that_nobody_has_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", [True, False, "auto"])
 def test_they_are_put_into_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
     fused: list[str] = []
-    monkeypatch.setattr(load, "fuse", lambda model: fused.append(model.config.model_type))
+    monkeypatch.setattr(load, "apply_liger", lambda model: fused.append(model.config.model_type))
     model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=asked)
     load.load_causal_lm(model, "padded", load.torch.float32)
     assert fused == ["qwen3"] * (asked is True)

@@ -5,7 +5,7 @@ import torch
 
 from alphaapollo.algorithms.divergence import REVERSE, Divergence
 from alphaapollo.models import lm_head as head_module
-from alphaapollo.models.lm_head import Head, Hidden, Other, token_stats
+from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, token_stats
 from tests.unit.plain import entropy, jsd, kl_full
 
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
@@ -41,12 +41,11 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
 
     hidden, weight, bias, targets, ref_states, ref_weight = inputs()
     stats = token_stats(
-        hidden,
+        HeadInput(hidden, LmHead(weight, bias, scale, softcap)),
         targets,
-        Head(weight, bias, scale, softcap),
         0.7,
         need_entropy=True,
-        other=Other(Hidden(ref_states, Head(ref_weight)), REVERSE),
+        divergence_target=DivergenceTarget(HeadInput(ref_states, LmHead(ref_weight)), REVERSE),
         chunk_logits=chunk_logits,
     )
     assert stats.entropy is not None and stats.divergence is not None
@@ -61,7 +60,7 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
 @pytest.mark.parametrize(
     "divergence", [REVERSE, Divergence("forward"), Divergence("jsd", 0.2)], ids=lambda one: one.kind
 )
-def test_divergences_and_what_is_shown_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
+def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
     weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
     hidden, weight, bias, targets, other_states, other_weight = inputs()
     logits, other_logits = (hidden @ weight.T + bias) / 0.7, other_states @ other_weight.T / 0.7
@@ -69,8 +68,9 @@ def test_divergences_and_what_is_shown_equal_plain_autograd(divergence: Divergen
     own = {"reverse": reverse, "forward": forward, "jsd": jsd(logits, other_logits, 0.2)}[divergence.kind]
     expected = torch.autograd.grad((weights * own).sum(), (hidden, weight, bias))
 
-    other = Other(Hidden(other_states, Head(other_weight)), divergence, shown=True)
-    stats = token_stats(hidden, targets, Head(weight, bias), 0.7, other=other, chunk_logits=chunk_logits)
+    other = DivergenceTarget(HeadInput(other_states, LmHead(other_weight)), divergence, with_statistics=True)
+    policy = HeadInput(hidden, LmHead(weight, bias))
+    stats = token_stats(policy, targets, 0.7, divergence_target=other, chunk_logits=chunk_logits)
     assert stats.divergence is not None and stats.agreement is not None and not stats.agreement.requires_grad
     torch.testing.assert_close(stats.divergence, own)
     torch.testing.assert_close(stats.reverse_kl, reverse.detach())
@@ -84,32 +84,32 @@ def test_divergences_and_what_is_shown_equal_plain_autograd(divergence: Divergen
 def test_two_tokens_by_hand():
     """Logits (0, ln 3): p = (1/4, 3/4), entropy = ln 4 - 3/4 ln 3."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log().nan_to_num(neginf=0.0)
-    stats = token_stats(hidden, torch.tensor([1]), Head(weight), 1.0, need_entropy=True)
+    stats = token_stats(HeadInput(hidden, LmHead(weight)), torch.tensor([1]), 1.0, need_entropy=True)
     assert stats.entropy is not None
     assert stats.logprobs.item() == pytest.approx(-0.2876821)
     assert stats.entropy.item() == pytest.approx(0.5623351)
     assert stats.divergence is None
 
 
-def test_logits_never_exist_whole(monkeypatch: pytest.MonkeyPatch):
+def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch):
     sizes = []
-    product = head_module.product
+    linear = head_module.linear
 
     def recording(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        result = product(x, weight)
+        result = linear(x, weight)
         if result.shape[-1] == VOCABULARY:
             sizes.append(result.shape[0])
         return result
 
-    monkeypatch.setattr(head_module, "product", recording)
+    monkeypatch.setattr(head_module, "linear", recording)
     hidden, weight, _, targets, *_ = inputs(torch.float32)
-    token_stats(hidden, targets, Head(weight), 1.0, chunk_logits=3 * VOCABULARY).logprobs.sum().backward()
+    token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=3 * VOCABULARY).logprobs.sum().backward()
     assert sizes == [3, 3, 1, 3, 3, 1]  # forward, and again backward
 
 
 def test_only_what_is_used_needs_a_gradient():
     hidden, weight, _, targets, *_ = inputs()
-    stats = token_stats(hidden, targets, Head(weight), 1.0, need_entropy=True)
+    stats = token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, need_entropy=True)
     assert stats.entropy is not None
     (expected,) = torch.autograd.grad(entropy(hidden @ weight.T).sum(), hidden)
     (got,) = torch.autograd.grad(stats.entropy.sum(), hidden)
@@ -118,7 +118,7 @@ def test_only_what_is_used_needs_a_gradient():
 
 def test_bfloat16_head_computes_in_float32():
     hidden, weight, _, targets, *_ = inputs(torch.bfloat16)
-    stats = token_stats(hidden, targets, Head(weight), 1.0, chunk_logits=2 * VOCABULARY)
+    stats = token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=2 * VOCABULARY)
     assert stats.logprobs.dtype is torch.float32
     stats.logprobs.sum().backward()
     assert weight.grad is not None and weight.grad.dtype is torch.bfloat16

@@ -32,7 +32,7 @@ def test_missing_path():
 
 
 def test_folder_without_config(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"holds no config.json"):
+    with pytest.raises(ValueError, match=r"has no config.json"):
         load(tmp_path)
 
 
@@ -62,10 +62,10 @@ def test_no_weights(broken: Path):
         load(broken)
 
 
-def test_cut_off_weights(broken: Path):
+def test_truncated_weights(broken: Path):
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"its weights cannot be loaded: .* cut-off"):
+    with pytest.raises(ValueError, match=r"its weights cannot be loaded: .* truncated"):
         load(broken)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.launch.input_checks import check_adapters
-from alphaapollo.models.lora import adapters_off, is_adapter, load_trainable_lm, lora_layers, plain_name
+from alphaapollo.models.lora import adapters_disabled, is_adapter, load_trainable_lm, lora_layers, plain_name
 
 pytest.importorskip("peft")
 
@@ -20,20 +20,20 @@ def load(
     ("target", "what"),
     [
         ("query", "'query' is not in the model"),
-        ("lm_head", "'lm_head' is no linear layer below the output head"),
-        ("embed_tokens", "'embed_tokens' is no linear layer below the output head"),
-        ("layers", "'layers' is no linear layer below the output head"),
+        ("lm_head", "'lm_head' is not a linear layer before the output head"),
+        ("embed_tokens", "'embed_tokens' is not a linear layer before the output head"),
+        ("layers", "'layers' is not a linear layer before the output head"),
     ],
 )
-def test_targets_that_cannot_be_are_told_with_those_that_can(model_folder, target: str, what: str) -> None:
+def test_errors_about_targets_list_the_valid_ones(model_folder, target: str, what: str) -> None:
     model = Model(path=str(model_folder("llama")), lora_rank=4, target_modules=["q_proj", target])
     with pytest.raises(ValueError) as caught:
         check_adapters(model, "actor_rollout_ref.model")
     assert str(caught.value) == (
         f"actor_rollout_ref.model.target_modules: {what}. LlamaForCausalLM has down_proj, gate_proj, k_proj, o_proj, "
-        "q_proj, up_proj, v_proj. Give some of these, or all-linear."
+        "q_proj, up_proj, v_proj. Use some of these, or all-linear."
     )
-    check_adapters(Model(path="not read", target_modules=[target]), "model")  # without LoRA
+    check_adapters(Model(path="not read"), "model")  # without LoRA
 
 
 def test_only_the_named_layers_get_adapters(model_folder) -> None:
@@ -76,7 +76,7 @@ def test_switched_off_and_on_again(model_folder) -> None:
         for layer in lora_layers(model).values():
             layer.lora_B["default"].weight.fill_(0.1)
         trained = model(ids).logits
-        with pytest.raises(RuntimeError), adapters_off(model):
+        with pytest.raises(RuntimeError), adapters_disabled(model):
             assert torch.equal(model(ids).logits, base)
             raise RuntimeError
         assert torch.equal(model(ids).logits, trained) and not torch.equal(trained, base)

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from alphaapollo.data.batch import Columns, Rows
-from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.micro_batch import build_micro_batch, copy_to_device
 from alphaapollo.models.ulysses import SequenceGroup
-from alphaapollo.models.upload import upload
 
 CPU = torch.device("cpu")
 
@@ -70,7 +69,7 @@ def test_no_rows_make_a_dummy_that_weighs_nothing():
         assert micro.to_matrix(micro.mask).tolist() == [[0.0]]
         assert micro.columns.advantages.tolist() == micro.columns.loss_weights.tolist() == [0.0]
         assert micro.columns.trajectory_ids is None and micro.columns.values is None
-        assert micro.values(torch.ones(1)).shape == (0,)
+        assert micro.without_dummy(torch.ones(1)).shape == (0,)
 
 
 @pytest.mark.parametrize(("dtype", "there"), [(np.float32, torch.float32), (np.float64, torch.float64)])
@@ -83,7 +82,7 @@ def test_columns_travel_as_they_are(dtype: type, there: torch.dtype):
     assert micro.columns.sequence_weights.tolist() == [2.0, 0.5]
     assert micro.columns.returns.dtype == there
     assert micro.columns.trajectory_ids.tolist() == [7, 7]
-    assert micro.values(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert micro.without_dummy(torch.arange(5.0)).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert micro.ends.local.tolist() == [3, 7]
 
 
@@ -92,14 +91,14 @@ def test_rows_of_different_trajectories_need_no_ids():
     assert build_micro_batch(two_rows(), [0, 1], True, CPU, given).columns.trajectory_ids is None
 
 
-def test_upload_is_one_copy_of_any_types():
+def test_arrays_of_any_type_are_copied_at_once():
     arrays = {
         "a": np.arange(6).reshape(2, 3)[:, 1:],
         "b": np.array([1, 2, 3], dtype=np.int32),
         "none": np.zeros(0, dtype=np.int64),
         "c": np.array([0.5], dtype=np.float32),
     }
-    there = upload(arrays, CPU)
+    there = copy_to_device(arrays, CPU)
     for name, array in arrays.items():
         assert there[name].tolist() == array.tolist()
         assert there[name].dtype == torch.from_numpy(array.copy()).dtype

@@ -8,8 +8,8 @@ import transformers
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import build_micro_batch
-from alphaapollo.models.moe_routing import ExpertSizes, Routers, balance_loss, check_routers
+from alphaapollo.models.micro_batch import MicroBatchBuilder, build_micro_batch
+from alphaapollo.models.moe_routing import ExpertSizes, Routers, check_routers, load_balancing_loss
 from alphaapollo.models.policy import PolicyModel, check_logprobs
 from tests.unit.tiny import build_model, some_rows
 
@@ -21,7 +21,7 @@ def moe() -> torch.nn.Module:
     return build_model("qwen3_moe")
 
 
-def test_routers_are_those_that_transformers_records(moe):
+def test_routers_are_those_whose_outputs_transformers_records(moe):
     routers = Routers.of(moe)
     assert routers is not None and routers.sizes == ExpertSizes(4, 2) and routers.layers == [0, 1]
     assert Routers.of(build_model("qwen3")) is None
@@ -33,15 +33,15 @@ def test_the_loss_is_that_of_transformers(moe):
 
     routers = Routers.of(moe)
     assert routers is not None
-    routers.balances = True
+    routers.needs_probabilities = True
     tokens, mask = torch.arange(21).view(3, 7), torch.ones(3, 7)
     mask[1, 5:], mask[2, 3:] = 0, 0
-    now = routers.begin(mask.bool(), None)
+    routing = routers.begin_pass(mask.bool(), None)
     output = moe(input_ids=tokens, output_router_logits=True)
-    routers.end()
+    routers.end_pass()
     expected = load_balancing_loss_func(output.router_logits, 4, 2, mask)
-    assert now.counts.sum() == 2 * 2 * 15 and now.probabilities is not None
-    ours = balance_loss(now.counts.sum(0), now.probabilities, mask.sum() * 2)
+    assert routing.counts.sum() == 2 * 2 * 15 and routing.probabilities is not None
+    ours = load_balancing_loss(routing.counts.sum(0), routing.probabilities, mask.sum() * 2)
     assert ours.item() == pytest.approx(expected.item(), rel=1e-6) and ours.item() > 2.05
     gate = moe.model.layers[0].mlp.gate.weight
     (wanted,) = torch.autograd.grad(expected, gate, retain_graph=True)
@@ -61,7 +61,7 @@ def with_experts(rows: Rows, experts: np.ndarray) -> Rows:
 
 
 def hand_made(model: torch.nn.Module, token_ids: list[int], experts: np.ndarray) -> torch.Tensor:
-    """Log-probs of a plain model whose routers are told, in their own words, what to take. [T - 1]"""
+    """Log-probs of a plain model whose routers are forced by hooks. [T - 1]"""
 
     def force(layer: int):
         def hook(router, _, output):
@@ -80,9 +80,9 @@ def hand_made(model: torch.nn.Module, token_ids: list[int], experts: np.ndarray)
 
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("norm", [True, False])
-def test_forced_experts_are_computed_with(model_folder, padded: bool, norm: bool):
-    """Weights are the router's own over the forced experts, in either of its ways; other rows and padding see none of
-    it; the gradient reaches the router."""
+def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
+    """Weights are the router's own over the forced experts, with and without normalization; other rows and padding
+    are not affected; the gradient reaches the router."""
     path = str(model_folder("qwen3_moe"))
     policy = PolicyModel(load_causal_lm(Model(path=path), "padded" if padded else "sdpa", torch.float32))
     plain = build_model("qwen3_moe")
@@ -100,44 +100,44 @@ def test_forced_experts_are_computed_with(model_folder, padded: bool, norm: bool
     torch.testing.assert_close(stats.logprobs, torch.cat(expected), rtol=1e-4, atol=1e-5)
     stats.logprobs.sum().backward()
     assert policy.model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-3
-    now = policy.routers.now
-    assert now.counts.sum() == 2 * 2 * rows.lengths.sum()
-    assert 0.1 < now.differs / now.counts.sum() < 0.9
+    routing = policy.routers.current
+    assert routing.counts.sum() == 2 * 2 * rows.lengths.sum()
+    assert 0.1 < routing.num_changed / routing.counts.sum() < 0.9
     own = policy(build_micro_batch(rows, [2, 0, 1], padded, CPU), 1.0)
-    assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.now.differs == 0
-    assert check_logprobs(policy, padded, torch.float32, CPU) < 1e-5
+    assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.current.num_changed == 0
+    assert check_logprobs(policy, MicroBatchBuilder(padded, CPU), torch.float32) < 1e-5
 
 
-def test_checkpointing_computes_again_with_the_same_experts(model_folder):
+def test_checkpointing_recomputes_with_the_same_experts(model_folder):
     gradients = []
     for checkpointing in (False, True):
         model = Model(path=str(model_folder("qwen3_moe")), enable_gradient_checkpointing=checkpointing)
         policy = PolicyModel(load_causal_lm(model, "padded", torch.float32))
         assert policy.routers is not None
-        policy.routers.balances = True
+        policy.routers.needs_probabilities = True
         rows = Rows.from_rows(some_rows(3))
         stats = policy(build_micro_batch(with_experts(rows, some_experts(rows)), [0, 1, 2], True, CPU), 1.0)
-        now = policy.routers.now
-        assert now is not None and now.probabilities is not None
-        tokens = now.counts.sum() / 2
-        (stats.logprobs.sum() + balance_loss(now.counts.sum(0), now.probabilities, tokens)).backward()
-        assert now.counts.sum() == 2 * 2 * rows.lengths.sum()
+        routing = policy.routers.current
+        assert routing is not None and routing.probabilities is not None
+        tokens = routing.counts.sum() / 2
+        (stats.logprobs.sum() + load_balancing_loss(routing.counts.sum(0), routing.probabilities, tokens)).backward()
+        assert routing.counts.sum() == 2 * 2 * rows.lengths.sum()
         gradients.append([parameter.grad for parameter in policy.parameters()])
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_the_dummy_and_padding_count_nothing(model_folder):
+def test_the_dummy_and_padding_do_not_count(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
     rows = Rows.from_rows(some_rows(3))
     policy(build_micro_batch(with_experts(rows, some_experts(rows)), [], True, CPU), 1.0)
-    assert policy.routers.now.counts.sum() == 0 == policy.routers.now.differs
+    assert policy.routers.current.counts.sum() == 0 == policy.routers.current.num_changed
 
 
 def test_experts_of_another_shape_are_refused(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
     rows = Rows.from_rows(some_rows(1))
     other = with_experts(rows, np.zeros((len(rows.token_ids), 3, 2), np.uint8))
-    with pytest.raises(ValueError, match=r"returned experts of \[3, 2\] .* but the model has \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"returned experts of shape \[3, 2\] .* but the model has \[2, 2\]"):
         policy(build_micro_batch(other, [0], True, CPU), 1.0)
 
 
@@ -175,28 +175,28 @@ def small(name: str, **more: object) -> torch.nn.Module:
         ("Glm4Moe", GROUPED, [1]),
     ],
 )
-def test_routers_of_other_models_take_what_they_are_given(name: str, more: dict[str, object], layers: list[int]):
+def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, object], layers: list[int]):
     model = small(name, **more)
     routers = Routers.of(model)
     assert routers is not None and routers.layers == layers
     forced = torch.stack([torch.randperm(4)[:2] for _ in range(14)]).view(7, 2, 2)
-    now = routers.begin(torch.ones(7, dtype=torch.bool), forced)
+    routing = routers.begin_pass(torch.ones(7, dtype=torch.bool), forced)
     model(torch.arange(2, 9)[None], use_cache=False)
     for layer in layers:
-        assert now.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
-    assert now.counts.sum() == 14 * len(layers) and now.differs > 0
+        assert routing.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
+    assert routing.counts.sum() == 14 * len(layers) and routing.num_changed > 0
 
 
-@pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the one samples, the other answers in another form
-def test_unknown_routers_are_left_alone(name: str):
+@pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the first samples, the second returns another form
+def test_unsupported_routers_are_not_wrapped(name: str):
     model = small(name, num_local_experts=4)
     assert Routers.of(model) is None
     model(torch.arange(2, 9)[None], use_cache=False)
 
 
-def test_keys_about_experts_need_a_model_that_has_some(model_folder):
+def test_expert_keys_need_a_mixture_of_experts(model_folder):
     dense, mixture = (Model(path=str(model_folder(name))) for name in ("qwen3", "qwen3_moe"))
     for balance in (True, False):
         check_routers(mixture, "the key", balance)
-        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM is no mixture .* Leave it out\.$"):
+        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM is not a mixture .* Remove the key\.$"):
             check_routers(dense, "the key", balance)

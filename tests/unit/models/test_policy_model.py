@@ -1,4 +1,4 @@
-"""Our log-probs against the plain Hugging Face forward, row by row."""
+"""Log-probs compared with the plain Hugging Face forward pass, row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models import load
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import build_micro_batch
+from alphaapollo.models.micro_batch import MicroBatchBuilder, build_micro_batch
 from alphaapollo.models.policy import PolicyModel, check_logprobs, self_check_warnings
 from tests.unit.tiny import ARCHITECTURES
 
@@ -102,40 +102,40 @@ def test_gradient_checkpointing_changes_nothing(model_folder):
 def test_self_check_passes(model_folder, name: str):
     for attention in ("padded", "sdpa"):
         policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), attention, torch.float32))
-        assert check_logprobs(policy, attention == "padded", torch.float32, CPU) < 1e-5
+        assert check_logprobs(policy, MicroBatchBuilder(attention == "padded", CPU), torch.float32) < 1e-5
         assert policy.model.config._attn_implementation == f"alphaapollo_{attention}"
 
 
-def test_self_check_finds_a_head_that_we_do_not_know(model_folder):
+def test_self_check_detects_an_unknown_logit_transform(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("granite"))), "padded", torch.float32))
     policy.scale = 1.0  # as if the key were unknown
-    with pytest.raises(ValueError, match=r"GraniteForCausalLM: our log-probs differ .* model.attention=padded"):
-        check_logprobs(policy, True, torch.float32, CPU)
+    with pytest.raises(ValueError, match=r"GraniteForCausalLM: the trainer's log-probs .* model.attention=padded"):
+        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)
 
 
-def test_in_bfloat16_a_difference_is_told_and_a_huge_one_ends(model_folder, monkeypatch: pytest.MonkeyPatch):
+def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     own = policy.native_logprobs
     monkeypatch.setattr(policy, "native_logprobs", lambda ids: own(ids) + 0.3)
-    gap = check_logprobs(policy, True, torch.bfloat16, CPU)
-    assert gap == pytest.approx(0.3, abs=1e-4) and self_check_warnings(0.05) == []
-    assert "differ from the model's own by 0.3 nats" in self_check_warnings(gap)[0]
+    mismatch = check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
+    assert mismatch == pytest.approx(0.3, abs=1e-4) and self_check_warnings(0.05) == []
+    assert "differ from the model's own by 0.3 nats" in self_check_warnings(mismatch)[0]
     with pytest.raises(ValueError, match="differ"):
-        check_logprobs(policy, True, torch.float32, CPU)
+        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)
     monkeypatch.setattr(policy, "native_logprobs", lambda ids: own(ids) + 1.1)
     with pytest.raises(ValueError, match="differ"):
-        check_logprobs(policy, True, torch.bfloat16, CPU)
+        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
 
 
-def test_self_check_finds_packed_rows_that_see_each_other(model_folder, monkeypatch: pytest.MonkeyPatch):
+def test_self_check_detects_packed_rows_that_attend_to_each_other(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     with pytest.raises(ValueError, match="differ"):
-        check_logprobs(policy, False, torch.float32, CPU)  # plain causal attention over packed rows
+        check_logprobs(policy, MicroBatchBuilder(False, CPU), torch.float32)  # plain causal attention over packed rows
 
 
 def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.MonkeyPatch):
-    """By dynamo and autograd's tracing; the kernels that inductor makes of it are PyTorch's matter. Rows of any number
-    and length are one graph, with attention between its parts."""
+    """With dynamo and autograd, but without inductor's kernels. Rows of any number and length share one graph, which is
+    split at attention."""
     monkeypatch.setattr(load, "COMPILER", "aot_eager")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -154,8 +154,8 @@ def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.Monk
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_damaged_weights_are_not_blamed_on_the_architecture(model_folder) -> None:
+def test_self_check_detects_damaged_weights(model_folder) -> None:
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
     next(policy.model.model.layers[0].parameters()).data.fill_(float("nan"))
-    with pytest.raises(ValueError, match="own log-probs are not finite: its weights are damaged"):
-        check_logprobs(policy, True, torch.float32, CPU)
+    with pytest.raises(ValueError, match="own log-probs are not finite, because its weights are damaged"):
+        check_logprobs(policy, MicroBatchBuilder(True, CPU), torch.float32)

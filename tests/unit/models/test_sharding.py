@@ -1,4 +1,4 @@
-"""What a rank holds while a model is sharded."""
+"""Sharding of a model, and how ranks find each other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from torch import nn
 
 from alphaapollo.models import sharding
 from alphaapollo.models.export.hf_folder import full_parameters
-from alphaapollo.models.sharding import join_process_group, make_mesh, shard
+from alphaapollo.models.sharding import FsdpRoot, join_process_group, make_mesh, shard
 from alphaapollo.utils.network import hold_port
 from tests.unit.tiny import build_model, run_ranks
 
 
-def kept_for_others(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
+class Model(FsdpRoot):
+    layers = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+def tensors_for_other_ranks(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
     join_process_group("cpu", rank, num_ranks, address)
     kept: dict[str, torch.Tensor] = {}
 
@@ -27,9 +35,9 @@ def kept_for_others(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
         kept.update(tensors)
 
     sharding._scatter = scatter  # type: ignore[assignment]
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = Model()
     parameters = {id(one) for one in (*model.parameters(), *model.buffers())}
-    shard(model, [], make_mesh("cpu"), torch.float32, offload_policy=False)
+    shard(model, make_mesh("cpu"), torch.float32, offload_policy=False)
     group: Any = dist.group.WORLD
     return {
         "names": sorted(kept),
@@ -39,7 +47,7 @@ def kept_for_others(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
     }
 
 
-def meet_on_a_held_port(rank: int, num_ranks: int, address: str) -> int:
+def connect_on_a_held_port(rank: int, num_ranks: int, address: str) -> int:
     port = Path(f"{address.removeprefix('file://')}-port")
     if rank == 0:
         port.with_suffix(".new").write_text(str(hold_port("127.0.0.1")))
@@ -53,19 +61,19 @@ def meet_on_a_held_port(rank: int, num_ranks: int, address: str) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_ranks_meet_where_rank_0_listens() -> None:
-    assert run_ranks(meet_on_a_held_port, 2) == [3, 3]
+def test_ranks_connect_to_the_port_of_rank_0() -> None:
+    assert run_ranks(connect_on_a_held_port, 2) == [3, 3]
 
 
 @pytest.mark.timeout(120)
-def test_rank_0_holds_no_parameters_of_the_whole_model() -> None:
-    """FSDP moves those to the GPU in place, so one that is held on to stays there whole: copies lie on the host, and
-    only where there are others to send them to."""
-    first, second = run_ranks(kept_for_others, 2)
+def test_rank_0_keeps_no_reference_to_parameters() -> None:
+    """FSDP moves parameters to the GPU in place, so a reference to one would keep it there. Tensors for other ranks are
+    kept on the host, and only if there are other ranks."""
+    first, second = run_ranks(tensors_for_other_ranks, 2)
     assert first["parameters"] == second["parameters"] == second["names"] == []
     assert len(first["names"]) == 7
     assert first["timeout"] == 3600 and first["interface"] == "lo"
-    (alone,) = run_ranks(kept_for_others, 1)
+    (alone,) = run_ranks(tensors_for_other_ranks, 1)
     assert alone["names"] == []
 
 

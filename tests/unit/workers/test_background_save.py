@@ -36,7 +36,7 @@ def save_and_go_on(rank: int, num_ranks: int, address: str, case: Case, folder: 
     batch = make_batch(case, num_ranks)
     columns = make_columns(case, batch, rank, ref=True)
     worker.load_batch(batch.rank_batches[rank])
-    at_once = CheckpointWriter(behind=False)
+    at_once = CheckpointWriter(in_background=False)
     for name in ("first", "second"):
         worker.update(columns)
         if worker.reference is not None:
@@ -100,7 +100,7 @@ def test_a_full_disk_is_told_where_it_is_asked_for(model_folder: Any, tmp_path: 
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         worker.save(str(tmp_path / "saved"))
-        with pytest.raises(OSError, match=f"cannot write the checkpoint {tmp_path}/saved: .* free there"):
+        with pytest.raises(OSError, match=f"cannot write the checkpoint {tmp_path}/saved: .* MiB free"):
             worker.written().result()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

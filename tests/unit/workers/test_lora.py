@@ -21,7 +21,7 @@ from alphaapollo.types import WeightUpdate
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
-from alphaapollo.workers.process_group import ALONE, RankPlacement
+from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows
 from tests.unit.workers.test_sft_worker import SftCase, deal, plain_loss
@@ -53,7 +53,7 @@ def train_by_hand(model: nn.Module) -> None:
 
 
 def worker_of(case: Case, rank: int = 0, num_ranks: int = 1, address: str = "", **arguments: Any) -> PolicyWorker:
-    worker = make_worker(case, rank, num_ranks, address or ALONE, **arguments)
+    worker = make_worker(case, rank, num_ranks, address or NO_RENDEZVOUS, **arguments)
     train_by_hand(worker.policy)
     return worker
 

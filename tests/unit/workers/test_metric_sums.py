@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from alphaapollo.models.training.train_state import OptimizerStep
-from alphaapollo.workers.process_group import MetricSums, optimizer_step_metrics
+from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
 
 
 def test_names_that_end_in_max_keep_the_largest() -> None:

@@ -93,7 +93,7 @@ def test_a_micro_batch_counts_by_its_tokens(model_folder):
 
 def own_loss(case: Case, rows: Any) -> float:
     """Of one micro-batch with the experts that its rows bring."""
-    from alphaapollo.models.moe_routing import Routers, balance_loss
+    from alphaapollo.models.moe_routing import Routers, load_balancing_loss
 
     model = build_model("qwen3_moe")
     scale_weights(model, 1.1)  # as gradients() does
@@ -107,7 +107,7 @@ def own_loss(case: Case, rows: Any) -> float:
         model(torch.from_numpy(rows.token_ids[start:end])[None])
         assert now.probabilities is not None
         counts, shares = counts + now.counts.sum(0), shares + now.probabilities.detach()
-    return float(balance_loss(counts, shares, counts.sum() / 2))
+    return float(load_balancing_loss(counts, shares, counts.sum() / 2))
 
 
 def test_log_probs_of_policy_and_reference_follow_the_engine(model_folder):

@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, RolloutCorrection
-from alphaapollo.models.attention.backends import register
-from alphaapollo.models.lm_head import Other
+from alphaapollo.models.attention.backends import register_backend
+from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.micro_batch import build_micro_batch
 from alphaapollo.models.policy import PolicyModel
+from alphaapollo.workers.metric_sums import MetricSums
 from alphaapollo.workers.policy_objective import policy_matrices, policy_objective
-from alphaapollo.workers.process_group import MetricSums
 from tests.unit.tiny import build_model
 from tests.unit.workers.training import Case, make_batch, make_columns
 
@@ -42,7 +42,7 @@ class Copies(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def policy() -> PolicyModel:
     model = build_model("qwen3").to(META)
-    model.set_attn_implementation(register("sdpa"))
+    model.set_attn_implementation(register_backend("sdpa"))
     return PolicyModel(model)
 
 
@@ -56,7 +56,8 @@ def test_a_micro_batch_is_one_copy_and_no_wait(policy: PolicyModel, loss: str, f
     (positions,) = batch.rank_batches[0].mini_batches[0].micro_batches
     with Copies() as copies:
         micro = build_micro_batch(batch.rank_batches[0].rows, positions, False, META, columns)
-        stats = policy(micro, 0.9, need_entropy=True, other=Other(policy.hidden(micro), REVERSE))
+        target = DivergenceTarget(policy.head_input(micro), REVERSE)
+        stats = policy(micro, 0.9, need_entropy=True, divergence_target=target)
         matrices = policy_matrices(micro, stats, stats.logprobs.detach() if first else None)
         objective, figures = policy_objective(matrices, Actor(**actor), get_policy_loss(loss), RolloutCorrection())
         objective.backward()

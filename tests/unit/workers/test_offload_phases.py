@@ -39,7 +39,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
     """Two iterations with every call of the protocol, a phase each; what came out."""
     sender = Sender()
     worker = make_worker(case, rank, num_ranks, address, sender=sender, saves_in_background=offload)
-    for one in (worker.state.parameters, worker.state.moments, worker.frozen):
+    for one in (worker.state.parameters, worker.state.moments, worker.reference_parameters):
         one.enabled = offload
     batch = make_batch(case, num_ranks)
     worker.offload()

@@ -145,14 +145,14 @@ def test_gradients_that_are_not_finite_stop_the_run_with_keys_that_exist(make, d
         worker.update(replace(columns, advantages=np.full_like(columns.advantages, np.nan)))
     for name, value in parameters(worker).items():
         np.testing.assert_array_equal(value, before[name])
-    ways = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
-    assert ways == [
+    keys = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
+    assert keys == [
         "data.seed=1000",
         "trainer.on_bad_step=skip",
         *(["actor_rollout_ref.model.dtype=float32"] if dtype == "bfloat16" else []),
         "actor_rollout_ref.actor.optim.lr=1e-07",
     ]
-    config = load_config(Config, "ppo", ways)
+    config = load_config(Config, "ppo", keys)
     assert (config.data.seed, config.trainer.on_bad_step) == (1000, "skip")
 
 
@@ -183,7 +183,7 @@ def test_steps_that_are_not_finite_are_left_out_where_that_is_asked_for(make, mo
     monkeypatch.setattr("alphaapollo.models.training.train_state.MAX_SKIPPED_STEPS", 3)
     for _ in range(2):
         worker.update(replace(columns, advantages=bad), skip_bad=True)
-    with pytest.raises(FloatingPointError, match="at optimizer step 2, as at the 2 before it"):
+    with pytest.raises(FloatingPointError, match="at optimizer step 2, as in the 2 steps before"):
         worker.update(replace(columns, advantages=bad), skip_bad=True)
 
 

@@ -52,7 +52,7 @@ def scores(
     sharding.MIN_UNIT = 0
     model = resolve_model(Model(path=folder, attention=attention), "cpu")
     worker = RewardModelWorker(model, FrozenFsdp(), RankPlacement(rank, num_ranks, address, "cpu", 1, shared))
-    batch = one_batch(num_ranks // shared, max_tokens, worker.padded)
+    batch = one_batch(num_ranks // shared, max_tokens, worker.builder.padded)
     found = worker.compute_scores(batch.rank_batches[rank // shared])
     worker.close()
     return found
@@ -118,12 +118,12 @@ def load(path: Path) -> None:
 
 
 def test_a_language_model_is_no_reward_model(model_folder) -> None:
-    with pytest.raises(ValueError, match="is a Qwen3ForCausalLM, not a reward model that can be loaded"):
+    with pytest.raises(ValueError, match="is a Qwen3ForCausalLM, not a reward model with a trained head"):
         load(model_folder("qwen3"))
 
 
 def test_a_classifier_of_several_classes_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_labels=3: a classifier of that many classes"):
+    with pytest.raises(ValueError, match="num_labels=3, and a reward model has one score"):
         load(save_scorer("qwen3", tmp_path, num_labels=3))
 
 

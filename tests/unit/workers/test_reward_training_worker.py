@@ -65,7 +65,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
     worker = make_worker(case, rank, num_ranks, address)
     scale_weights(worker.model, 3.0)  # scores away from zero
     noted = record_gradients(worker)
-    batch = deal_examples(pairs(), num_ranks, case.max_tokens, worker.padded, case.share)[rank]
+    batch = deal_examples(pairs(), num_ranks, case.max_tokens, worker.builder.padded, case.share)[rank]
     sums = worker.step(batch).sums
     assert worker.evaluate(batch) == pytest.approx(sums, rel=1e-6)
     worker.close()
@@ -148,7 +148,7 @@ def test_what_is_exported_scores_as_it_did_in_training(model_folder, tmp_path: P
 
 
 def test_a_family_without_a_classifier_is_refused(model_folder):
-    from alphaapollo.finetuning.rm import check_model
+    from alphaapollo.finetuning.reward_model import check_model
 
-    with pytest.raises(ValueError, match="is a 'granite' model, of which transformers makes no reward model"):
+    with pytest.raises(ValueError, match="is a 'granite' model, for which transformers has no reward model"):
         check_model(Model(path=str(model_folder("granite"))))

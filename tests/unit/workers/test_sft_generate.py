@@ -33,8 +33,8 @@ def trained_answers(
     case = SftCase(folder, model.get("attention", "padded"), sequence_parallel=shared)
     worker.step(deal(case, some_rows(6), rank, num_ranks))
     mine = range(rank, len(PROMPTS), num_ranks)
-    greedy = worker.answer([Asked(PROMPTS[index], GREEDY) for index in mine], version=7)
-    drawn = worker.answer([Asked(PROMPTS[index], DRAWN[index]) for index in mine], version=7)
+    greedy = worker.generate([Asked(PROMPTS[index], GREEDY) for index in mine], version=7)
+    drawn = worker.generate([Asked(PROMPTS[index], DRAWN[index]) for index in mine], version=7)
     worker.export(export)
     again = worker.step(deal(case, some_rows(6, seed=3), rank, num_ranks))
     worker.close()
@@ -92,7 +92,7 @@ def test_nothing_is_compiled_for_answers(model_folder, monkeypatch: pytest.Monke
     batch = deal(SftCase(folder), some_rows(4), 0, 1)
     worker.evaluate(batch)
     before = len(graphs)
-    assert before and [len(one.token_ids) for one in worker.answer([Asked(PROMPTS[0], DRAWN[0])], version=0)]
+    assert before and [len(one.token_ids) for one in worker.generate([Asked(PROMPTS[0], DRAWN[0])], version=0)]
     assert len(graphs) == before
     worker.evaluate(batch)
     worker.close()
@@ -101,7 +101,7 @@ def test_nothing_is_compiled_for_answers(model_folder, monkeypatch: pytest.Monke
 def with_nothing_to_do(rank: int, num_ranks: int, address: str, folder: str) -> list[Completion]:
     config = SftConfig(model={"path": folder})
     worker = SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(rank, num_ranks, address, "cpu", 1), 1)
-    answers = worker.answer([] if rank else [Asked(PROMPTS[0], GREEDY)], version=0)
+    answers = worker.generate([] if rank else [Asked(PROMPTS[0], GREEDY)], version=0)
     worker.close()
     return answers
 

@@ -28,7 +28,7 @@ KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 
 
 def shared(batch: Any) -> Any:
-    """The batch of one rank, whose rows are said to share their whole prompts in pairs."""
+    """Batch of one rank whose rows share their prompts in pairs."""
     rows = batch.rank_batches[0].rows
     ids, lengths = np.arange(len(rows)) // 2, rows.response_starts.copy()
     starts = rows.token_offsets[:-1]
@@ -66,29 +66,27 @@ class Summing(torch.nn.Module):
         return self.inner(x + 0.1 * x.cumsum(1), *arguments, **keywords)
 
 
-def test_a_layer_that_looks_back_is_found(model_folder):
+def test_a_layer_with_state_is_detected(model_folder):
     case = Case(str(model_folder("qwen3")))
     worker = make_worker(case, 0, 1, free_address())
     try:
         layer = worker.policy.model.model.layers[0]
         layer.mlp = Summing(layer.mlp)
-        check = SharedPromptCheck(
-            worker.policy, worker.policy.model, worker._logprobs_of, torch.float32, True, worker.device, None
-        )
+        check = SharedPromptCheck(worker.policy, worker._logprobs_of, worker.builder, torch.float32)
         assert check.problem is not None
-        assert check.problem.startswith("with Qwen3ForCausalLM rows that share a prompt come out otherwise")
-        worker.sharing.gap = None
+        assert check.problem.startswith("with Qwen3ForCausalLM, rows that share a prompt give other results")
+        worker.sharing.mismatch = None
         worker.load_batch(shared(make_batch(case, 1)).rank_batches[0])
-        with pytest.raises(ValueError, match=rf"^{KEY}: with Qwen3ForCausalLM .* Set it to false\.$"):
+        with pytest.raises(ValueError, match=rf"^{KEY}=true: with Qwen3ForCausalLM, .* Set it to false\.$"):
             worker.compute_log_probs()
     finally:
         worker.close()
 
 
 @pytest.mark.parametrize("asked", ["auto", True])
-def test_what_a_run_does_with_a_model_that_cannot(asked: Any):
+def test_a_model_that_cannot_share_prompts(asked: Any):
     async def problem() -> str | None:
-        return "with Mamba rows come out otherwise"
+        return "Mamba has layers of type mamba"
 
     said: list[str] = []
     config = Config.model_validate({"actor_rollout_ref": {"actor": {"use_prefix_grouper": asked}}})
@@ -99,11 +97,11 @@ def test_what_a_run_does_with_a_model_that_cannot(asked: Any):
         console=SimpleNamespace(notice=said.append),
     )
     if asked is True:
-        with pytest.raises(ValueError, match=rf"^{KEY}=true: with Mamba .* Set it to auto or false\.$"):
+        with pytest.raises(ValueError, match=rf"^{KEY}=true: Mamba .* Set it to auto or false\.$"):
             asyncio.run(can_share_prompts(run))
     else:
         assert asyncio.run(can_share_prompts(run)) is False
-        assert said == [f"each sample computes its prompt anew ({KEY}): with Mamba rows come out otherwise."]
+        assert said == [f"each sample computes its prompt anew ({KEY}): Mamba has layers of type mamba."]
 
 
 def test_experts_that_count_each_copy_keep_the_plain_layout(model_folder):
@@ -132,7 +130,7 @@ def test_experts_that_count_each_copy_keep_the_plain_layout(model_folder):
         ({"use_kl_loss": True}, False),
     ],
 )
-def test_which_losses_may_leave_still_rows_out(actor: dict[str, Any], skips: bool):
+def test_losses_that_can_skip_rows_without_advantage(actor: dict[str, Any], skips: bool):
     config = Config.model_validate({"actor_rollout_ref": {"actor": actor}})
     loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     assert skips_still_rows(config, loss) is skips

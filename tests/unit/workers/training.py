@@ -20,7 +20,7 @@ from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.training.train_state import OptimizerStep
 from alphaapollo.types import Row
-from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.tiny import some_rows
 
@@ -77,18 +77,20 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         case.device,
     )
     teacher = Teacher(model={"path": case.teacher_folder}, **case.teacher)
-    return PolicyWorker(
+    sender = arguments.pop("sender", None)
+    setup = PolicyWorkerConfig(
         model=model,
         actor=Actor(**case.actor),
         ref=Reference(),
         needs_reference=case.needs_reference,
-        placement=RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel),
         optimizer_steps=10,
         temperature=0.9,
         teacher=teacher,
         teacher_model=teacher_model(model, teacher) if teacher.divergence else None,
         **arguments,
     )
+    placement = RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel)
+    return PolicyWorker(setup, placement, sender)
 
 
 def make_batch(case: Case, num_ranks: int) -> TrainBatch:

@@ -1,4 +1,4 @@
-"""Grouped heads on kernels that do not know them."""
+"""Kernels without grouped heads, and bfloat16 on a CPU."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.nn.attention import varlen
 
-from alphaapollo.models.attention.backends import backends
+from alphaapollo.models.attention import backends
 from alphaapollo.models.micro_batch import Packing
 
 
-def make_call(**changes: Any) -> backends._Call:
+def make_call(**changes: Any) -> backends.AttentionCall:
     """Rows of 5 and 3 tokens, 4 query heads, 2 key heads."""
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
     packing = Packing(torch.tensor([0, 5, 8], dtype=torch.int32), [5, 3])
     values = {"layer": "Layer", "scaling": None, "window": None, "softcap": None, "sinks": None, "packing": packing}
-    return backends._Call(query=query, key=key, value=value, **(values | changes))
+    return backends.AttentionCall(query=query, key=key, value=value, **(values | changes))
 
 
 @pytest.mark.parametrize("window", [None, 2])
@@ -41,7 +42,7 @@ def test_repeated_keys_and_values_compute_the_same(window: int | None):
     ],
 )
 def test_where_sdpa_takes_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool, knows: bool):
-    assert backends.sdpa_knows_groups(device, dtype, has_mask) is knows
+    assert backends.sdpa_supports_groups(device, dtype, has_mask) is knows
 
 
 def test_only_a_window_that_cuts_something_needs_a_mask(monkeypatch: pytest.MonkeyPatch):
@@ -51,7 +52,7 @@ def test_only_a_window_that_cuts_something_needs_a_mask(monkeypatch: pytest.Monk
         asked.append(has_mask)
         return True
 
-    monkeypatch.setattr(backends, "sdpa_knows_groups", note)
+    monkeypatch.setattr(backends, "sdpa_supports_groups", note)
     for window, packing in ((None, True), (5, True), (4, True), (5, False), (8, False)):
         call = make_call(window=window) if packing else make_call(window=window, packing=None)
         backends._for_sdpa(call)
@@ -74,3 +75,21 @@ def test_varlen_repeats_heads_where_torch_has_no_grouped_ones(monkeypatch: pytes
         monkeypatch.setattr(varlen, "varlen_attn", function)
         assert backends._varlen(make_call()).shape == (1, 8, 4, 6)
     assert seen == [(4, None), (2, True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_bfloat16_goes_through_float32_forward_and_backward(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, 3, 5, 8, generator=generator).to(dtype) for _ in range(3)]
+    query, key, value = own = [x.clone().requires_grad_() for x in tensors]
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    expected = [x.to(wide).requires_grad_() for x in tensors]
+    output = backends.scaled_dot_product_attention(query, key, value, is_causal=True)
+    reference = F.scaled_dot_product_attention(*expected, is_causal=True)
+    assert output.dtype == dtype
+    assert torch.equal(output, reference.to(dtype))
+    output.sum().backward()
+    reference.sum().backward()
+    for one, other in zip(own, expected, strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.equal(one.grad, other.grad.to(dtype))

@@ -16,10 +16,10 @@ from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.shared_prompts import Prefixes, find_prefixes
-from alphaapollo.models.attention.backends import backends
-from alphaapollo.models.attention.shared_prompts import visible
+from alphaapollo.models.attention import backends
+from alphaapollo.models.attention.shared_prompts import causal_mask
 from alphaapollo.models.critic import CriticModel
-from alphaapollo.models.lm_head import Other
+from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import Packing, build_micro_batch
 from alphaapollo.models.policy import PolicyModel
@@ -50,8 +50,8 @@ def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, referen
     other = None
     if reference is not None:
         with torch.no_grad():
-            other = Other(reference.hidden(micro), REVERSE)
-    stats = policy(micro, 0.8, need_entropy=True, other=other)
+            other = DivergenceTarget(reference.head_input(micro), REVERSE)
+    stats = policy(micro, 0.8, need_entropy=True, divergence_target=other)
     columns = torch.stack([one for one in stats if one is not None])
     policy.zero_grad()
     (columns * torch.linspace(-1, 1, columns.numel()).view_as(columns)).sum().backward()
@@ -151,7 +151,7 @@ def test_kernels_for_packed_rows_are_told_of_prefixes(monkeypatch: pytest.Monkey
         outputs = []
         for (q0, q1), (k0, k1) in zip(_spans(cu_q), _spans(cu_k), strict=True):
             own = (x[None].transpose(1, 2) for x in (query[q0:q1], key[k0:k1], value[k0:k1]))
-            mask = visible(q1 - q0, k1 - k0, None, CPU)
+            mask = causal_mask(q1 - q0, k1 - k0, None, CPU)
             attended = torch.nn.functional.scaled_dot_product_attention(*own, attn_mask=mask, enable_gqa=True)
             outputs.append(attended[0].transpose(0, 1))
         return torch.cat(outputs)
@@ -176,11 +176,11 @@ def test_windows_caps_and_sinks(extra: dict[str, Any]):
     query, key, value = torch.randn(1, 4, 8, 6), torch.randn(1, 2, 8, 6), torch.randn(1, 2, 8, 6)
     values = {"layer": "Layer", "scaling": None, "window": None, "softcap": None, "sinks": None} | extra
     for compute in (backends._padded, backends._sdpa):
-        ours = compute(backends._Call(query=query, key=key, value=value, packing=micro.packing, **values))
+        ours = compute(backends.AttentionCall(query=query, key=key, value=value, packing=micro.packing, **values))
         for places in flat:
             own = [x[:, :, places] for x in (query, key, value)]
             packing = Packing(torch.tensor([0, len(places)], dtype=torch.int32), [len(places)])
-            expected = backends._sdpa(backends._Call("Layer", *own, packing=packing, **_without(values)))
+            expected = backends._sdpa(backends.AttentionCall("Layer", *own, packing=packing, **_without(values)))
             torch.testing.assert_close(ours[:, places], expected)
 
 

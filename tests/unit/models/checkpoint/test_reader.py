@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import metadata
 from alphaapollo.models.checkpoint.reader import _Unpickler as Unpickler
 from alphaapollo.models.checkpoint.reader import read_generators
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot, write_snapshot
-from alphaapollo.models.sharding import shard
-from alphaapollo.workers.process_group import ALONE, RankPlacement, join, leave
+from alphaapollo.models.sharding import FsdpRoot, shard
+from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join_ranks, leave_ranks
 
 
 class Trap:
@@ -30,10 +30,11 @@ class Trap:
         return os.open, (str(self.file), os.O_CREAT)
 
 
-class Model(torch.nn.Module):
+class Model(FsdpRoot):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
+        self.layers = [self.layer]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
@@ -43,14 +44,14 @@ class Model(torch.nn.Module):
 def trained():
     """A sharded model and its optimizer after a step, on one rank."""
     torch.manual_seed(0)
-    groups = join(RankPlacement(0, 1, ALONE, "cpu", 1))
+    groups = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
     model = Model()
-    shard(model, [model.layer], groups.shards, torch.float32, False, ())
+    shard(model, groups.mesh, torch.float32, offload_policy=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     yield model, optimizer
-    leave()
+    leave_ranks()
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_members_of_enumerations_as_python_before_3_11_4_writes_them() -> None:
 
     kind = metadata._MEM_FORMAT_ENCODING
     assert unpickled(kind, "TORCH_CHANNELS_LAST") is kind.TORCH_CHANNELS_LAST
-    with pytest.raises(pickle.UnpicklingError, match=r"names builtins\.getattr of .*Size"):
+    with pytest.raises(pickle.UnpicklingError, match=r"refers to builtins\.getattr of .*Size"):
         unpickled(torch.Size, "__new__")
 
 

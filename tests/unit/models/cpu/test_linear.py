@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alphaapollo.models.cpu import linear
-from alphaapollo.models.cpu.linear import outer, prefers_onednn, product
+from alphaapollo.models.cpu.linear import prefers_onednn, weight_grad
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
@@ -18,7 +18,7 @@ def test_same_values_and_gradients_as_torch(monkeypatch: pytest.MonkeyPatch, bia
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(24, 40, bias=bias), nn.SiLU(), nn.Linear(40, 16, bias=bias))
     plain = copy.deepcopy(ours)
-    linear.accelerate(ours)
+    linear.use_onednn(ours)
     x, y = torch.randn(2, 3, 7, 24)
     x.requires_grad_()
     y = x.detach().clone().requires_grad_()
@@ -31,7 +31,7 @@ def test_same_values_and_gradients_as_torch(monkeypatch: pytest.MonkeyPatch, bia
 
 def test_other_dtypes_stay_with_torch():
     layer = nn.Linear(4, 2, dtype=torch.float64)
-    linear.accelerate(layer)
+    linear.use_onednn(layer)
     x = torch.randn(3, 4, dtype=torch.float64)
     torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
 
@@ -51,7 +51,8 @@ def test_up_to_four_threads_compute_the_same_bits() -> None:
             attended = F.scaled_dot_product_attention(states, states, states, is_causal=True)
             attended.backward(heads)
             assert states.grad is not None
-            results = [product(x, weight), product(x[:7], weight), product(grad, weight.t()), outer(grad, x)]
+            product = linear.linear
+            results = [product(x, weight), product(x[:7], weight), product(grad, weight.t()), weight_grad(grad, x)]
             results += [attended.detach(), states.grad, torch.linalg.vector_norm(x)]
             found.add(b"".join(result.contiguous().numpy().tobytes() for result in results))
     finally:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alphaapollo.models.export.hf_folder import safetensors_files
+from alphaapollo.models.export import safetensors_files
 from alphaapollo.models.export.safetensors_files import SafetensorsWriter
 from tests.unit.tiny import build_model
 

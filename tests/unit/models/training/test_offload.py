@@ -1,4 +1,4 @@
-"""Offload on a CPU: the same calls, with host memory on both sides."""
+"""Offloading on a CPU: the same calls, with host memory on both sides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.training.offload import Offload, parameter_offload
+from alphaapollo.models.training.offload import TensorOffloader, parameter_offloader
 from alphaapollo.models.training.optimizer import make_optimizer
 
 
@@ -16,10 +16,10 @@ def bytes_of(tensors: list[torch.Tensor]) -> int:
     )
 
 
-def test_what_rests_has_no_memory_and_comes_back_as_the_same_object() -> None:
+def test_an_offloaded_tensor_has_no_memory_and_stays_the_same_object() -> None:
     whole = torch.arange(12.0)
     parameter, view = nn.Parameter(whole.view(3, 4)), whole[2:5]
-    offload = Offload(lambda: [parameter, view], enabled=True)
+    offload = TensorOffloader(lambda: [parameter, view], enabled=True)
     offload.offload()
     assert bytes_of([parameter, view]) == 0 and parameter.shape == (3, 4)
     offload.offload()
@@ -34,20 +34,20 @@ def test_what_rests_has_no_memory_and_comes_back_as_the_same_object() -> None:
 
 def test_host_copies_are_made_once() -> None:
     tensor = torch.randn(5)
-    offload = Offload(lambda: [tensor], enabled=True)
+    offload = TensorOffloader(lambda: [tensor], enabled=True)
     offload.offload()
-    (home,) = offload._homes.values()
-    host = home._host.data_ptr()
+    (copy,) = offload._copies.values()
+    host = copy._host.data_ptr()
     for _ in range(3):
         offload.reload()
         offload.offload()
-    assert [home._host.data_ptr() for home in offload._homes.values()] == [host]
+    assert [copy._host.data_ptr() for copy in offload._copies.values()] == [host]
 
 
-def test_what_appears_and_goes_is_followed() -> None:
-    """As the optimizer's state: none before its first step, and other tensors after a checkpoint was read."""
+def test_new_and_removed_tensors() -> None:
+    """Like optimizer state: none before the first step, other tensors after a checkpoint is loaded."""
     state: list[torch.Tensor] = []
-    offload = Offload(lambda: state, enabled=True)
+    offload = TensorOffloader(lambda: state, enabled=True)
     offload.offload()
     offload.reload()
     state.append(torch.ones(4))
@@ -57,23 +57,23 @@ def test_what_appears_and_goes_is_followed() -> None:
     state[0] = torch.full((4,), 2.0)
     offload.offload()
     offload.reload()
-    assert state[0].tolist() == [2.0] * 4 and len(offload._homes) == 1
+    assert state[0].tolist() == [2.0] * 4 and len(offload._copies) == 1
 
 
-def test_not_wanted_or_not_on_a_gpu_nothing_moves() -> None:
+def test_nothing_moves_if_disabled_or_not_on_a_gpu() -> None:
     model = nn.Linear(2, 2)
-    for offload in (Offload(model.parameters, enabled=False), parameter_offload(model, wanted=True)):
+    for offload in (TensorOffloader(model.parameters, enabled=False), parameter_offloader(model, enabled=True)):
         offload.offload()
         assert bytes_of(list(model.parameters())) == 6 * 4
-    assert not parameter_offload(None, wanted=True).enabled
+    assert not parameter_offloader(None, enabled=True).enabled
 
 
-def test_an_optimiser_steps_the_same_with_its_state_away_in_between() -> None:
+def test_offloaded_optimizer_state_gives_the_same_steps() -> None:
     def train(offloads: bool) -> torch.Tensor:
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
         optimizer = make_optimizer(model, Optimizer(lr=0.1))
-        moments = Offload(
+        moments = TensorOffloader(
             lambda: [value for state in optimizer.state.values() for value in state.values() if value.ndim], offloads
         )
         for _ in range(3):

@@ -1,0 +1,66 @@
+"""Metrics summed over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from alphaapollo.models.training.train_state import OptimizerStep
+
+MAX_SUFFIX = "_max"
+
+
+class MetricSums:
+    """Named sums over micro-batches and then over ranks. Of names that end in _max it keeps the maximum.
+
+    Adding does not wait for the device. All ranks must add the same names.
+
+    Args:
+        group: ranks that together have every row once; None: all.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            value = value.detach().double()
+            if name in self.totals:
+                combine = torch.maximum if name.endswith(MAX_SUFFIX) else torch.add
+                value = combine(self.totals[name], value)
+            self.totals[name] = value
+
+    def reduce(self, device: torch.device) -> dict[str, float]:
+        """Values over all ranks (a collective)."""
+        return self._reduce(device, dist.ReduceOp.SUM) | self._reduce(device, dist.ReduceOp.MAX)
+
+    def _reduce(self, device: torch.device, operation: dist.ReduceOp.RedOpType) -> dict[str, float]:
+        is_max = operation == dist.ReduceOp.MAX
+        names = sorted(name for name in self.totals if name.endswith(MAX_SUFFIX) is is_max)
+        if not names:
+            return {}
+        totals = torch.stack([self.totals[name].to(device) for name in names])
+        dist.all_reduce(totals, operation, group=self.group)
+        return dict(zip(names, totals.tolist(), strict=True))
+
+
+def optimizer_step_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:
+    """Metrics of the optimizer steps of one iteration. Norms do not include skipped steps."""
+    norms = [step.grad_norm for step in steps if not step.skipped] or [math.nan]
+    return {
+        "grad_norm": mean(norms),
+        "grad_norm_max": max(norms),
+        "grad_clipped": mean(norm > grad_clip for norm in norms),
+        "lr": steps[-1].lr,
+        "steps_skipped": float(sum(step.skipped for step in steps)),
+    }
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)

@@ -1,0 +1,105 @@
+"""Base classes of the workers: one training rank with a model, frozen or trained."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.checkpoint.writer import CheckpointWriter
+from alphaapollo.models.micro_batch import MicroBatchBuilder
+from alphaapollo.models.training.train_state import ErrorContext, TrainState
+from alphaapollo.observability.memory import memory_metrics
+from alphaapollo.weight_sync.digest import tensors_digest
+from alphaapollo.workers.process_group import RankPlacement, join_ranks, leave_ranks
+
+
+class ModelWorker:
+    """One rank with a model. Methods other than `memory` are collectives.
+
+    Args:
+        model: resolved.
+        fsdp_size: ranks that share one copy of the model; -1 = all.
+    """
+
+    def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int = -1):
+        assert model.dtype != "auto", "resolve_model comes first"
+        self.config, self.placement = model, placement
+        self.groups = join_ranks(placement, fsdp_size)
+        self.device = torch.device(placement.device)
+        self.dtype: torch.dtype = getattr(torch, model.dtype)  # of forward and backward
+        self.builder = MicroBatchBuilder(model.attention == "padded", self.device, self.groups.sequence)
+
+    def free_cache(self) -> None:
+        """Release GPU memory that torch caches, for other processes."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def memory(self) -> dict[str, float]:
+        """Memory of this process in GiB."""
+        return memory_metrics()
+
+    def close(self) -> None:
+        leave_ranks()
+
+
+class TrainingWorker(ModelWorker):
+    """One rank with a model in training. A subclass sets `state`.
+
+    Methods other than `written` and `memory` are collectives.
+
+    Args:
+        saves_in_background: write checkpoints from a copy while training continues.
+    """
+
+    state: TrainState
+
+    def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
+        super().__init__(model, placement, fsdp_size)
+        self.writer = CheckpointWriter(saves_in_background)
+
+    def error_context(self, model: str, optim: str, section: str, **hints: str) -> ErrorContext:
+        """Context of error messages. section: of the model's keys, e.g. actor_rollout_ref.model."""
+        return ErrorContext(model, optim, "" if self.dtype == torch.float32 else f"{section}.dtype", **hints)
+
+    def offload(self) -> None:
+        """End a phase: reshard, offload what the configuration says, and free cached GPU memory."""
+        self.state.offload()
+        self.free_cache()
+
+    def save(self, folder: str) -> None:
+        """Start a checkpoint of the current state. The worker may continue before the files are `written`.
+
+        Raises OSError e.g. if the disk is full, FloatingPointError if the weights are not finite.
+        """
+        self.writer.start([self.state.snapshot(folder)])
+
+    def written(self) -> Future[float]:
+        """Future of the last save: seconds that writing took. Raises OSError, e.g. if the disk is full."""
+        return self.writer.written()
+
+    def load(self, folder: str) -> None:
+        """Load a checkpoint written by any number of ranks."""
+        self.state.load(folder)
+        self.state.offload()
+
+    @torch.no_grad()
+    def fingerprint(self) -> dict[str, tuple[int, float]]:
+        """Digest and sum of squares of this rank's slices, for the trained weights and each of their moments.
+
+        The values of all ranks add up to those of the model; only its first copy counts.
+        """
+        mesh = self.groups.mesh
+        counts = mesh.ndim == 1 or mesh.get_local_rank("replicate") == 0
+        return {
+            name: (
+                tensors_digest(slices if counts else []),
+                sum(torch.linalg.vector_norm(one, dtype=torch.float64).item() ** 2 for one in slices if counts),
+            )
+            for name, slices in self.state.trained_tensors().items()
+        }
+
+    def close(self) -> None:
+        self.writer.close()
+        super().close()
