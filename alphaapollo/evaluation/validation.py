@@ -15,12 +15,12 @@ from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
-class TrainedReward(Protocol):
-    """trainer/step/trained_reward.py"""
+class RewardModelScorer(Protocol):
+    """trainer/step/reward_model_scorer.py"""
 
     async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None: ...
 
-    def figures(self) -> dict[str, float]: ...
+    def take_metrics(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ async def validate(
     max_tokens: int,
     seed: int,
     console: Console,
-    trained_reward: TrainedReward | None = None,
+    reward_model_scorer: RewardModelScorer | None = None,
 ) -> Validation:
     """val/accuracy (sampled) and, where asked for, val/accuracy_greedy. Without prompts there is nothing.
 
@@ -58,9 +58,9 @@ async def validate(
     for suffix, (sampling, n) in passes.items():
         requests = [GroupRequest(prompt, n, sampling, draw=0, validate=True) for prompt in prompts]
         groups[suffix] = await generate(engines, requests, console, "validate")
-        if trained_reward:
-            await trained_reward.add_to(groups[suffix])
-            metrics |= {f"val/{name}{suffix}": value for name, value in trained_reward.figures().items()}
+        if reward_model_scorer:
+            await reward_model_scorer.add_to(groups[suffix])
+            metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.take_metrics().items()}
         metrics |= metrics_of_groups(groups[suffix], suffix)
     return Validation(metrics, metrics.get("val/accuracy"), groups)
 

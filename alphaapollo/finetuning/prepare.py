@@ -12,7 +12,6 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_argument
 from alphaapollo.data.sources import LoadedExamples, source_names
 from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.memory import fit
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch.cpu_threads import choose_tuning_threads
 from alphaapollo.launch.input_checks import (
@@ -23,7 +22,8 @@ from alphaapollo.launch.input_checks import (
     find_machine,
     missing_cluster,
 )
-from alphaapollo.launch.model_memory import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.launch.memory.finetuning import fit_finetuning
+from alphaapollo.launch.memory.plan import GIB, NAMES, UNMEASURED, MemoryPlan, unmeasured_notice
 from alphaapollo.launch.resume import find_start
 from alphaapollo.models.folder_check import check_weights
 from alphaapollo.observability.trackers import check_trackers
@@ -125,9 +125,9 @@ def _fit(
     fit."""
     device = counts.device
     model = choose_kernels(resolve_model(config.model, device), config.model.use_liger)
-    memory_request = task.memory_request(config, train.examples)
+    request = task.memory_request(config, train.examples)
     try:
-        model, memory = fit(config, model, device, memory_request, machine.memory_for(device), machine.memory)
+        model, memory = fit_finetuning(config, model, device, request, machine.memory_for(device), machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
         return model, None, [unmeasured_notice(config.model.path, error, may_choose)]
@@ -174,5 +174,5 @@ def _print_memory(memory: MemoryPlan, model: Model, trainer: Any) -> None:
         when = "in the background" if memory.saves_in_background else "between steps: a copy in memory does not fit"
         print(f"checkpoints: every {trainer.save_freq} steps, written {when}")
     for moment, held in memory.moments.items() if trainer.dry_run else ():
-        parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_role().items() if size)
+        parts = ", ".join(f"{NAMES[role]} {size / GIB:.2f}" for role, size in held.by_kind().items() if size)
         print(f"  {moment}: {parts}")

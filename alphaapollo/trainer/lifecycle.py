@@ -120,7 +120,7 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
                 loop = train_async(ready) if config.trainer.async_mode else train(ready)
                 await (ready.saving.run_and_save_on_signal(loop, lost) if config.trainer.save_on_signal else loop)
             await finish_run(ready)
-        console.where_time_went()
+        console.show_time_summary()
     finally:
         restore_garbage_collection()
         SPANS.take()  # of a profiled iteration that did not end

@@ -1,104 +1,141 @@
-"""The training loop: one iteration reads top to bottom in `train`.
+"""The training loop. One iteration reads top to bottom in `train` and `finish_iteration`.
 
 collect groups -> learn -> publish the weights -> on schedule: validate, reset the reference, begin a checkpoint
 
-Who holds the GPUs, where engines and trainers share them:
+Where engines and trainers share GPUs, these calls hand the GPUs over:
 
-    engines.sleep             from here the trainers: policy, critic and reference, each phase ends with `rest`
-    weights.publish           the policy's last phase; from here the engines (weight_sync/publish.py)
-    engines.cache_released    a trainer's phase in the engines' time: their weights stay, their caches give way
+    engines.sleep             to the trainers: policy, critic and reference, each phase ends with `offload`
+    weights.publish           the policy's last phase; then to the engines (weight_sync/publish.py)
+    engines.cache_released    a trainer's phase while the engines keep their weights and release their caches
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from alphaapollo.config.schema import ReferenceReset
 from alphaapollo.evaluation.validation import Validation, validate
 from alphaapollo.observability.memory import resident_gib
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics.batch_metrics import speed_metrics
 from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import learn_recorded
-from alphaapollo.trainer.run_state import Run
-from alphaapollo.trainer.step.collect import collect
-from alphaapollo.trainer.step.reference_reset import reset_is_due
+from alphaapollo.trainer.run_state import TrainingRun
+from alphaapollo.trainer.step.collect import CollectedGroups, collect
+from alphaapollo.trainer.step.in_flight import InFlightGroups, staleness_metrics
 from alphaapollo.utils.schedule import due
 
 
-async def train(run: Run) -> None:
-    """Run the iterations that remain. On any error the last whole checkpoint stands."""
-    config, crew, progress = run.config, run.crew, run.progress
+async def train(run: TrainingRun) -> None:
+    """Run the remaining iterations. If it raises, the last complete checkpoint remains valid."""
     timer = Timer()
-    while not run.goal.reached(progress):
-        step = progress.step + 1
-        await run.profiler.turn_to(step, timer)
+    while not run.goal.is_reached(run.progress):
+        step = run.progress.step + 1
+        await run.profiler.start_step(step, timer)
         collected = await collect(run, step, timer)
-        is_last = run.goal.reached(progress, step)
-        run.saving.moves()
+        run.saving.begin_update()
         with timer("generate"):
-            await crew.engines.sleep()
-        metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, timer.seconds["generate"])
-        metrics |= collected.recovery
-        metrics |= run.trained_reward.figures() if run.trained_reward else {}
-        metrics |= run.reference.figures() if run.reference else {}
-        run.rollout_log.write(step, collected.generated)
-        learned = await learn_recorded(run, step, collected.groups, timer)
-        metrics |= learned.metrics
-        progress.kl_coef = learned.kl_coef
-        progress.note_rewards(collected.generated)
-        with timer("publish"):
-            metrics |= await run.weights.publish(step)
-        metrics |= await on_schedule(run, step, is_last, timer)
-        progress.step = step
-        metrics |= await run.saving.figures() | await run_metrics(run, timer, learned.tokens)
-        run.tracker.log(step, metrics)
-        run.console.step(step, metrics)
-        run.saving.stands(progress)
-        timer = Timer()  # a checkpoint follows its own line, or a kill between them loses that
-        if due(step, config.trainer.save_freq, is_last):
-            with timer("checkpoint"):
-                await run.saving.save(progress)
-    await run.profiler.turn_to(None, timer)
+            await run.workers.engines.sleep()
+        timer = await finish_iteration(run, collected, timer.seconds["generate"], timer)
+    await run.profiler.start_step(None, timer)
 
 
-async def on_schedule(run: Run, step: int, is_last: bool, timer: Timer) -> dict[str, float]:
-    """What follows a publish in some iterations: a validation; the policy becomes the reference. Metrics"""
-    config, accuracy, metrics = run.config, None, {}
+async def finish_iteration(
+    run: TrainingRun, collected: CollectedGroups, seconds: float, timer: Timer, in_flight: InFlightGroups | None = None
+) -> Timer:
+    """Train on the groups, publish the weights, log, validate and checkpoint. Returns the timer of the next iteration.
+
+    seconds: duration of the generation.
+    """
+    config, progress = run.config, run.progress
+    step = progress.step + 1
+    is_last = run.goal.is_reached(progress, step)
+    metrics = rollout_metrics(collected.generated, collected.groups, collected.rounds, seconds)
+    metrics |= staleness_metrics(collected.groups, step - 1) if in_flight else {}
+    metrics |= collected.recovery
+    metrics |= run.reward_model_scorer.take_metrics() if run.reward_model_scorer else {}
+    metrics |= run.reference.take_metrics() if run.reference else {}
+    run.rollout_log.write(step, collected.generated)
+    learned = await learn_recorded(run, step, collected.groups, timer)
+    metrics |= learned.metrics
+    progress.kl_coef = learned.kl_coef
+    with timer("publish"):
+        metrics |= await run.weights.publish(step)
+    if in_flight:
+        in_flight.start(step)
+    metrics |= await run_scheduled_work(run, step, is_last, timer)
+    progress.step = step
+    metrics |= in_flight.take_metrics() if in_flight else {}
+    metrics |= await run.saving.metrics() | await run_metrics(run, timer, learned.tokens)
+    run.tracker.log(step, metrics)
+    run.console.step(step, metrics)
+    run.saving.end_update(progress)
+    timer = Timer()  # a checkpoint follows the metrics of its iteration, or a kill between them would lose these
+    if due(step, config.trainer.save_freq, is_last):
+        with timer("checkpoint"):
+            await run.saving.save(progress)
+    return timer
+
+
+async def run_scheduled_work(run: TrainingRun, step: int, is_last: bool, timer: Timer) -> dict[str, float]:
+    """Validate, and reset the reference to the policy, if this iteration has to; returns metrics."""
+    config, accuracy, run.progress.validation = run.config, None, {}
     if due(step, config.trainer.test_freq, is_last):
         with timer("validate"):
-            validation = await validate_now(run, step)
-        accuracy, metrics = validation.accuracy, validation.metrics
-    if reset_is_due(config.algorithm.reference_reset, run.progress, step, accuracy):
-        async with run.crew.engines.cache_released():
-            await run.crew.policy.hard_reset()
-            await run.crew.policy.rest()
-        run.console.notice(f"step {step}: the policy is the new reference, and the optimiser starts anew")
-    return metrics
+            validation = await validate_and_log(run, step)
+        accuracy, run.progress.validation = validation.accuracy, validation.metrics
+    if is_reset_due(config.algorithm.reference_reset, run.progress, step, accuracy):
+        async with run.workers.engines.cache_released():
+            await run.workers.policy.hard_reset()
+            await run.workers.policy.offload()
+        run.console.notice(f"step {step}: the reference is reset to the policy, with a fresh optimizer")
+    return run.progress.validation
 
 
-async def validate_now(run: Run, step: int) -> Validation:
-    """Validate with the weights that the engines hold, and log every trajectory."""
+def is_reset_due(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
+    """Whether ProRL's hard reset (arXiv 2505.24864, section 2.3.1) follows iteration `step`: on schedule, or because
+    validation has stagnated.
+
+    Records validation and reset in `progress`, so that a resumed run decides the same. accuracy: of this iteration's
+    validation, None without one.
+    """
+    if accuracy is not None:
+        if progress.best_accuracy is None or accuracy > progress.best_accuracy:
+            progress.best_accuracy, progress.validations_without_gain = accuracy, 0
+        else:
+            progress.validations_without_gain += 1
+    on_schedule = config.every is not None and step % config.every == 0
+    stagnant = config.patience is not None and progress.validations_without_gain >= config.patience
+    if on_schedule or stagnant:
+        progress.reference_resets += 1
+        progress.validations_without_gain = 0
+    return on_schedule or stagnant
+
+
+async def validate_and_log(run: TrainingRun, step: int) -> Validation:
+    """Validate with the current weights of the engines, and log every trajectory."""
     validation = await validate(
-        run.crew.engines,
+        run.workers.engines,
         run.val_prompts,
         run.config.actor_rollout_ref.rollout.val_kwargs,
         max_tokens=run.config.data.max_response_length,
         seed=run.config.trainer.seed,
         console=run.console,
-        trained_reward=run.trained_reward,
+        reward_model_scorer=run.reward_model_scorer,
     )
-    for suffix, own in validation.groups.items():
-        run.rollout_log.write_validation(step, own, suffix)
+    for suffix, groups in validation.groups.items():
+        run.rollout_log.write_validation(step, groups, suffix)
+    run.saving.checkpoints.check_keep_best(validation.metrics)
     return validation
 
 
-async def run_metrics(run: Run, timer: Timer, tokens: int) -> dict[str, float]:
-    """Where the run stands after an iteration that trained on so many tokens, its speed, and the memory of each role in
-    GiB, the largest over its ranks."""
-    crew, progress = run.crew, run.progress
-    trainers = {"policy": crew.policy, "critic": crew.critic, "reward_model": crew.reward_model}
+async def run_metrics(run: TrainingRun, timer: Timer, tokens: int) -> dict[str, float]:
+    """Position in the data, speed, and memory of each role (GiB, maximum over its ranks). tokens: trained ones."""
+    workers, progress = run.workers, run.progress
+    trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     roles = {name: role for name, role in trainers.items() if role}
-    engines, *others = await asyncio.gather(crew.engines.memory(), *(role.memory() for role in roles.values()))
+    engines, *others = await asyncio.gather(workers.engines.memory(), *(role.memory() for role in roles.values()))
     memory = {
         f"memory/{role}_{name}": value for role, own in zip(roles, others, strict=True) for name, value in own.items()
     }

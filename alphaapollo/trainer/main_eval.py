@@ -15,7 +15,8 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, grade. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Load the configuration, check it, grade. Returns 0 if done, 1 if failed, 2 if refused before the start, 130 if
+    interrupted."""
     terminal = Terminal(highlight=False)
     with reported():
         config = load_config(EvalConfig, "eval", sys.argv[1:] if argv is None else argv)
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(run(config, problems, terminal))
     except KeyboardInterrupt:
-        print("\ninterrupted; nothing is written", file=sys.stderr)
+        print("\ninterrupted; nothing was written", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         return failed(error, 1)

@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder: `python -m alphaapollo.trainer.main_export checkpoint=<run>`"""
+"""Export a checkpoint as a Hugging Face folder: `python -m alphaapollo.trainer.main_export checkpoint=<run>`"""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, write. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Load the configuration, check it, write. Returns 0 if done, 1 if failed, 2 if refused before the start, 130 if
+    interrupted."""
     with reported():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
         from alphaapollo.launch.export_checkpoint import prepare, write
@@ -29,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if export.push_to:
             print(f"pushed to {push(export.output, export.push_to)}")
     except KeyboardInterrupt:
-        print("\ninterrupted; nothing is written", file=sys.stderr)
+        print("\ninterrupted; nothing was written", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         return failed(error, 1)
-    print(f"the model lies in {export.output}")
+    print(f"model written to {export.output}")
     return 0
 
 

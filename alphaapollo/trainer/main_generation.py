@@ -14,22 +14,23 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Load the configuration, check it, print the plan, generate. Returns 0 if done, 1 if failed, 2 if refused before
+    the start, 130 if interrupted."""
     terminal = Terminal(highlight=False)
     with reported():
         config = load_config(GenerationConfig, "generation", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.evaluation.generation import prepare, run  # torch from here on: a wrong key is told before
-        from alphaapollo.launch.run_command import drive, run_until_told
+        from alphaapollo.evaluation.generation import prepare, run  # imports torch; wrong keys fail before
+        from alphaapollo.launch.run_command import run_in_folder, run_until_signal
 
         try:
             generation = prepare(config, terminal)
         except ValueError as error:
             return failed(error, 2)
     if config.trainer.dry_run:
-        print("dry run: the configuration is sound, nothing was started.")
+        print("dry run: the configuration is valid, nothing was started.")
         return 0
-    end = f"interrupted; the same command goes on where {generation.folder} ends"
-    return drive(generation.folder, lambda: run_until_told(run(generation, terminal)), lambda: end)
+    end = f"interrupted; the same command resumes with what is missing in {generation.folder}"
+    return run_in_folder(generation.folder, lambda: run_until_signal(run(generation, terminal)), lambda: end)
 
 
 if __name__ == "__main__":

@@ -13,29 +13,30 @@ from alphaapollo.utils.entry_point import command
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, print the plan, run. Returns 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Load the configuration, check it, print the plan, train. Returns 0 if done, 1 if failed, 2 if refused before
+    the start, 130 if interrupted."""
     with reported():
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.launch.restarts import run_with_restarts  # torch: a wrong key is told before
-        from alphaapollo.launch.resume import already_complete, interrupted
-        from alphaapollo.launch.run_command import drive
+        from alphaapollo.launch.restarts import run_with_restarts  # imports torch; wrong keys fail before
+        from alphaapollo.launch.resume import completed_message, interrupted_message
+        from alphaapollo.launch.run_command import run_in_folder
         from alphaapollo.trainer.lifecycle import prepare, run
-        from alphaapollo.utils.folder_lock import refuse_in_use
+        from alphaapollo.utils.folder_lock import check_not_in_use
 
         try:
             if not config.trainer.dry_run:
-                refuse_in_use(config.trainer.folder)
+                check_not_in_use(config.trainer.folder)
             prepared = prepare(config, origin)
         except ValueError as error:
             return failed(error, 2)
     if config.trainer.dry_run:
-        print("dry run: the configuration is sound, nothing was started.")
+        print("dry run: the configuration is valid, nothing was started.")
         return 0
     if prepared.complete:
-        print(already_complete(prepared.plan.folder, prepared.start.step))
+        print(completed_message(prepared.plan.folder, prepared.start.step))
         return 0
     folder = prepared.plan.folder
-    return drive(folder, lambda: run_with_restarts(prepared, run), lambda: interrupted(folder))
+    return run_in_folder(folder, lambda: run_with_restarts(prepared, run), lambda: interrupted_message(folder))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Profiles of single iterations (trainer.profile_steps): one trace of controller, training ranks and engines.
 
-turn_to(step) -> every process begins to note -> the iteration -> turn_to(step + 1) -> profiles/step_000003.json.gz
+start_step(step) -> all processes record -> the iteration -> start_step(step + 1) -> profiles/step_000003.json.gz
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.controller.crew import Crew
+from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.observability.chrome_trace import write_trace
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
@@ -17,34 +17,30 @@ from alphaapollo.observability.timing import Timer
 
 
 class StepProfiler:
-    """Records the iterations that were asked for. An iteration's profile ends where the next one begins, so it has its
-    checkpoint."""
+    """Profiles the given iterations, each until the next one begins, so that its checkpoint is included."""
 
-    def __init__(self, steps: Sequence[int], crew: Crew, folder: Path, console: Console):
-        self._steps, self._crew, self._folder, self._console = set(steps), crew, folder, console
-        self._at: int | None = None
+    def __init__(self, steps: Sequence[int], workers: WorkerGroups, folder: Path, console: Console):
+        self._steps, self._workers, self._folder, self._console = set(steps), workers, folder, console
+        self._active: int | None = None
 
-    async def turn_to(self, step: int | None, timer: Timer) -> None:
-        """Iteration `step` begins; None: the last one has ended. `timer`: where what this takes is counted."""
-        ended, self._at = self._at, step if step in self._steps else None
-        if ended is not None:
-            with timer("profile"):
-                await self._end(ended)
-        if self._at is not None:
-            with timer("profile"):
-                await self._begin()
+    async def start_step(self, step: int | None, timer: Timer) -> None:
+        """Start iteration `step` (None: the last one has ended) and write the profile of the one before.
 
-    async def _begin(self) -> None:
-        crew = self._crew
-        SPANS.start()
-        await asyncio.gather(*(role.start_profile() for role in (crew.policy, crew.critic, crew.engines) if role))
-
-    async def _end(self, step: int) -> None:
-        crew = self._crew
-        roles = [role for role in (crew.policy, crew.critic, crew.engines) if role]
-        spans = SPANS.take()
-        for own in await asyncio.gather(*(role.take_profile() for role in roles)):
-            spans += own
-        path = self._folder / "profiles" / f"step_{step:06d}.json.gz"
-        await asyncio.to_thread(write_trace, path, spans)
-        self._console.notice(f"the profile of iteration {step} lies in {path} (open it at ui.perfetto.dev)")
+        timer: counts the time that this takes, as `profile`.
+        """
+        ended, self._active = self._active, step if step in self._steps else None
+        if ended is None and self._active is None:
+            return
+        workers = self._workers
+        roles = [role for role in (workers.policy, workers.critic, workers.engines) if role]
+        with timer("profile"):
+            if ended is not None:
+                spans = SPANS.take()
+                for own in await asyncio.gather(*(role.take_profile() for role in roles)):
+                    spans += own
+                path = self._folder / "profiles" / f"step_{ended:06d}.json.gz"
+                await asyncio.to_thread(write_trace, path, spans)
+                self._console.notice(f"profile of iteration {ended} written to {path} (open it at ui.perfetto.dev)")
+            if self._active is not None:
+                SPANS.start()
+                await asyncio.gather(*(role.start_profile() for role in roles))

@@ -1,4 +1,4 @@
-"""All that one training run holds, made by lifecycle.py and handed from station to station."""
+"""State of a training run, created by lifecycle.py and passed to the functions of the loop."""
 
 from __future__ import annotations
 
@@ -7,61 +7,59 @@ from dataclasses import dataclass
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.kl import KLController
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.crew import Crew, Trainers
+from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
-from alphaapollo.trainer.saving import Saving
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
-from alphaapollo.trainer.step.reference_ahead import ReferenceAhead
-from alphaapollo.trainer.step.trained_reward import TrainedReward
+from alphaapollo.trainer.step.reference_prefetch import ReferencePrefetcher
+from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import Prompt
 from alphaapollo.weight_sync.publish import WeightPublisher
 
 
 @dataclass(kw_only=True)
 class Learner:
-    """What learning needs, of a run or of a replay (replay.py)."""
+    """What `learn` needs, in a run or in a replay."""
 
     config: Config
     plan: Plan
-    crew: Trainers
+    workers: WorkerGroups
     estimator: Estimator
     kl_controller: KLController
     progress: Progress
     console: Console
     column_dtype: ColumnDtype = "float32"  # of what the driver computes for the training ranks
-    shares_prompts: bool = False  # the plan's, if the workers' self-check allows it
-    reference: ReferenceAhead | None = None  # where its log-probs are computed group by group
-    left_out: int = 0  # iterations in a row in which nothing was learned, for a worker's numbers were none
+    shares_prompts: bool = False  # as planned, if the self-check of the workers allows it
+    reference: ReferencePrefetcher | None = None  # if its log-probs are computed per group
+    iterations_skipped: int = 0  # consecutive ones, because of non-finite worker columns
 
-    def begin_reference(self) -> None:
-        """Where the plan says so, and it is known whether prompts are shared."""
+    def start_reference_prefetch(self) -> None:
+        """Create the prefetcher if it is planned; `shares_prompts` must be known."""
         plan, actor = self.plan, self.config.actor_rollout_ref.actor
         if plan.reference_ahead:
             budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
-            ranks, policy = plan.placement.data_parallel, self.crew.policy
-            self.reference = ReferenceAhead(policy, ranks, budget, plan.padded, self.shares_prompts)
+            ranks, policy = plan.placement.data_parallel, self.workers.policy
+            self.reference = ReferencePrefetcher(policy, ranks, budget, plan.padded, self.shares_prompts)
 
 
 @dataclass(kw_only=True)
-class Run(Learner):
-    """All that one run holds. Its state is `progress` and what the workers hold; of the rest `shares_prompts`,
-    `reference`, `left_out` and `engines_replaced` outlive an iteration."""
+class TrainingRun(Learner):
+    """A run with its engines and outputs. Its resumable state is `progress` and the state of the workers."""
 
-    crew: Crew
     weights: WeightPublisher
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     goal: Goal
     stream: PromptStream
-    saving: Saving
+    saving: BackgroundCheckpoint[Progress]
     tracker: Tracker
     rollout_log: RolloutLog
     profiler: StepProfiler
-    trained_reward: TrainedReward | None = None
+    reward_model_scorer: RewardModelScorer | None = None
     engines_replaced: int = 0  # after their death

@@ -25,12 +25,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+
 from alphaapollo.config.schema import Config, Env  # noqa: E402
 from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.data.stream import PromptStream  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment  # noqa: E402
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint  # noqa: E402
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
@@ -38,8 +40,7 @@ from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E4
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.progress import Goal, Progress  # noqa: E402
-from alphaapollo.trainer.saving import Saving  # noqa: E402
-from alphaapollo.trainer.step.learn import Learned  # noqa: E402
+from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
 from alphaapollo.weight_sync.publish import WeightPublisher  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
@@ -67,7 +68,7 @@ class Worker:
         factory, services = get_environment("single_turn"), Services(score, Env())
         return await run_group(request, self.runner, lambda _: factory(services))
 
-    async def pause(self, keep_cache: bool) -> None:
+    async def pause(self, keep_cache: bool = False) -> None:
         await self.engine.pause(keep_cache)
 
     async def resume(self) -> None:
@@ -83,14 +84,14 @@ class Worker:
 
 
 class Policy:
-    async def rest(self) -> None: ...
+    async def offload(self) -> None: ...
 
     async def memory(self) -> dict[str, float]:
         return {}
 
 
 class Profiler:
-    async def turn_to(self, step: int | None, timer: Any) -> None: ...
+    async def start_step(self, step: int | None, timer: Any) -> None: ...
 
 
 class Silent(Console):
@@ -122,33 +123,33 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
     trainer = {"async_mode": mode, "max_staleness": staleness, "save_freq": -1, "test_freq": -1}
     config = {"data": {"train_batch_size": args.prompts}, "trainer": trainer, "env": {"rollout": {"n": args.group}}}
     policy: Any = Policy()
-    crew: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines)
+    workers: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines)
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(
             placement=SimpleNamespace(num_gpus=0), sampling=Sampling(LONGEST + 1), greedy_baseline=False
         ),
-        crew=crew,
+        workers=workers,
         weights=WeightPublisher(policy, engines, [1], 1.0, in_flight=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
         stream=PromptStream(4096, seed=0, shuffle=True),
         goal=Goal(args.iterations),
         progress=Progress(),
-        saving=Saving(CheckpointFolder(Path(), None), crew, print),  # save_freq=-1: nothing is written
+        saving=BackgroundCheckpoint(CheckpointFolder(Path(), None), {}, print),  # save_freq=-1: nothing is written
         tracker=Log(),
         rollout_log=Log(),
         console=Silent(),
-        trained_reward=None,
+        reward_model_scorer=None,
         reference=None,
         profiler=Profiler(),
         update_seconds=args.update_share * samples * MEDIAN * args.token_ms / 1e3 / args.slots,
     )
 
 
-async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> Learned:
+async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
     with timer("update"):
         await asyncio.sleep(run.update_seconds)
-    return Learned({}, 0.0, tokens=1)
+    return UpdateResult({}, 0.0, tokens=1)
 
 
 def measure(args: argparse.Namespace, sigma: float, mode: str | None, staleness: int = 0) -> tuple[float, float]:
@@ -172,7 +173,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--update-share", type=float, default=0.5, help="of the time of generation without a tail")
     args = parser.parse_args()
-    loop.learn_recorded = loop_async.learn_recorded = learn  # type: ignore[assignment]
+    loop.learn_recorded = learn  # type: ignore[assignment]
     table: dict[str, dict[str, float]] = {}
     for sigma in args.sigmas:
         base, _ = measure(args, sigma, None)

@@ -31,8 +31,8 @@ from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E4
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer.metrics.batch_metrics import layout_metrics  # noqa: E402
 from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics  # noqa: E402
-from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit  # noqa: E402
-from alphaapollo.trainer.step.training_batch import build_batch  # noqa: E402
+from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit  # noqa: E402
+from alphaapollo.trainer.step.training_batch import BatchSettings, build_batch  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 
@@ -87,10 +87,11 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     start = span("rollout (on the rollout worker)", start)
     rollout_metrics(groups, groups, 1, 1.0)
     start = span("metrics", start)
-    batch = build_batch(groups, Actor(), Algorithm(), max_tokens, num_ranks=2, padded=False, run_seed=0, step=1)
+    settings = BatchSettings(max_tokens, num_ranks=2, padded=False, run_seed=0, step=1)
+    batch = build_batch(groups, Actor(), Algorithm(), settings)
     start = span("batch", start)
     layout_metrics(batch.layout, False, 0, batch.num_trajectories)
-    assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), 0.0)
+    assign_credit(batch, WorkerColumns(), CreditSettings(get_estimator("grpo"), Algorithm(), Actor(), 0.0))
     start = span("credit", start)
     with tempfile.TemporaryDirectory() as folder:
         log = RolloutLog(Path(folder))

@@ -14,23 +14,23 @@ import torch
 from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
-from alphaapollo.controller.worker_counts import Machine
+from alphaapollo.controller.placement import Machine
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import make_tracker
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.lifecycle import prefer_huge_pages, seldom_collect
+from alphaapollo.trainer.lifecycle import prefer_huge_pages, reduce_garbage_collection
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Goal, Progress
-from alphaapollo.trainer.run_state import Run
-from alphaapollo.trainer.saving import Saving
+from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.types import Prompt
 from alphaapollo.weight_sync.publish import WeightPublisher
-from alphaapollo.weight_sync.verification import GAP_FLOAT32
+from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
 from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Network, SimulatedRanks
 
@@ -93,7 +93,7 @@ class Cluster:
         )
         self._run = self._make_run(config, steps, latencies, folder)
 
-    def _make_run(self, config: Config, steps: int, latencies: Latencies, folder: Path) -> Run:
+    def _make_run(self, config: Config, steps: int, latencies: Latencies, folder: Path) -> TrainingRun:
         workers = config.trainer.nnodes
         policies = [FakePolicy(latencies, self.clock) for _ in range(workers)]
         engines = [FakeRollout(latencies, self.clock) for _ in range(workers)]
@@ -102,14 +102,18 @@ class Cluster:
         plan = make_plan(config, Machine(num_cores=64, num_gpus=2))
         prompts = [Prompt(i, "simulated", [{"role": "user", "content": f"{i}: {QUESTION}"}]) for i in range(20_000)]
         console = Console(Terminal(file=io.StringIO()))
-        crew: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)
-        return Run(
+        workers: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)
+        return TrainingRun(
             config=config,
             plan=plan,
             shares_prompts=plan.shares_prompts,
-            crew=crew,
+            workers=workers,
             weights=WeightPublisher(
-                policy, rollout, list(range(64)), GAP_FLOAT32, in_flight=config.trainer.async_mode is not None
+                policy,
+                rollout,
+                list(range(64)),
+                PROBE_TOLERANCE_FLOAT32,
+                config.trainer.async_mode is not None,
             ),
             prompts=prompts,
             val_prompts=[],
@@ -118,17 +122,17 @@ class Cluster:
             estimator=plan.estimator,
             kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
             progress=Progress(),
-            saving=Saving(CheckpointFolder(folder / "checkpoints", None), crew, console.notice),
+            saving=BackgroundCheckpoint(CheckpointFolder(folder / "checkpoints", None), {}, console.notice),
             tracker=make_tracker(config.model_dump(mode="json"), folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,
-            profiler=StepProfiler([], crew, folder, console),
+            profiler=StepProfiler([], workers, folder, console),
         )
 
     def run(self, profile: cProfile.Profile | None = None) -> list[Step]:
         """All iterations; the loop's timers are this clock's."""
         torch.set_num_threads(1)
-        seldom_collect()
+        reduce_garbage_collection()
         prefer_huge_pages()
         modules: list[Any] = [loop, loop_async]
         own = [module.Timer for module in modules]

@@ -17,8 +17,8 @@ from alphaapollo.data.batch import Columns, MiniBatch
 from alphaapollo.data.packing import keep_rows
 from alphaapollo.trainer.setup.plan import skips_still_rows
 from alphaapollo.trainer.step import training_batch
-from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, build_batch, usable
+from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch, is_usable
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 
 RUN_SEED, STEP = 5, 3
@@ -82,16 +82,18 @@ def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimato
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
     with mock.patch.object(training_batch, "SHARE_FROM", 0.0):  # also where that saves nothing
         batch = build_batch(
-            [group for group in groups if usable(group)],
+            [group for group in groups if is_usable(group)],
             actor,
             algorithm,
-            max_length=MAX_LENGTH,
-            num_ranks=view.num_ranks,
-            padded=view.padded,
-            run_seed=RUN_SEED,
-            step=STEP,
-            sequence_parallel=view.sequence_parallel,
-            share_prompts=view.shared,
+            BatchSettings(
+                MAX_LENGTH,
+                view.num_ranks,
+                view.padded,
+                RUN_SEED,
+                STEP,
+                view.sequence_parallel,
+                view.shared,
+            ),
         )
     assert all((rank.rows.prefixes is not None) is view.shared for rank in batch.layout.rank_batches)
     tokens = token_numbers(batch, episodes)
@@ -101,7 +103,8 @@ def prepare(view: View, episodes: Episodes, told: Told, config: Config, estimato
 
     values = said(told.values) if "values" in estimator.needs else None
     computed = WorkerColumns(said(told.old), said(told.ref), values, teacher_logprobs=said(told.ref))
-    credit = assign_credit(batch, computed, estimator, algorithm, actor, kl_coef=0.1, teacher=config.teacher)
+    settings = CreditSettings(estimator, algorithm, actor, kl_coef=0.1, teacher=config.teacher)
+    credit = assign_credit(batch, computed, settings)
     may_skip = view.skips and skips_still_rows(config, get_policy_loss(actor.policy_loss.loss_mode))
     kept = credit.moving if may_skip else np.ones_like(credit.moving)
     steps = keep_rows(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)

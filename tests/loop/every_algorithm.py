@@ -21,7 +21,6 @@ from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.load import load_config, shipped_configs
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.trainer.lifecycle import launch, make_run, prepare
@@ -110,23 +109,23 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
 
 
-async def run_case(config: Config, crew: Any, start: Path) -> list[dict[str, float]]:
+async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, float]]:
     prepared = await asyncio.to_thread(prepare, config)  # it has an event loop of its own
     actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
-    await crew.policy.ranks.call(lambda worker: use(worker, actor, correction, config.teacher))
-    await crew.policy.load(str(start / "policy"))
-    await crew.critic.load(str(start / "critic"))
+    await workers.policy.ranks.call(lambda worker: use(worker, actor, correction, config.teacher))
+    await workers.policy.load(str(start / "policy"))
+    await workers.critic.load(str(start / "critic"))
     needed = SimpleNamespace(
-        policy=crew.policy,
-        critic=crew.critic if prepared.plan.placement.critic else None,
+        policy=workers.policy,
+        critic=workers.critic if prepared.plan.placement.critic else None,
         reward_model=None,
-        engines=crew.engines,
+        engines=workers.engines,
     )
-    kept, log, folder = Kept(), RolloutLog(start / "rollouts"), CheckpointFolder(start / "checkpoints", None)
+    kept, log = Kept(), RolloutLog(start / "rollouts")
     progress = Progress(kl_coef=config.algorithm.kl_ctrl.kl_coef)
     console = Console()
     console.start(total_steps=2, done=0)
-    run = make_run(prepared, needed, progress, folder, kept, log, console)  # type: ignore[arg-type]
+    run = make_run(prepared, needed, progress, kept, log, console)  # type: ignore[arg-type]
     await run.weights.publish(0)
     await train(run)
     log.close()
@@ -144,20 +143,20 @@ async def main(model: str, data: str, out: Path) -> None:
     make_model(out / "teacher", seed=1)
     everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
     everything += [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"]
-    crew = await launch(await asyncio.to_thread(prepare, settings(model, data, out, everything)))
+    workers = await launch(await asyncio.to_thread(prepare, settings(model, data, out, everything)))
     try:
-        await crew.policy.save(str(out / "policy"))
-        assert crew.critic is not None
-        await crew.critic.save(str(out / "critic"))
-        await asyncio.gather(crew.policy.written(), crew.critic.written())
+        await workers.policy.save(str(out / "policy"))
+        assert workers.critic is not None
+        await workers.critic.save(str(out / "critic"))
+        await asyncio.gather(workers.policy.wait_for_save(), workers.critic.wait_for_save())
         with (out / "metrics.jsonl").open("w") as file:
             for name, words in cases().items():
                 started = time.perf_counter()
-                lines = await run_case(settings(model, data, out, words), crew, out)
+                lines = await run_case(settings(model, data, out, words), workers, out)
                 seconds = time.perf_counter() - started
                 print(json.dumps({"name": name, "seconds": seconds, "lines": lines}), file=file, flush=True)
     finally:
-        await crew.close()
+        await workers.close()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def check_replays(ppo: Runner, done: Finished) -> None:
     again = replay(ppo, recording(done, 1))
     assert again.code == 0 and "\nreplayed: the policy's gradient norm is nan at" in again.output, again.output
     again = replay(ppo, recording(done, 1), "trainer.on_bad_step=skip")
-    assert again.code == 0 and "\nreplayed: a whole step\n" in again.output, again.output
+    assert again.code == 0 and "\nreplayed: a complete step\n" in again.output, again.output
     assert "\nactor/steps_skipped " in again.output and "\nadvantages " in again.output
 
 

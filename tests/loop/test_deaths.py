@@ -56,7 +56,7 @@ def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     (checkpoint,) = (done.folder / "checkpoints").iterdir()
     assert checkpoint.name == f"step_{done.metrics[-1]['step']:06d}"
     last = done.output.splitlines()[-1]
-    assert last.startswith("interrupted; ") and last.endswith(f"goes on from {checkpoint}"), done.output[-3000:]
+    assert last.startswith("interrupted; ") and last.endswith(f"resumes from {checkpoint}"), done.output[-3000:]
     assert "Traceback" not in done.output, done.output[-3000:]
     leaves_nothing()
 
@@ -68,7 +68,7 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
     lines = " ".join(processes.values())
     assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some: they must still be told as the run's
     listening = [(processes[pid], one.laddr) for pid in processes for one in listeners(pid)]
-    assert all(any(name in line for line, _ in listening) for name in ("PolicyHost", "raylet", "gcs_server"))
+    assert all(any(name in line for line, _ in listening) for name in ("PolicyActor", "raylet", "gcs_server"))
     assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
     program.signal(signal.SIGKILL)
     program.wait()
@@ -77,12 +77,12 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
 
 def test_kill_of_a_worker_is_named(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     program = started(ppo, "actor_rollout_ref.rollout.name=vllm", "trainer.max_restarts=0")
-    os.kill(child(ppo, "RolloutHost"), signal.SIGKILL)
+    os.kill(child(ppo, "RolloutActor"), signal.SIGKILL)
     done = ppo.finish(program, deadline=120)
     assert done.code == 1
     last = done.output.splitlines()[-1]
     assert last.startswith("error: the rollout worker of rank 0 (pid "), done.output[-3000:]
-    assert last.endswith("stopped before the first checkpoint: the same command begins anew"), last
+    assert last.endswith("stopped before the first checkpoint: the same command starts from scratch"), last
     assert "Traceback" not in done.output, done.output[-3000:]
     leaves_nothing()
 
@@ -107,9 +107,9 @@ loop.{part} = hold
 @pytest.mark.parametrize(
     ("words", "engine", "controller", "before", "named"),
     [
-        ("PolicyHost", "fake", "ray", "learn_recorded", "the policy worker of rank 0"),
+        ("PolicyActor", "fake", "ray", "learn_recorded", "the policy worker of rank 0"),
         ("EngineCore", "vllm", "local", "learn_recorded", "rollout engine 0: its core process died"),
-        ("RolloutHost", "fake", "ray", "collect", "the rollout worker of rank 0"),
+        ("RolloutActor", "fake", "ray", "collect", "the rollout worker of rank 0"),
         ("EngineCore", "vllm", "local", "collect", "rollout engine 0: its core process died"),
     ],
 )
@@ -138,11 +138,11 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
     assert done.code == 0, done.output[-4000:]
     assert named in done.output and "Traceback" not in done.output, done.output[-4000:]
     if before == "collect":
-        assert "another one takes its place, and 4 groups are played again" in done.output, done.output[-4000:]
+        assert "starting another one and generating 4 groups again" in done.output, done.output[-4000:]
         assert done.metrics[4]["recovery/engine_restarts"] == 1
     else:
         assert "restart 1 of at most 3" in done.output, done.output[-4000:]
-        assert "goes on from" in done.output and "step_000002" in done.output, done.output[-4000:]
+        assert "resumes from" in done.output and "step_000002" in done.output, done.output[-4000:]
     for one, other in zip(whole.metrics, done.metrics, strict=True):
         assert untimed(one) == untimed(other)
     for step in range(1, 7):

@@ -137,6 +137,6 @@ def test_interrupted_it_says_how_to_go_on(generation: GenerationRunner) -> None:
     program.signal(signal.SIGTERM)
     done = generation.finish(program, deadline=60)
     assert done.code == 130
-    assert "interrupted; the same command goes on" in done.output and "Traceback" not in done.output, done.output
+    assert "interrupted; the same command resumes" in done.output and "Traceback" not in done.output, done.output
     wait_until_nothing_is_left(generation)
     assert os.path.exists(done.folder / "results.jsonl")

@@ -15,7 +15,7 @@ LOCAL = ("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "tra
 ENDS = ("trainer.export_hf=False", "trainer.save_freq=-1", "trainer.val_before_train=False")
 GAME = (
     *("env.env_name=guessing_game", "env.max_steps=3", "env.max_tokens_per_turn=8", "env.guessing_game.numbers=9"),
-    *('env.guessing_game.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
+    *('env.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
 )
 
 
@@ -36,7 +36,7 @@ def test_turns_a_critic_and_a_kl_in_the_reward(ppo: Runner) -> None:
     other = replay(ppo, recording(done, 2), "actor_rollout_ref.actor.optim.lr=1e-4")
     assert other.code == 0 and "with actor_rollout_ref.actor.optim.lr=1e-4: the largest" in other.output, other.output
     refused = replay(ppo, recording(done, 2), "data.train_batch_size=8")
-    assert refused.code == 2 and "data.train_batch_size has no part in what is replayed" in refused.output
+    assert refused.code == 2 and "data.train_batch_size has no effect on a replay" in refused.output
 
 
 def test_an_asynchronous_run_with_a_reference_that_was_reset(ppo: Runner) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -13,15 +13,10 @@ NAME = re.compile(r"`([a-z_]+/[^`]+)`")
 
 @cache
 def documented() -> tuple[str, ...]:
-    """As they stand there, places for names of the user's in angle brackets: first cells of tables, and main_sft's."""
+    """Names in the first cells of all tables, with placeholders in angle brackets."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
-    return tuple(name for cell in [*cells, *_sft(lines)] for name in NAME.findall(cell))
-
-
-def _sft(lines: Iterable[str]) -> Iterator[str]:
-    text = "\n".join(lines)
-    yield text[text.index("main_sft writes") :]
+    return tuple(dict.fromkeys(name for cell in cells for name in NAME.findall(cell)))
 
 
 @cache
@@ -31,5 +26,5 @@ def _pattern() -> re.Pattern[str]:
 
 
 def undocumented(names: Iterable[str]) -> list[str]:
-    """Names of metrics that no line of docs/metrics.md has."""
+    """Names of metrics that docs/metrics.md lacks."""
     return sorted(name for name in set(names) - {"step"} if not _pattern().fullmatch(name))

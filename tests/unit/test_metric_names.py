@@ -7,9 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.unit.trainer.test_training_batch import group, trajectory
-
 from tests.unit.metric_names import documented, undocumented
+from tests.unit.trainer.samples import group, trajectory
 from tests.unit.trainer.test_metrics import credit, measured
 
 PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"

@@ -1,122 +1,155 @@
-"""`trainer`: where a run goes, how long it takes, and on what."""
+"""`trainer`: run folder, duration, hardware, checkpoints."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Frequency, Section
+from alphaapollo.config.schema.base import (
+    NEW_DRAWS,
+    NEW_LENGTH,
+    ONLY_AT_START,
+    ROUNDING,
+    THREADS,
+    ActiveUnless,
+    ActiveWhen,
+    FilePath,
+    FolderName,
+    Frequency,
+    OnResume,
+    RunPath,
+    Section,
+)
 from alphaapollo.config.schema.model import LoraForm
+
+WITHOUT_TOTAL_STEPS = ActiveWhen("total_training_steps", None)
+ASYNCHRONOUS = ActiveWhen("async_mode")
 
 
 class RunFolder(Section):
-    """What the `trainer` section of every command has."""
+    """`trainer` section of every command."""
 
-    project_name: str = "alphaapollo"
+    project_name: FolderName = "alphaapollo"
     """First folder of the run under output_dir."""
-    experiment_name: str = "default"
+    experiment_name: FolderName = "default"
     """Second folder of the run under output_dir."""
-    output_dir: str = "outputs"
-    """Where runs go: <output_dir>/<project_name>/<experiment_name>."""
+    output_dir: RunPath = "outputs"
+    """Parent of all runs: <output_dir>/<project_name>/<experiment_name>."""
 
     @property
     def folder(self) -> Path:
-        """Where this run goes."""
+        """Folder of this run."""
         return Path(self.output_dir) / self.project_name / self.experiment_name
 
 
 class WatchedRun(RunFolder):
-    """What the `trainer` section of a command with workers has."""
+    """`trainer` section of every command with workers."""
 
-    stall_notice: PositiveFloat = 60.0
-    """Seconds without any movement after which the console says who waits for whom, in which phase, since when."""
     stall_timeout: PositiveFloat | None = 600.0
-    """Seconds without any movement after which the run ends: whoever holds it up is named, and Python stacks lie in
-    <run>/stalls (docs/reliability.md). null = it waits for ever."""
+    """Seconds without progress after which the run is stopped; the console reports it after a tenth of that (at most a
+    minute), and the error names the blocking worker, and Python stacks
+    are written to <run>/stalls (docs/reliability.md). null = never."""
+
+    @property
+    def stall_notice(self) -> float:
+        """Seconds without progress after which the console reports it: a tenth of stall_timeout, at most 60."""
+        return min(60.0, (self.stall_timeout or math.inf) / 10)
 
 
 class Training(WatchedRun):
-    """What the `trainer` section of every command that trains has."""
+    """`trainer` section of every command that trains."""
 
     logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
-    """Trackers besides metrics.jsonl, which is always written."""
-    total_training_steps: PositiveInt | None = None
+    """Trackers; metrics.jsonl is always written."""
+    total_training_steps: Annotated[PositiveInt | None, NEW_LENGTH] = None
     """Iterations; null = from total_epochs."""
-    max_ckpt_to_keep: PositiveInt | None = 2
-    """Older checkpoints are removed; null = keep all."""
-    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
-    """auto = from this run's newest whole checkpoint; disable = start anew; resume_path = from resume_from_path."""
-    resume_from_path: str = ""
-    """A checkpoint folder, for resume_mode=resume_path."""
+    max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, quiet=None)] = 2
+    """Number of newest checkpoints to keep; null = all."""
+    keep_best: Annotated[str | None, ActiveUnless("save_freq", -1), ActiveUnless("max_ckpt_to_keep", None)] = None
+    """Validation metric, e.g. val/accuracy: the best checkpoint by it is kept besides the newest max_ckpt_to_keep. A
+    checkpoint counts if its iteration also validated. Higher is better, except for losses, perplexities and
+    failures."""
+    resume_mode: Annotated[Literal["auto", "disable", "resume_path"], ONLY_AT_START] = "auto"
+    """auto = resume from the newest complete checkpoint of this run; disable = start from scratch; resume_path = resume
+    from resume_from_path."""
+    resume_from_path: Annotated[
+        str, ActiveWhen("resume_mode", "resume_path"), FilePath("folder", required=True), ONLY_AT_START
+    ] = ""
+    """Checkpoint folder, for resume_mode=resume_path."""
     export_hf: bool = True
     """At the end, write the model as a Hugging Face folder: <run>/model."""
-    export_lora: LoraForm = "merged"
-    """With LoRA: write whole weights with the adapters merged into them, or the adapters alone (peft's folder)."""
+    export_lora: Annotated[LoraForm, ActiveWhen("export_hf")] = "merged"
+    """With LoRA: write full weights with the adapters merged in, or the adapters alone (peft's format)."""
     save_on_signal: bool = False
-    """A run that is told to end, by SIGTERM or Ctrl-C, first writes a checkpoint of its last whole iteration; one whose
-    update has begun is finished before that. A second signal ends it at once. false = the first one does."""
+    """On SIGTERM or Ctrl-C, write a checkpoint of the last complete iteration before the run ends; an update in
+    progress is finished first. A second signal ends the run at once. false = the first signal does."""
     max_restarts: NonNegativeInt = 3
-    """How often in all a run goes on by itself, in the same command and from its newest checkpoint, after a worker, an
-    engine, Ray or a node has died or stood still (docs/reliability.md). A second death of the same role in the same
-    iteration ends it at once, so what dies of itself costs one restart. As many engines are replaced without a restart,
-    where that can be. 0 = a death ends the run."""
-    n_gpus_per_node: PositiveInt = 1
-    """Training ranks a node: GPUs, or processes on a machine without them."""
-    nnodes: PositiveInt = 1
-    """Nodes."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto = cuda if there is a GPU."""
-    cpu_threads: PositiveInt | None = None
-    """Torch threads of a training rank; null = cores / ranks of a node, and where a run goes on without a GPU the count
-    that it began with."""
-    seed: int = 0
-    """Seed of everything that is drawn: rollouts, mini-batches, fresh heads and adapters."""
+    """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
+    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. The same number of
+    engines may be replaced without a restart. 0 = a death ends the run."""
+    n_gpus_per_node: Annotated[PositiveInt, ROUNDING] = 1
+    """Training ranks per node: GPUs, or processes on a machine without GPUs."""
+    nnodes: Annotated[PositiveInt, ROUNDING] = 1
+    """Number of nodes."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
+    """Device to train on; auto = cuda if there is a GPU."""
+    cpu_threads: Annotated[PositiveInt | None, THREADS] = None
+    """Torch threads per training rank; null = cores of a node / its ranks. A run that resumes on a CPU keeps its number
+    of threads."""
+    seed: Annotated[int, NEW_DRAWS] = 0
+    """Seed of rollouts, mini-batches, new heads and adapters."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that nodes of a cluster may take to come, and then workers and engines to start; after that the run stops
-    and names who did not."""
-    dry_run: bool = False
-    """Compose, check, print the plan, and stop."""
+    """Seconds that cluster nodes may take to join, and then workers and engines to start; the error names the missing
+    ones."""
+    dry_run: Annotated[bool, ONLY_AT_START] = False
+    """Check the configuration, print the plan, and stop."""
 
     @property
     def num_ranks(self) -> int:
         """Training ranks of all nodes."""
         return self.n_gpus_per_node * self.nnodes
 
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.keep_best and getattr(self, "test_freq", 1) < 1:
+            yield f"keep_best={self.keep_best} needs validation, but test_freq is -1. Set test_freq, e.g. to save_freq."
+        if getattr(self, "controller", None) == "local" and self.num_ranks > 1:
+            yield (
+                f"controller=local has one rank, but n_gpus_per_node x nnodes is {self.num_ranks}. Set both to 1, or "
+                "controller=ray."
+            )
+
 
 class Trainer(Training):
-    total_epochs: PositiveInt = 1
-    """Passes over the training data, unless total_training_steps is given: the run ends with the iteration that has
-    consumed the last whole batch of prompts."""
+    total_epochs: Annotated[PositiveInt, WITHOUT_TOTAL_STEPS, NEW_LENGTH] = 1
+    """Passes over the training data, if total_training_steps is not set. The run ends after the last full batch of
+    prompts."""
     save_freq: Frequency = 20
-    """Checkpoint every so many iterations, and at the end; -1 = never."""
-    test_freq: Frequency = 20
+    """Write a checkpoint every so many iterations, and at the end; -1 = never."""
+    test_freq: Annotated[Frequency, ActiveWhen("/data.val_files", because="data.val_files is empty", quiet=-1)] = 20
     """Validate every so many iterations, and at the end; -1 = never."""
-    val_before_train: bool = True
+    val_before_train: Annotated[bool, OnResume("kept", "the run has begun")] = True
     """Validate before the first iteration."""
     async_mode: Literal["carry", "separate"] | None = None
-    """Asynchronous training (docs/async.md): carry = one pool, what is unfinished when a batch is whole pauses and goes
-    on with the new weights; separate = generation goes on beside the trainer; null = the synchronous loop."""
-    max_staleness: NonNegativeInt = 1
-    """With async_mode: how many publishes the oldest token that is trained on may lie behind the weights that are
-    trained. The run has so many batches ahead; 0 = none, which gives the synchronous run's weights."""
-    keep_kv_cache: bool = False
-    """With async_mode: what the engine has computed of unfinished answers stays when weights change, so that they go on
-    at once, on keys and values of older weights; false = computed anew."""
+    """Asynchronous training (docs/async.md): carry = unfinished responses pause when a batch is full and continue with
+    the new weights; separate = generation runs in parallel with training; null = synchronous."""
+    max_staleness: Annotated[NonNegativeInt, ASYNCHRONOUS] = 1
+    """Async: maximum age of a trained token, in weight versions; the run generates this many batches ahead. 0 = the
+    same weights as a synchronous run."""
     on_bad_step: Literal["stop", "skip"] = "stop"
-    """An optimiser step whose gradient is not finite: stop = end the run there; skip = leave it out, count it
-    (actor/steps_skipped), and go on, unless many are bad in a row. Its trajectories are in rollouts/. Log-probs or
-    values that are not finite: the same of all the iteration's steps (batch/left_out)."""
+    """For an optimizer step with a non-finite gradient: stop = end the run; skip = leave it out (actor/steps_skipped),
+    unless many follow each other. Non-finite log-probs or values skip all steps of the iteration (batch/left_out)."""
     critic_warmup: NonNegativeInt = 0
-    """First iterations that train the critic only."""
+    """First iterations in which only the critic is trained."""
     controller: Literal["ray", "local"] = "ray"
     """ray = worker processes; local = everything in this process, for tests and debugging (one rank)."""
     profile_steps: list[PositiveInt] | None = None
-    """Iterations to profile, counted from 1, null = none: of each a trace of controller, training ranks and engines on
-    one clock, in <run>/profiles (docs/profiles.md). Recording slows an iteration down and changes none of its
-    numbers."""
+    """Iterations to profile, counted from 1; null = none. Writes a trace of controller, ranks and engines to
+    <run>/profiles (docs/profiles.md). Results do not change."""
     record_steps: list[PositiveInt] | None = None
-    """Iterations to record, counted from 1, null = none: in <run>/recorded all that their learning got and what came
-    out, to compute it again without engines, bit for bit or in float64 (docs/replay.md). Each takes a checkpoint's
-    room and the time to write it, changes none of the run's numbers, and is never removed."""
+    """Iterations to record for replay, counted from 1; null = none. Writes inputs and results of the update to
+    <run>/recorded, about the size of a checkpoint (docs/replay.md). Results do not change."""

@@ -27,10 +27,10 @@ def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarra
     }
 
 
-def length_penalty(unshaped: list[Trajectory], worth: Tensor, invalid_cost: float) -> float:
+def length_penalty(unshaped: list[Trajectory], worth: Tensor, invalid_action_cost: float) -> float:
     """What the shaping by length took off, the mean over trajectories. `worth` [N]: their rewards after all shaping but
-    the KL's; `invalid_cost`: of a turn whose action could not be read."""
-    before = sum(one.reward - invalid_cost * sum(not turn.valid for turn in one.turns) for one in unshaped)
+    the KL's; `invalid_action_cost`: of a turn whose action could not be read."""
+    before = sum(one.reward - invalid_action_cost * sum(not turn.valid for turn in one.turns) for one in unshaped)
     return before / len(unshaped) - float(worth.mean())
 
 

@@ -15,14 +15,14 @@ from alphaapollo.utils.entry_point import command
 
 USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
 
-Computes the iteration again that trainer.record_steps has recorded in DIR (<run>/recorded/step_N), by the functions
-that the run computed it with, and compares (docs/replay.md)."""
+Computes an iteration that trainer.record_steps has recorded in DIR (<run>/recorded/step_N) again, with the same
+functions, and compares the results (docs/replay.md)."""
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read, compute, compare. Returns 0 equal (or another computation was asked for), 1 it differs or failed,
-    2 refused before the start, 130 interrupted."""
+    """Read, compute, compare. Returns 0 if equal (or if another computation was requested), 1 if it differs or failed,
+    2 if refused before the start, 130 if interrupted."""
     options = _parse(argv)
     with reported():
         from alphaapollo.launch.failures import FAILURES
@@ -51,7 +51,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=USAGE, allow_abbrev=False)
     parser.add_argument("recording", metavar="DIR", type=Path, help="the recorded iteration")
     parser.add_argument("--float64", action="store_true", help="model, log-probs, advantages and update in float64")
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="another setting, to see what it would do")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="another setting, to see its effect")
     return parser.parse_intermixed_args(argv)
 
 

@@ -1,6 +1,6 @@
-"""Iterations that are recorded (trainer.record_steps), to be replayed (replay.py).
+"""Record the iterations of trainer.record_steps, so that they can be replayed (replay/run.py).
 
-groups, trainers as they are -> recorded/step_N -> learn -> what came out, or what it ended with, beside them
+groups, state of the trainers -> recorded/step_N -> learn -> its result or error, written beside them
 """
 
 from __future__ import annotations
@@ -17,43 +17,40 @@ from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.replay.recording import FOLDER, About, Outcome, write_inputs, write_outcome
-from alphaapollo.trainer.run_state import Learner, Run
-from alphaapollo.trainer.step.learn import Learned, learn
+from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, RecordingInfo, write_inputs, write_outcome
+from alphaapollo.trainer.run_state import Learner, TrainingRun
+from alphaapollo.trainer.step.learn import UpdateResult, learn
 from alphaapollo.types import TrajectoryGroup
 
-COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")  # in the order in which they are made
+COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")  # in the order in which they are computed
 LIBRARIES = ("torch", "transformers", "numpy")
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-async def learn_recorded(run: Run, step: int, groups: list[TrajectoryGroup], timer: Timer) -> Learned:
-    """As `learn`; of the iterations in trainer.record_steps all that it gets is kept, and what came out."""
+async def learn_recorded(run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
+    """Call `learn`; in an iteration of trainer.record_steps, record its inputs and its outcome."""
     if step not in (run.config.trainer.record_steps or ()):
         learned = await learn(run, step, groups, timer)
-        return replace(learned, batch=None, credit=None)  # nobody else wants their memory
+        return replace(learned, batch=None, credit=None)  # frees their memory
     with timer("record"):
-        folder = await keep_inputs(run, step, groups)
+        folder = await record_inputs(run, step, groups)
+    hint = f"to compute it again: python -m alphaapollo.trainer.replay {folder}"
     try:
         learned = await learn(run, step, groups, timer)
     except FAILURES as error:
-        write_outcome(folder, Outcome({}, {}, {}, str(error)))
-        run.console.notice(f"what iteration {step} got lies in {folder}; {how_to_replay(folder)}")
+        write_outcome(folder, LearningOutcome({}, {}, {}, str(error)))
+        run.console.notice(f"the inputs of iteration {step} are saved to {folder}; {hint}")
         raise
     with timer("record"), writing("the recording", folder):
-        write_outcome(folder, await outcome_of(run, step, learned))
-    run.console.notice(f"iteration {step} is recorded; {how_to_replay(folder)}")
+        write_outcome(folder, await measure_outcome(run, step, learned))
+    run.console.notice(f"iteration {step} is recorded; {hint}")
     return replace(learned, batch=None, credit=None)
 
 
-def how_to_replay(folder: Path) -> str:
-    return f"to compute it again: python -m alphaapollo.trainer.replay {folder}"
-
-
-async def keep_inputs(run: Run, step: int, groups: list[TrajectoryGroup]) -> Path:
-    """Write all that the learning of iteration `step` depends on. The folder, whole"""
+async def record_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGroup]) -> Path:
+    """Write everything that the learning of iteration `step` depends on; returns the complete folder."""
     recordings, placement = CheckpointFolder(run.plan.folder / FOLDER, keep=None), run.plan.placement
-    about = About(
+    info = RecordingInfo(
         step=step,
         iterations=run.goal.steps,
         kl_coef=run.progress.kl_coef,
@@ -63,36 +60,36 @@ async def keep_inputs(run: Run, step: int, groups: list[TrajectoryGroup]) -> Pat
         threads=placement.threads,
         device=placement.device,
         model=run.plan.model.model_dump(mode="json"),
-        machine=find_machine_words(),
+        machine=describe_machine(),
     )
     folder = recordings.begin(step)
     with writing("the recording", folder):
-        await run.saving.save_now(folder)
+        await run.saving.save_and_wait(folder)
         save_config(run.config, folder / "config.yaml")
-        await asyncio.to_thread(write_inputs, folder, about, groups)
+        await asyncio.to_thread(write_inputs, folder, info, groups)
         return await asyncio.to_thread(recordings.finish, folder)
 
 
-async def outcome_of(run: Learner, step: int, learned: Learned) -> Outcome:
-    """What came out of an iteration's learning; the trainers rest."""
+async def measure_outcome(run: Learner, step: int, learned: UpdateResult) -> LearningOutcome:
+    """Get metrics, columns and weight digests of an iteration's learning; the trainers are offloaded."""
     columns: dict[str, np.ndarray] = {}
     fingerprints: dict[str, tuple[str, float]] = {}
     if learned.batch and learned.credit:
-        made = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
-        if made["old_logprobs"][0] is None and step > run.config.trainer.critic_warmup:
-            made["old_logprobs"] = list(await run.crew.policy.old_log_probs())  # those that the update took
+        found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
+        if found["old_logprobs"][0] is None and step > run.config.trainer.critic_warmup:
+            found["old_logprobs"] = list(await run.workers.policy.old_log_probs())  # those of the update
         acted = learned.batch.mask.numpy() != 0
-        there = {name: parts for name, parts in made.items() if parts[0] is not None}
-        columns = {name: learned.batch.layout.to_matrix(parts)[acted] for name, parts in there.items()}
-    for name, role in (("policy", run.crew.policy), ("critic", run.crew.critic)):
+        computed = {name: parts for name, parts in found.items() if parts[0] is not None}
+        columns = {name: learned.batch.layout.to_matrix(parts)[acted] for name, parts in computed.items()}
+    for name, role in (("policy", run.workers.policy), ("critic", run.workers.critic)):
         if role:
             fingerprints |= {f"{name} {what}": value for what, value in (await role.fingerprint()).items()}
-            await role.rest()
-    return Outcome(learned.metrics | {"kl/next_coef": learned.kl_coef}, fingerprints, columns)
+            await role.offload()
+    return LearningOutcome(learned.metrics | {"kl/next_coef": learned.kl_coef}, fingerprints, columns)
 
 
-def find_machine_words() -> dict[str, str]:
-    """What the bits of a computation on this machine depend on."""
+def describe_machine() -> dict[str, str]:
+    """Processor and library versions, on which the bits of a computation depend."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return {"processor": processor} | {name: importlib.metadata.version(name) for name in LIBRARIES}

@@ -1,4 +1,4 @@
-"""What a run recorded of an iteration beside what a replay has computed."""
+"""Comparison of a recorded iteration with its replay."""
 
 from __future__ import annotations
 
@@ -7,115 +7,116 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.trainer.replay.recording import Outcome
-from alphaapollo.trainer.replay.run import Prepared
+from alphaapollo.trainer.replay.recording import LearningOutcome
+from alphaapollo.trainer.replay.run import PreparedReplay
 
-OF_THE_CLOCK = ("actor/mfu",)
-ONCE = ("actor/sharing_gap", "critic/sharing_gap")  # of a worker's first batch
-OF_THE_LAYOUT = ("batch/sharing", "batch/micro_batches", "batch/padding", "batch/rank_imbalance", "batch/rows_skipped")
-FLOOR = 1e-2  # a figure below it may be a sum that cancels: its difference is absolute, in units of this
+NOT_COMPARED = ("actor/mfu", "actor/sharing_gap", "critic/sharing_gap")  # of the clock; of a worker's first batch
+LAYOUT = ("batch/sharing", "batch/micro_batches", "batch/padding", "batch/rank_imbalance", "batch/rows_skipped")
+FLOOR = 1e-2  # differences of smaller metrics, possibly sums that cancel, are in units of this
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # where the bits may differ
 
 
 @dataclass(frozen=True)
-class Line:
-    """One thing that came out; of a column and of weights the norm stands for it."""
+class ComparedValue:
+    """A metric, or the norm of a column or of weights, on both sides."""
 
     name: str
-    recorded: float | None  # None: it was not there
+    recorded: float | None  # None: missing
     replayed: float | None
     same: bool  # to the last bit
     difference: float  # relative
 
 
-def compare(recorded: Outcome, replayed: Outcome, exact: bool) -> list[Line]:
-    """In the order in which they are made. exact: also what depends on the layout in memory."""
-    passed_over = {*OF_THE_CLOCK, *ONCE, *([] if exact else OF_THE_LAYOUT)}
-    figures = [name for name in {**recorded.figures, **replayed.figures} if name not in passed_over]
+def compare(recorded: LearningOutcome, replayed: LearningOutcome, exact: bool) -> list[ComparedValue]:
+    """Compare all values in the order in which they are computed; with `exact` also those of the memory layout."""
+    excluded = {*NOT_COMPARED, *(() if exact else LAYOUT)}
+    metrics = [name for name in recorded.figures | replayed.figures if name not in excluded]
     return [
         *(
-            _column(name, recorded.columns.get(name), replayed.columns.get(name))
-            for name in {**recorded.columns, **replayed.columns}
+            _compare_columns(name, recorded.columns.get(name), replayed.columns.get(name))
+            for name in recorded.columns | replayed.columns
         ),
-        *(_figure(name, recorded.figures.get(name), replayed.figures.get(name)) for name in figures),
+        *(_compare_metrics(name, recorded.figures.get(name), replayed.figures.get(name)) for name in metrics),
         *(
-            _fingerprint(name, recorded.fingerprints.get(name), replayed.fingerprints.get(name))
-            for name in {**recorded.fingerprints, **replayed.fingerprints}
+            _compare_fingerprints(name, recorded.fingerprints.get(name), replayed.fingerprints.get(name))
+            for name in recorded.fingerprints | replayed.fingerprints
         ),
     ]
 
 
-def print_comparison(prepared: Prepared, replayed: Outcome) -> bool:
-    """Print both and the verdict; False: they should be equal and are not."""
-    about, recorded = prepared.recording.about, prepared.recording.outcome
-    print(f"iteration {about.step}, recorded in {prepared.recording.folder}")
+def print_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> bool:
+    """Print both sides and the verdict; returns False if they should be equal but are not."""
+    recording, recorded = prepared.recording, prepared.recording.outcome
+    print(f"iteration {recording.info.step}, recorded in {recording.folder}")
     if recorded is None:
-        recorded = Outcome({}, {}, {}, "the run ended before there was an outcome")
+        recorded = LearningOutcome({}, {}, {}, "the run ended before there was an outcome")
     if recorded.error or replayed.error:
         return _print_errors(prepared, recorded, replayed)
-    lines = compare(recorded, replayed, prepared.exact)
+    values = compare(recorded, replayed, prepared.exact)
     print(f"{'':34}{'recorded':>15}{'replayed':>15}  relative difference")
-    for line in lines:
-        print(f"{line.name:34}{_number(line.recorded):>15}{_number(line.replayed):>15}  {_difference(line)}")
-    equal, verdict = judge(prepared, lines)
+    for value in values:
+        difference = "0" if value.same else f"{value.difference:.1e}"
+        print(f"{value.name:34}{_format(value.recorded):>15}{_format(value.replayed):>15}  {difference}")
+    equal, verdict = judge(prepared, values)
     print(verdict)
     return equal
 
 
-def judge(prepared: Prepared, lines: list[Line]) -> tuple[bool, str]:
-    """Is it as it should be, and a sentence that says so."""
-    differing = [line for line in lines if not line.same]
-    largest = max(differing, key=lambda line: line.difference, default=None)
+def judge(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple[bool, str]:
+    """Whether the replay is as expected, and a sentence that says so."""
+    differing = [value for value in values if not value.same]
+    largest = max(differing, key=lambda value: value.difference, default=None)
     if largest is None:
-        return True, f"bit for bit equal: {len(lines)} of {len(lines)}"
+        return True, f"bit for bit equal: {len(values)} of {len(values)}"
     how = f"the largest difference is {largest.difference:.1e}, in {largest.name}"
     if prepared.float64 or prepared.changes:
         words = ["in float64"] * prepared.float64 + [f"with {word}" for word in prepared.changes]
         return True, f"{', '.join(words)}: {how}"
-    first = f"the first that differs is {differing[0].name}"
     if prepared.exact:
-        return False, f"not equal: {first}; {how}"
+        return False, f"not equal: the first difference is in {differing[0].name}; {how}"
     tolerance = TOLERANCE[prepared.plan.model.dtype]
     equal = largest.difference <= tolerance
-    said = f"{'equal' if equal else 'not equal'} within {tolerance:g}: {how}"
-    return equal, f"{said}. Not bit for bit, for {'; '.join(prepared.reasons)}"
+    verdict = f"{'equal' if equal else 'not equal'} within {tolerance:g}: {how}"
+    return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.reasons)}"
 
 
-def _print_errors(prepared: Prepared, recorded: Outcome, replayed: Outcome) -> bool:
-    print(f"recorded: {recorded.error or 'a whole step'}")
-    print(f"replayed: {replayed.error or 'a whole step'}")
-    for line in compare(replayed, replayed, exact=False):
-        print(f"{line.name:34}{'':15}{_number(line.replayed):>15}")
-    if recorded.error and replayed.error:  # the worker's name may stand before it
+def _print_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
+    print(f"recorded: {recorded.error or 'a complete step'}")
+    print(f"replayed: {replayed.error or 'a complete step'}")
+    for value in compare(replayed, replayed, exact=False):
+        print(f"{value.name:34}{'':15}{_format(value.replayed):>15}")
+    if recorded.error and replayed.error:  # the recorded one may begin with the worker's name
         return replayed.error in recorded.error
-    asked_for_another = prepared.float64 or bool(prepared.changes) or prepared.recording.outcome is None
-    return asked_for_another and not replayed.error
+    expects_change = prepared.float64 or bool(prepared.changes) or prepared.recording.outcome is None
+    return expects_change and not replayed.error
 
 
-def _column(name: str, recorded: np.ndarray | None, replayed: np.ndarray | None) -> Line:
+def _compare_columns(name: str, recorded: np.ndarray | None, replayed: np.ndarray | None) -> ComparedValue:
     if recorded is None or replayed is None or recorded.shape != replayed.shape:
-        return Line(name, _norm(recorded), _norm(replayed), False, math.inf)
+        return ComparedValue(name, _norm(recorded), _norm(replayed), False, math.inf)
     same = recorded.dtype == replayed.dtype and recorded.tobytes() == replayed.tobytes()
     scale = float(np.abs(recorded).max(initial=0.0)) or 1.0
     gap = float(np.abs(recorded.astype(np.float64) - replayed).max(initial=0.0)) / scale
-    return Line(name, _norm(recorded), _norm(replayed), same, 0.0 if same else _number_or_inf(gap))
+    return ComparedValue(name, _norm(recorded), _norm(replayed), same, 0.0 if same else _nan_to_inf(gap))
 
 
-def _figure(name: str, recorded: float | None, replayed: float | None) -> Line:
+def _compare_metrics(name: str, recorded: float | None, replayed: float | None) -> ComparedValue:
     same = recorded == replayed or (_is_nan(recorded) and _is_nan(replayed))
     if same or recorded is None or replayed is None:
-        return Line(name, recorded, replayed, same, 0.0 if same else math.inf)
+        return ComparedValue(name, recorded, replayed, same, 0.0 if same else math.inf)
     scale = max(abs(recorded), abs(replayed), 0.0 if "norm" in name else FLOOR)
-    return Line(name, recorded, replayed, False, _number_or_inf(abs(recorded - replayed) / scale))
+    return ComparedValue(name, recorded, replayed, False, _nan_to_inf(abs(recorded - replayed) / scale))
 
 
-def _fingerprint(name: str, recorded: tuple[str, float] | None, replayed: tuple[str, float] | None) -> Line:
+def _compare_fingerprints(
+    name: str, recorded: tuple[str, float] | None, replayed: tuple[str, float] | None
+) -> ComparedValue:
     if recorded is None or replayed is None:
-        return Line(name, recorded and recorded[1], replayed and replayed[1], False, math.inf)
+        return ComparedValue(name, recorded and recorded[1], replayed and replayed[1], False, math.inf)
     same = recorded[0] == replayed[0]
     scale = max(recorded[1], replayed[1]) or 1.0
-    gap = _number_or_inf(abs(recorded[1] - replayed[1]) / scale)
-    return Line(name, recorded[1], replayed[1], same, 0.0 if same else gap)
+    gap = _nan_to_inf(abs(recorded[1] - replayed[1]) / scale)
+    return ComparedValue(name, recorded[1], replayed[1], same, 0.0 if same else gap)
 
 
 def _norm(column: np.ndarray | None) -> float | None:
@@ -126,13 +127,9 @@ def _is_nan(value: float | None) -> bool:
     return value is not None and math.isnan(value)
 
 
-def _number_or_inf(value: float) -> float:
+def _nan_to_inf(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _number(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "-" if value is None else f"{value:.8g}"
-
-
-def _difference(line: Line) -> str:
-    return "0" if line.same else f"{line.difference:.1e}"

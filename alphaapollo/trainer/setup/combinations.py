@@ -61,7 +61,7 @@ def _shaping(config: Config, by_name: bool) -> Iterator[tuple[str, str]]:
     if config.actor_rollout_ref.actor.use_invalid_action_penalty:
         yield f"{ACTOR}.use_invalid_action_penalty", "Set it to false"
     if by_name and reward.required:
-        yield "reward.required", "Use algorithm.gdpo_conditions instead"
+        yield "reward.required", "Use gdpo_conditions of algorithm instead"
     if model.enable and model.weight and not by_name:
         yield "reward_model.enable", "Set reward_model.weight=0 to use its scores as metrics only"
     if not by_name and any(weight != (name == TASK) for name, weight in reward.components.items()):

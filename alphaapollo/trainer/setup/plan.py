@@ -14,8 +14,7 @@ from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_ro
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.launch.input_checks import choose_kernels, environment_notices, find_environment
-from alphaapollo.launch.memory_plan import Roles, fit_memory
-from alphaapollo.launch.model_memory import UNMEASURED, MemoryPlan, unmeasured_notice
+from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, ModelRoles, fit_memory, unmeasured_notice
 from alphaapollo.trainer.setup.combinations import check_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
@@ -154,7 +153,7 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_kernels(plan.model, role.model.use_liger))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
-    roles = Roles(
+    roles = ModelRoles(
         reference=plan.needs_reference,
         full_kl=role.actor.full_kl,
         critic=plan.placement.critic,

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from alphaapollo.config.schema import Config, Env, Optimizer, Teacher
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.model_memory import GIB, NAMES, MemoryPlan
+from alphaapollo.launch.memory.plan import GIB, NAMES, MemoryPlan
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.setup.inputs import Inputs
@@ -165,7 +165,7 @@ def memory_table(memory: MemoryPlan) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     for moment, held in memory.moments.items():
-        parts = ((NAMES[role], size / GIB) for role, size in held.by_role().items())
+        parts = ((NAMES[role], size / GIB) for role, size in held.by_kind().items())
         words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
         table.add_row(escape(moment), f"{held.total / GIB:.1f}", words)
     return table

@@ -1,10 +1,11 @@
-"""One iteration's rollouts: generate, and where DAPO's dynamic sampling is on, filter and refill.
+"""Rollouts of one iteration: generate groups, and with DAPO's dynamic sampling filter and refill.
 
-stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those with a signal, again until full)
+stream position -> prompts -> GroupRequests -> engines -> groups (-> keep those with a signal, repeat until full)
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -12,28 +13,28 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from alphaapollo.algorithms.dynamic_sampling import keep_group
-from alphaapollo.controller.ranks import WorkerDied
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.evaluation.playing import generate_missing
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.engine_deaths import replace_engines
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.run_state import Run
-from alphaapollo.trainer.step.training_batch import trainable, usable
+from alphaapollo.trainer.run_state import TrainingRun
+from alphaapollo.trainer.step.training_batch import is_trainable, is_usable
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True)
-class Collected:
-    """The groups to train on, and all that were generated on the way."""
+class CollectedGroups:
+    """Groups to train on, and everything that was generated to get them."""
 
     groups: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int
-    recovery: dict[str, float] = field(default_factory=dict)  # metrics, where an engine has died
+    recovery: dict[str, float] = field(default_factory=dict)  # metrics, if an engine has died
 
 
-async def collect(run: Run, step: int, timer: Timer) -> Collected:
-    """Generate until `data.train_batch_size` groups stand: one round, or with dynamic sampling as many as it takes."""
+async def collect(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
+    """Generate `data.train_batch_size` groups: in one round, or with dynamic sampling in as many as needed."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
     generated: list[TrajectoryGroup] = []
@@ -41,35 +42,35 @@ async def collect(run: Run, step: int, timer: Timer) -> Collected:
     recovery: Counter[str] = Counter()
     rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(kept) < size:
-        requests = [request_of(run, draw) for draw in next_draws(run.progress, size)]
+        requests = [make_request(run, draw) for draw in take_draws(run.progress, size)]
         with timer("generate"):
-            groups = await play(run, requests, recovery)
-        if run.trained_reward:
+            groups = await generate_groups(run, requests, recovery)
+        if run.reward_model_scorer:
             with timer("reward_model"):
-                await run.trained_reward.add_to(groups)
+                await run.reward_model_scorer.add_to(groups)
         check_not_all_failed(groups)
         generated += groups
-        groups = [group for group in groups if usable(group)]
-        kept += [group for group in groups if stays(run, group)]
+        groups = [group for group in groups if is_usable(group)]
+        kept += [group for group in groups if passes_filter(run, group)]
         rounds += 1
     if filters.enable and len(kept) < size:
         run.console.notice(
-            f"step {step}: {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
-            "(algorithm.filter_groups.max_num_gen_batches); training on those."
+            f"step {step}: only {len(kept)} of {size} groups have a signal after {rounds} generation rounds "
+            "(algorithm.filter_groups.max_num_gen_batches). Training on those."
         )
-    return Collected(kept[:size], generated, rounds, dict(recovery))
+    return CollectedGroups(kept[:size], generated, rounds, dict(recovery))
 
 
-def next_draws(progress: Progress, count: int) -> list[int]:
-    """The next prompts, by their positions in the stream. What an asynchronous run has left unfinished comes first."""
+def take_draws(progress: Progress, count: int) -> list[int]:
+    """Take the next prompts by their stream positions, first those that an asynchronous run has left unfinished."""
     left, progress.unfinished = progress.unfinished[:count], progress.unfinished[count:]
     start = progress.prompts_consumed
     progress.prompts_consumed += count - len(left)
     return [*left, *range(start, progress.prompts_consumed)]
 
 
-def request_of(run: Run, draw: int) -> GroupRequest:
-    """The group of the prompt at a position in the stream."""
+def make_request(run: TrainingRun, draw: int) -> GroupRequest:
+    """Request the group of the prompt at stream position `draw`."""
     (index,) = run.stream.indices(draw, 1)
     return GroupRequest(
         run.prompts[index],
@@ -80,42 +81,76 @@ def request_of(run: Run, draw: int) -> GroupRequest:
     )
 
 
-def stays(run: Run, group: TrajectoryGroup) -> bool:
-    """Dynamic sampling, where it is on, has a use for a usable group."""
+async def generate_groups(
+    run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
+) -> list[TrajectoryGroup]:
+    """Generate the groups of the requests, with reference log-probs prefetched meanwhile where the plan says so."""
+    generating = _generate_with_recovery(run, requests, recovery)
+    return await (run.reference.run_beside(generating) if run.reference else generating)
+
+
+async def _generate_with_recovery(
+    run: TrainingRun, requests: Sequence[GroupRequest], recovery: Counter[str]
+) -> list[TrajectoryGroup]:
+    """Generate; replace engines that die, and generate their groups again with the same draws.
+
+    recovery: counts these groups and engines. Raises WorkerDied if an engine cannot be replaced, or dies again.
+    """
+    groups: dict[int, TrajectoryGroup] = {}
+    on_end = partial(_offer_to_reference, run) if run.reference else None
+    try:
+        await generate_missing(groups, run.workers.engines, requests, run.console, "generate", on_end)
+    except WorkerDied as death:
+        if run.reference:
+            await run.reference.settle()  # the weight sync of the new engine calls the policy's workers, too
+        recovery.update(await _replace_engines(run, death, len(requests) - len(groups)))
+        await generate_missing(groups, run.workers.engines, requests, run.console, "generate", on_end)
+    return [groups[index] for index in range(len(requests))]
+
+
+async def _replace_engines(run: TrainingRun, death: WorkerDied, missing: int) -> dict[str, int]:
+    """Replace dead engines while the other workers keep their state (without GPUs only); returns metrics.
+
+    missing: groups to generate again. Raises `death` if that is not possible: the run then restarts.
+    """
+    engines, trainer = run.workers.engines, run.config.trainer
+    dead = sorted(engines.dead)
+    if not dead or not run.workers.replaces_engines or run.engines_replaced + len(dead) > trainer.max_restarts:
+        raise death
+    run.engines_replaced += len(dead)
+    run.console.notice(f"{death}; starting another one and generating {missing} groups again")
+    try:
+        async with asyncio.timeout(trainer.start_timeout):
+            for index in dead:
+                await run.workers.replace_engine(index)
+    except (TimeoutError, EngineError, WorkerFailed) as error:
+        run.console.notice(f"the new engine did not start: {str(error) or type(error).__name__}")
+        raise death from None
+    engines.dead.clear()
+    await run.weights.publish(run.progress.step)
+    return {"recovery/engine_restarts": len(dead), "recovery/groups_replayed": missing}
+
+
+def _offer_to_reference(run: TrainingRun, group: TrajectoryGroup) -> None:
+    """Prefetch reference log-probs of a finished group that will be trained on, or that a reward model has to score
+    first."""
+    assert run.reference is not None
+    if is_usable(group) and (run.reward_model_scorer or passes_filter(run, group)):
+        run.reference.add(group)
+
+
+def passes_filter(run: TrainingRun, group: TrajectoryGroup) -> bool:
+    """Whether dynamic sampling keeps a usable group; true where it is off."""
     filters = run.config.algorithm.filter_groups
     return not filters.enable or has_signal(group, filters.metric)
 
 
-async def play(run: Run, requests: Sequence[GroupRequest], recovery: Counter[str]) -> list[TrajectoryGroup]:
-    """The requests' groups; the plan may have the reference look at those that have ended while others are played."""
-    playing = play_all(run, requests, recovery)
-    return await (run.reference.beside(playing) if run.reference else playing)
+def has_signal(group: TrajectoryGroup, metric: str) -> bool:
+    """Whether the group's samples that did not fail differ in the metric."""
+    return keep_group([metric_value(one, metric) for one in group.trajectories if is_trainable(one)])
 
 
-async def play_all(run: Run, requests: Sequence[GroupRequest], recovery: Counter[str]) -> list[TrajectoryGroup]:
-    """The requests' groups. Where an engine dies over them, another one takes its place, and what it has not played is
-    played again, with the same draws; `recovery` counts that. Raises WorkerDied where that cannot be, or does not
-    help."""
-    groups: dict[int, TrajectoryGroup] = {}
-    ended = partial(has_ended, run) if run.reference else None
-    try:
-        await generate_missing(groups, run.crew.engines, requests, run.console, "generate", ended)
-    except WorkerDied as death:
-        if run.reference:
-            await run.reference.settle()  # the new engine's publish is a matter of the policy's workers, too
-        recovery.update(await replace_engines(run, death, len(requests) - len(groups)))
-        await generate_missing(groups, run.crew.engines, requests, run.console, "generate", ended)
-    return [groups[index] for index in range(len(requests))]
-
-
-def has_ended(run: Run, group: TrajectoryGroup) -> None:
-    """The reference may look at it, if it is going to be trained on; before a reward model has, that is not known."""
-    assert run.reference is not None
-    if usable(group) and (run.trained_reward or stays(run, group)):
-        run.reference.add(group)
-
-
-def metric_of(trajectory: Trajectory, metric: str) -> float:
+def metric_value(trajectory: Trajectory, metric: str) -> float:
     """The value that algorithm.filter_groups.metric names."""
     if metric in ("accuracy", "reward"):
         return trajectory.accuracy if metric == "accuracy" else trajectory.reward
@@ -123,23 +158,18 @@ def metric_of(trajectory: Trajectory, metric: str) -> float:
     if math.isnan(value):
         named = {"accuracy", "reward", *trajectory.score.components}
         raise ValueError(
-            f"algorithm.filter_groups.metric={metric!r} is no component of the reward, which has: "
+            f"algorithm.filter_groups.metric={metric!r} is not a component of the reward. Set it to one of: "
             f"{', '.join(sorted(named))}."
         )
     return value
 
 
-def has_signal(group: TrajectoryGroup, metric: str) -> bool:
-    """Do the group's samples differ in the metric? Failed trajectories have none."""
-    return keep_group([metric_of(one, metric) for one in group.trajectories if trainable(one)])
-
-
 def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
-    """A broken reward function or environment shows in the first batch: stop there, with its reason."""
+    """Raise ValueError if all trajectories failed, as with a broken reward function or environment."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if trajectories and all(trajectory.score.outcome.failed for trajectory in trajectories):
         first = trajectories[0].score
         raise ValueError(
             f"all {len(trajectories)} trajectories of this iteration failed, so there is nothing to learn from. "
-            f"The first: {first.outcome}: {first.reason}"
+            f"The first one: {first.outcome}: {first.reason}"
         )

@@ -1,17 +1,19 @@
-"""Rewards to advantages, on the driver.
+"""Credit assignment on the driver: from rewards and worker columns to the float columns of the update.
 
-Batch + columns from the workers -> KL in the reward -> the estimator -> what a teacher adds -> Columns per rank
+token rewards -> KL in the reward -> estimator -> teacher's advantages -> Columns per rank
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator
+from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, Turns
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.divergence import teach
 from alphaapollo.algorithms.kl import kl_in_reward
@@ -19,78 +21,101 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics.batch_metrics import advantage_metrics, length_penalty
-from alphaapollo.trainer.step.token_choice import choose_tokens
-from alphaapollo.trainer.step.training_batch import Batch, totals
-from alphaapollo.trainer.step.trajectory_rewards import invalid_cost
-from alphaapollo.trainer.step.turn_index import number_turns
+from alphaapollo.trainer.step.training_batch import Batch, invalid_action_cost, sum_per_trajectory
+from alphaapollo.types import Trajectory, Turn
 
 ColumnDtype = Literal["float32", "float64"]
+COLUMN_NAMES = {
+    "old_logprobs": "log-probs of the policy",
+    "ref_logprobs": "log-probs of the reference",
+    "values": "values of the critic",
+    "teacher_logprobs": "log-probs of the teacher",
+}
 
 
 @dataclass(frozen=True)
 class WorkerColumns:
-    """What the workers computed about the rows, as matrices [B, L]; None where nobody asked."""
+    """What the workers computed for the rows, as matrices [B, L]; None: not needed."""
 
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
     values: np.ndarray | None = None
     teacher_logprobs: np.ndarray | None = None
 
+    def describe_non_finite(self, mask: Tensor) -> str:
+        """Name the columns with non-finite values on action tokens (mask [B, L]), with their rows; empty: none."""
+        found = []
+        for name, words in COLUMN_NAMES.items():
+            matrix = getattr(self, name)
+            if matrix is not None and not np.isfinite(matrix.sum(dtype=np.float64)):
+                bad = (~np.isfinite(matrix) & mask.bool().numpy()).any(axis=1)
+                found += [f"the {words} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+        return "; ".join(found)
 
-OF_WHOM = {
-    "old_logprobs": "the policy's log-probs",
-    "ref_logprobs": "the reference's log-probs",
-    "values": "the critic's values",
-    "teacher_logprobs": "the teacher's log-probs",
-}
 
+@dataclass(frozen=True)
+class CreditSettings:
+    """How advantages are computed."""
 
-def not_finite(computed: WorkerColumns, mask: torch.Tensor) -> str:
-    """Whose numbers are none where the policy acted (mask [B, L]), and in how many rows, in words; empty: nobody's."""
-    found = []
-    for name, words in OF_WHOM.items():
-        matrix = getattr(computed, name)
-        if matrix is not None and not np.isfinite(matrix.sum(dtype=np.float64)):
-            bad = (~np.isfinite(matrix) & mask.bool().numpy()).any(axis=1)
-            found += [f"{words} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
-    return "; ".join(found)
+    estimator: Estimator
+    algorithm: Algorithm
+    actor: Actor
+    kl_coef: float = 0.0  # of the KL in the reward
+    dtype: ColumnDtype = "float32"  # of the columns that are computed here
+    teacher: Teacher = NO_TEACHER
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What the estimator made of a batch."""
+    """Advantages of a batch, ready for the update."""
 
-    columns: list[Columns[np.ndarray]]  # a rank
-    moving: np.ndarray  # bool [B], rows of trajectories that have a weight and somewhere an advantage
-    kl_per_sequence: float | None  # nats, the mean over trajectories; None without a KL in the reward
+    columns: list[Columns[np.ndarray]]  # one per rank
+    moving: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
+    kl_per_sequence: float | None  # nats, mean over trajectories; None without a KL in the reward
     metrics: dict[str, float]
 
 
-def assign_credit(
-    batch: Batch,
-    computed: WorkerColumns,
-    estimator: Estimator,
-    algorithm: Algorithm,
-    actor: Actor,
-    kl_coef: float,
-    dtype: ColumnDtype = "float32",
-    teacher: Teacher = NO_TEACHER,
-) -> Credit:
-    """Rewards to advantages: KL in the reward, the estimator, the teacher's part, then one set of flat columns a rank,
-    those that are made here in `dtype`."""
-    rewards, whole, metrics, kl_per_sequence = batch.token_rewards, batch.whole, {}, None
-    if algorithm.use_kl_in_reward:
-        assert computed.old_logprobs is not None and computed.ref_logprobs is not None
-        old, ref = (whole.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
-        shaped = kl_in_reward(whole.join(rewards), old, ref, whole.mask, kl_coef, algorithm.kl_penalty)
-        rewards = whole.split(shaped.token_rewards)
-        kl_per_sequence = float(shaped.per_sequence)
-        metrics = {
-            "kl/reward_coef": kl_coef,
-            "kl/per_sequence": kl_per_sequence,
-            "kl/per_token": float(shaped.per_token),
-        }
-    returns = totals(rewards, batch.trajectory_ids)
+def assign_credit(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> Credit:
+    """Compute advantages and returns from the rewards of a batch, and pack them for each rank."""
+    rewards, metrics = _with_kl(batch, computed, settings)
+    result, returns = _estimate(batch, computed, rewards, settings)
+    result, teacher_metrics = _with_teacher(result, batch, computed, settings.teacher)
+    has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
+    kl_per_sequence = metrics.get("kl/per_sequence")
+    metrics |= teacher_metrics | {"reward/shaped_mean": float(returns.mean())}
+    if settings.estimator.name != NO_ESTIMATOR or settings.teacher.sampled:
+        metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
+    if settings.algorithm.overlong_penalty.enable or settings.algorithm.length_budget.mode:
+        shaped = batch.whole.join(batch.token_rewards).sum(-1)
+        metrics["reward/length_penalty"] = length_penalty(
+            batch.trajectories, shaped, invalid_action_cost(settings.actor)
+        )
+    columns = _pack(batch, computed, result, settings)
+    return Credit(columns, _find_moving(batch, has_advantage), kl_per_sequence, metrics)
+
+
+def _with_kl(batch: Batch, computed: WorkerColumns, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
+    """Token rewards [B, L] with the KL penalty, where it is part of the reward."""
+    if not settings.algorithm.use_kl_in_reward:
+        return batch.token_rewards, {}
+    assert computed.old_logprobs is not None and computed.ref_logprobs is not None
+    whole, kl_coef = batch.whole, settings.kl_coef
+    old, ref = (whole.join(_double(one)) for one in (computed.old_logprobs, computed.ref_logprobs))
+    joined = whole.join(batch.token_rewards)
+    shaped = kl_in_reward(joined, old, ref, whole.mask, kl_coef, settings.algorithm.kl_penalty)
+    return whole.split(shaped.token_rewards), {
+        "kl/reward_coef": kl_coef,
+        "kl/per_sequence": float(shaped.per_sequence),
+        "kl/per_token": float(shaped.per_token),
+    }
+
+
+def _estimate(
+    batch: Batch, computed: WorkerColumns, rewards: Tensor, settings: CreditSettings
+) -> tuple[Advantages, Tensor]:
+    """The estimator's advantages, and the total reward of each trajectory [N]."""
+    estimator, returns = settings.estimator, sum_per_trajectory(rewards, batch.trajectory_ids)
+    needs_turns = "turns" in estimator.needs
     inputs = AdvantageInputs(
         token_rewards=rewards,
         mask=batch.mask,
@@ -100,76 +125,114 @@ def assign_credit(
         values=None if computed.values is None else _double(computed.values),
         components=batch.components,
         greedy_rewards=batch.greedy_rewards,
-        turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if "turns" in estimator.needs else None,
+        turns=number_turns(batch.trajectories, batch.group_ids, batch.mask) if needs_turns else None,
         mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
-    result = estimator(inputs, algorithm)
-    if teacher.sampled:
-        result, told = _with_teacher(result, batch, computed, teacher)
-        metrics |= told
-    has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero off the mask
-    metrics["reward/shaped_mean"] = float(returns.mean())
-    if estimator.name != NO_ESTIMATOR or teacher.sampled:
-        metrics |= advantage_metrics(result.advantages, batch.mask, has_advantage)
-    if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
-        worth = whole.join(batch.token_rewards).sum(-1)
-        metrics["reward/length_penalty"] = length_penalty(batch.trajectories, worth, invalid_cost(actor))
-    matrices = {
-        "advantages": result.advantages.numpy(),
-        "returns": None if computed.values is None else result.returns.numpy(),  # a critic's
-        "old_logprobs": computed.old_logprobs,
-        "ref_logprobs": computed.ref_logprobs,
-        "values": computed.values,
-        "chosen": _chosen(batch, computed, result.advantages, actor),
-    }
-    columns = _columns(batch, {name: matrix for name, matrix in matrices.items() if matrix is not None}, dtype)
-    return Credit(columns, _moving(batch, has_advantage), kl_per_sequence, metrics)
+    return estimator(inputs, settings.algorithm), returns
 
 
 def _with_teacher(
     result: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
 ) -> tuple[Advantages, dict[str, float]]:
-    """The estimator's advantages with the teacher's, and what it says of the batch."""
+    """Add the advantages of a teacher whose log-probs of the sampled tokens are used."""
+    if not teacher.sampled:
+        return result, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
     taught = teach(_double(computed.old_logprobs), _double(computed.teacher_logprobs), batch.mask)
     both = replace(result, advantages=result.advantages + teacher.coef * taught.advantages)
     return both, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
-def _moving(batch: Batch, has_advantage: np.ndarray) -> np.ndarray:
-    has_weight = (batch.loss_weights != 0) | (batch.sequence_weights != 0)
-    owners = batch.trajectory_ids.numpy()
-    return np.isin(owners, owners[has_advantage & has_weight])
-
-
-def _chosen(batch: Batch, computed: WorkerColumns, advantages: torch.Tensor, actor: Actor) -> np.ndarray | None:
-    """The tokens that the policy loss treats apart, where it has any. uint8 [B, L]"""
-    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    if policy_loss.choose is None:
-        return None
-    assert computed.old_logprobs is not None and batch.keys is not None
-    counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
-    old, rows = _double(computed.old_logprobs), batch.layout.mini_batch_rows
-    chosen = choose_tokens(policy_loss.choose, actor, old, advantages, counted, batch.keys, rows)
-    return chosen.numpy().astype(np.uint8)
-
-
-def _columns(batch: Batch, matrices: dict[str, np.ndarray], dtype: ColumnDtype) -> list[Columns[np.ndarray]]:
-    """One set a rank; `matrices` [B, L] by the name of their column."""
-    layout = batch.layout
-    of_rows = {
-        "loss_weights": batch.loss_weights.astype(dtype),
-        "sequence_weights": batch.sequence_weights.astype(dtype),
-        "value_weights": batch.value_weights.astype(dtype),
-        "trajectory_ids": batch.trajectory_ids.numpy(),
+def _pack(
+    batch: Batch, computed: WorkerColumns, result: Advantages, settings: CreditSettings
+) -> list[Columns[np.ndarray]]:
+    """Cut all matrices [B, L] and row values [B] into one set of flat columns per rank."""
+    layout, dtype = batch.layout, np.dtype(settings.dtype)
+    matrices = {
+        "advantages": result.advantages.numpy(),
+        "returns": None if computed.values is None else result.returns.numpy(),
+        "old_logprobs": computed.old_logprobs,
+        "ref_logprobs": computed.ref_logprobs,
+        "values": computed.values,
+        "chosen": choose_tokens(batch, computed, result.advantages, settings.actor),
     }
-    made = dict.fromkeys(("advantages", "returns"), np.dtype(dtype))
-    flat = {name: layout.split_columns(matrix, made.get(name)) for name, matrix in matrices.items()}
-    columns: dict[str, Any] = flat | {name: layout.split_rows(values) for name, values in of_rows.items()}
+    columns: dict[str, Any] = {
+        name: layout.split_columns(matrix, dtype if name in ("advantages", "returns") else None)
+        for name, matrix in matrices.items()
+        if matrix is not None
+    } | {
+        "loss_weights": layout.split_rows(batch.loss_weights.astype(dtype)),
+        "sequence_weights": layout.split_rows(batch.sequence_weights.astype(dtype)),
+        "value_weights": layout.split_rows(batch.value_weights.astype(dtype)),
+        "trajectory_ids": layout.split_rows(batch.trajectory_ids.numpy()),
+    }
     return [
         Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))
     ]
 
 
-def _double(matrix: np.ndarray) -> torch.Tensor:
+def _find_moving(batch: Batch, has_advantage: np.ndarray) -> np.ndarray:
+    has_weight = (batch.loss_weights != 0) | (batch.sequence_weights != 0)
+    owners = batch.trajectory_ids.numpy()
+    return np.isin(owners, owners[has_advantage & has_weight])
+
+
+def choose_tokens(batch: Batch, computed: WorkerColumns, advantages: Tensor, actor: Actor) -> np.ndarray | None:
+    """Tokens that the policy loss treats apart (clip_cov, kl_cov: by a covariance). uint8 [B, L]; None: no such loss.
+
+    They are chosen once over each mini-batch, because micro-batches depend on lengths and the token budget.
+    `batch.keys` orders the tokens, which decides random draws and ties.
+    """
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    if policy_loss.choose is None:
+        return None
+    assert computed.old_logprobs is not None and batch.keys is not None
+    logp, keys = _double(computed.old_logprobs), batch.keys
+    counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
+    chosen = torch.zeros_like(counted)
+    for rows in batch.layout.mini_batch_rows:
+        places, columns = counted[list(rows)].nonzero(as_tuple=True)
+        own = torch.tensor(rows)[places]
+        order = keys[own, columns].argsort()
+        own, columns = own[order], columns[order]
+        chosen[own, columns] = policy_loss.choose(logp[own, columns], advantages[own, columns], actor)
+    return chosen.numpy().astype(np.uint8)
+
+
+def number_turns(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
+    """Number the turns of a batch for step-level estimators, and find turns that start from the same state.
+
+    Args:
+        trajectories: N, each with at least one row; their rows in order are the B rows of the others.
+        group_ids: [B]
+        mask: [B, L], column 0 is a row's first action token.
+    """
+    groups = group_ids.tolist()
+    index = torch.full(mask.shape, -1, dtype=torch.int64)
+    owners: list[int] = []
+    anchors: dict[Hashable, int] = {}
+    ids: list[int] = []
+    number = 0
+    for owner, trajectory in enumerate(trajectories):
+        first = len(owners)
+        for turn in trajectory.turns:
+            owners.append(owner)
+            ids.append(anchors.setdefault((groups[number], _anchor(turn)), len(anchors)))
+        for row in trajectory.rows:
+            begin = 0
+            for place, end in enumerate(row.turn_ends):
+                end += 1 - row.response_start
+                index[number, begin:end] = first + row.first_turn + place
+                begin = end
+            number += 1
+    return Turns(index.where(mask.bool(), torch.tensor(-1)), torch.tensor(owners), torch.tensor(ids))
+
+
+def _anchor(turn: Turn) -> Hashable:
+    """State before an action: the environment's (StepResult.info["state"]), else the tokens shown just before."""
+    state = turn.info.get("state")
+    return tuple(turn.context_ids) if state is None else repr(state)
+
+
+def _double(matrix: np.ndarray) -> Tensor:
     return torch.from_numpy(matrix.astype(np.float64))

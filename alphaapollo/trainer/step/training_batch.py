@@ -1,17 +1,17 @@
-"""One iteration's rows: dealt to ranks and micro-batches once, with every reward and every denominator.
+"""Training batch of one iteration: rows in ranks and micro-batches, with all rewards and loss weights.
 
-groups -> build_batch -> Batch (layout frozen)
+groups -> build_batch -> Batch, whose layout and denominators do not change any more
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
@@ -20,45 +20,66 @@ from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.algorithms.reward_shaping import add_outcome_reward, overlong_filter
+from alphaapollo.algorithms.reward_shaping import (
+    add_outcome_reward,
+    length_budget_exact,
+    length_budget_max,
+    overlong_filter,
+    soft_overlong_punishment,
+)
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.shared_prompts import SHARE_FROM, find_prefixes
-from alphaapollo.trainer.step.token_choice import draw_keys
-from alphaapollo.trainer.step.trajectory_rewards import invalid_cost, outcome_rewards, turn_reward
-from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup
+from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
 Member = tuple[Prompt, Trajectory]
+BUDGET = "length_budget"
+"""Entry of a row's extra_info that algorithm.length_budget reads: tokens."""
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Sizes and seeds of a training batch."""
+
+    max_length: int  # of a response, in tokens
+    num_ranks: int  # data-parallel ranks
+    padded: bool  # micro-batches are padded to their longest row, which counts in the token budget
+    run_seed: int
+    step: int
+    sequence_parallel: int = 1  # ranks that share each sequence; their token budgets add up
+    share_prompts: bool = (
+        False  # compute the common prefix of a group's rows once, where that saves enough (SHARE_FROM)
+    )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One iteration's B rows. Matrices are float64, response-aligned [B, L]: column 0 is a row's first action
+    """The B rows of one iteration. Matrices are float64 and response-aligned [B, L]: column 0 is a row's first action
     token."""
 
     rows: list[Row]
     layout: TrainBatch
-    mask: torch.Tensor  # [B, L] 1 on action tokens
-    whole: EndToEnd  # the rows of each trajectory as one: [B, L] <-> [N, K]
-    token_rewards: torch.Tensor  # [B, L]
-    group_ids: torch.Tensor  # [B]
-    trajectory_ids: torch.Tensor  # [B], 0 .. N-1
-    components: dict[str, torch.Tensor]  # [B] each, the trajectory's named rewards
-    greedy_rewards: torch.Tensor | None  # [B] what the prompt's greedy rollout was worth
-    trajectories: list[Trajectory]  # N, whose rows these are, in order
+    mask: Tensor  # [B, L] 1 on action tokens
+    whole: EndToEnd  # the rows of each trajectory joined into one: [B, L] <-> [N, K]
+    token_rewards: Tensor  # [B, L]
+    group_ids: Tensor  # [B]
+    trajectory_ids: Tensor  # [B], 0 .. N-1
+    components: dict[str, Tensor]  # [B] each, named rewards of the row's trajectory
+    greedy_rewards: Tensor | None  # [B] reward of the prompt's greedy rollout
+    trajectories: list[Trajectory]  # N, in the order of their rows
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
-    keys: torch.Tensor | None  # [B, L] a number drawn for each action token, for a loss that chooses some
+    keys: Tensor | None  # [B, L] a random number per action token, for a loss that chooses tokens
 
     @property
     def num_trajectories(self) -> int:
         return len(self.trajectories)
 
     @property
-    def mini_batch_ids(self) -> torch.Tensor:
+    def mini_batch_ids(self) -> Tensor:
         """The mini-batch of each row. [B]"""
         ids = torch.empty(len(self.rows), dtype=torch.int64)
         for number, rows in enumerate(self.layout.mini_batch_rows):
@@ -66,62 +87,56 @@ class Batch:
         return ids
 
 
-def trainable(trajectory: Trajectory) -> bool:
-    """A failed trajectory has no reward, and one without an action token has nothing to train: neither takes part in
-    any statistic."""
+def is_trainable(trajectory: Trajectory) -> bool:
+    """Whether the trajectory has a reward and an action token. Others take part in no statistic."""
     return not trajectory.score.outcome.failed and bool(trajectory.rows)
 
 
-def usable(group: TrajectoryGroup) -> bool:
-    """Something to train on, and to compare it with: neither all samples failed nor the greedy baseline."""
+def is_usable(group: TrajectoryGroup) -> bool:
+    """Whether a sample of the group can be trained on, and its greedy baseline (if any) did not fail."""
     compared = group.baseline is None or not group.baseline.score.outcome.failed
-    return compared and any(trainable(trajectory) for trajectory in group.trajectories)
+    return compared and any(is_trainable(trajectory) for trajectory in group.trajectories)
 
 
 def build_batch(
-    groups: Sequence[TrajectoryGroup],
-    actor: Actor,
-    algorithm: Algorithm,
-    max_length: int,
-    num_ranks: int,
-    padded: bool,
-    run_seed: int,
-    step: int,
-    sequence_parallel: int = 1,
-    share_prompts: bool = False,
+    groups: Sequence[TrajectoryGroup], actor: Actor, algorithm: Algorithm, settings: BatchSettings
 ) -> Batch:
-    """Flatten the groups into rows, deal them to ranks and micro-batches, and fix every reward and every denominator.
-
-    Args:
-        max_length: of a response in tokens.
-        padded: micro-batches are padded to their longest row, so the token budget counts that.
-        sequence_parallel: ranks that share the rows of each, and whose token budgets add up.
-        share_prompts: compute what rows of a group have in common once, where that saves enough (SHARE_FROM).
-    """
-    assert all(usable(group) for group in groups), "collect leaves the others out"
-    members = [(group.prompt, one) for group in groups for one in group.trajectories if trainable(one)]
-    group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if trainable(one)])
-    rows = [row for _, trajectory in members for row in trajectory.rows]
-    owners = torch.tensor([index for index, (_, trajectory) in enumerate(members) for _ in trajectory.rows])
+    """Flatten usable groups into rows, assign them to ranks and micro-batches, and compute rewards and loss weights."""
+    assert all(is_usable(group) for group in groups), "collect leaves the others out"
+    members = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
+    trajectories = [trajectory for _, trajectory in members]
+    group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
+    rows = [row for trajectory in trajectories for row in trajectory.rows]
+    owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
+    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     layout = build_train_batch(
         rows,
         owners.tolist(),
-        num_ranks=num_ranks,
-        max_tokens=actor.ppo_max_token_len_per_gpu * sequence_parallel,
-        padded=padded,
-        seed=derive_seed(run_seed, "mini_batches", step),
-        prefixes=find_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
+        num_ranks=settings.num_ranks,
+        mini_batch_size=actor.ppo_mini_batch_size,
+        max_tokens=actor.ppo_max_token_len_per_gpu * settings.sequence_parallel,
+        padded=settings.padded,
+        seed=derive_seed(settings.run_seed, "mini_batches", settings.step),
+        shuffle=actor.shuffle,
+        group_ids=_undivided_groups(group_of, actor, algorithm),
+        whole_trajectories=policy_loss.whole or looks_at_sequences(algorithm.rollout_correction),
+        prefixes=find_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
         share_from=SHARE_FROM,
-        **_mini_batches(group_of, actor, algorithm),
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     whole = EndToEnd.of(mask, owners)
-    rewards = _turn_rewards(members, mask, invalid_cost(actor))
-    add_outcome_reward(rewards, outcome_rewards(members, algorithm, max_length), mask, owners)
-    weights = _weights(layout, owners, _loss_lengths(members, whole, algorithm), whole, group_of, actor, max_length)
-    if algorithm.filtration.method:
-        weights *= filtration_weights(totals(rewards, owners), Groups.of(group_of), algorithm.filtration.method)
+    rewards = _turn_rewards(trajectories, mask, invalid_action_cost(actor))
+    add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, settings.max_length), mask, owners)
+    weights = torch.zeros(3, len(members), dtype=torch.float64)
+    horizon = actor.loss_scale_factor or float(settings.max_length)
+    lengths = [_loss_lengths(trajectories, whole, algorithm), whole.mask.sum(-1)]
+    for mini_batch in layout.mini_batch_rows:
+        own = owners[mini_batch].unique()
+        weights[:, own] = _mini_batch_weights(lengths[0][own], lengths[1][own], group_of[own], actor, horizon)
+    if method := algorithm.filtration.method:
+        weights *= filtration_weights(sum_per_trajectory(rewards, owners), Groups.of(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
+    keys = draw_keys(whole, trajectories, settings.run_seed, settings.step) if policy_loss.choose else None
     return Batch(
         rows=rows,
         layout=layout,
@@ -130,105 +145,68 @@ def build_batch(
         token_rewards=rewards,
         group_ids=group_of[owners],
         trajectory_ids=owners,
-        components=_components(members, owners),
-        greedy_rewards=_greedy_rewards(groups, algorithm, max_length, invalid_cost(actor), group_of[owners]),
-        trajectories=[trajectory for _, trajectory in members],
+        components=_components(trajectories, owners),
+        greedy_rewards=_greedy_rewards(groups, algorithm, actor, settings.max_length, group_of[owners]),
+        trajectories=trajectories,
         loss_weights=loss_weights,
         sequence_weights=sequence,
         value_weights=value_weights,
-        keys=_keys(actor, whole, members, run_seed, step),
+        keys=keys,
     )
 
 
-def _keys(actor: Actor, whole: EndToEnd, members: Sequence[Member], run_seed: int, step: int) -> torch.Tensor | None:
-    if get_policy_loss(actor.policy_loss.loss_mode).choose is None:
-        return None
-    return draw_keys(whole, [trajectory for _, trajectory in members], run_seed, step)
+def draw_keys(whole: EndToEnd, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
+    """Draw a number in [0, 1) per action token, a function of its sample and its position there. [B, L]"""
+    keys, is_action = np.zeros(tuple(whole.mask.shape)), whole.mask.bool().numpy()
+    for row, own, one in zip(keys, is_action, trajectories, strict=True):
+        generator = np.random.default_rng(derive_seed(run_seed, "choice", step, one.prompt_id, one.sample))
+        row[own] = generator.random(own.sum())
+    return whole.split(torch.from_numpy(keys))
 
 
-def _mini_batches(group_of: torch.Tensor, actor: Actor, algorithm: Algorithm) -> dict[str, Any]:
-    """How build_train_batch is to cut an iteration."""
-    policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    return {
-        "mini_batch_size": actor.ppo_mini_batch_size,
-        "shuffle": actor.shuffle,
-        "group_ids": _undivided(group_of, actor, algorithm),
-        "whole_trajectories": policy_loss.whole or looks_at_sequences(algorithm.rollout_correction),
-    }
+def shape_outcome_rewards(members: Sequence[Member], algorithm: Algorithm, max_length: int) -> Tensor:
+    """Score of each trajectory with DAPO's overlong penalty and L1's length budget, where enabled. float64 [N]
+
+    max_length: of a response, in tokens.
+    """
+    rewards = torch.tensor([trajectory.score.reward for _, trajectory in members], dtype=torch.float64)
+    if (budget := algorithm.length_budget).mode:
+        lengths = torch.tensor([trajectory.num_tokens for _, trajectory in members], dtype=torch.float64)
+        budgets = torch.tensor([float(prompt.extra_info[BUDGET]) for prompt, _ in members], dtype=torch.float64)
+        if budget.mode == "exact":
+            rewards = length_budget_exact(rewards, lengths, budgets, budget.coef)
+        else:
+            rewards = length_budget_max(rewards, lengths, budgets, budget.coef)
+    if (penalty := algorithm.overlong_penalty).enable:
+        lengths = torch.tensor([trajectory.response_length for _, trajectory in members], dtype=torch.float64)
+        cache = penalty.cache or max(1, max_length // 5)
+        rewards = rewards + soft_overlong_punishment(lengths, max_length, cache, penalty.factor)
+    return rewards
 
 
-def _undivided(group_of: torch.Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
-    """The group 0 .. G-1 of each trajectory, where a group must share a mini-batch: what is normalised over that, by
-    the estimator or the aggregation, is about groups. [N]"""
-    by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
-    if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
-        return None
-    numbers: list[int] = torch.unique(group_of, return_inverse=True)[1].tolist()
-    return numbers
+def check_length_budgets(prompts: Iterable[Prompt]) -> None:
+    """Raise ValueError for the first row without a budget for algorithm.length_budget."""
+    for prompt in prompts:
+        budget = prompt.extra_info.get(BUDGET)
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
+            raise ValueError(
+                f"algorithm.length_budget needs a number of tokens in extra_info.{BUDGET} of every row; row "
+                f"{prompt.id} has {budget!r}. Add it (and mention it in the prompt), or unset length_budget.mode."
+            )
 
 
-def _turn_rewards(members: Sequence[Member], mask: torch.Tensor, penalty: float) -> torch.Tensor:
-    """[B, L]: step rewards and penalties on the last action token of their turn."""
-    rewards = np.zeros(mask.shape)  # nearly all of it stays untouched, and then takes no memory
-    owned = [(trajectory, row) for _, trajectory in members for row in trajectory.rows]
-    for index, (trajectory, row) in enumerate(owned):
-        for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
-            if amount := turn_reward(turn, penalty):
-                rewards[index, end - row.response_start] += amount
-    return torch.from_numpy(rewards)
+def invalid_action_cost(actor: Actor) -> float:
+    """Penalty of a turn whose action could not be parsed."""
+    return actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
 
 
-def _greedy_rewards(
-    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, max_length: int, penalty: float, group_ids: torch.Tensor
-) -> torch.Tensor | None:
-    """What the greedy rollout of each row's group was worth, by the same rules as the others. [B]"""
-    played = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
-    if not played:
-        return None
-    steps = [sum(turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in played]
-    worth = outcome_rewards(played, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
-    return worth[group_ids]
+def turn_reward(turn: Turn, penalty: float) -> float:
+    """The environment's step reward, minus `penalty` for an invalid action."""
+    return turn.reward - (0.0 if turn.valid else penalty)
 
 
-def _components(members: Sequence[Member], owners: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The named rewards on each row, [B]; nan where a trajectory lacks one."""
-    names = sorted({name for _, trajectory in members for name in trajectory.score.components})
-    values = {name: [trajectory.score.component(name) for _, trajectory in members] for name in names}
-    return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
-
-
-def _loss_lengths(members: Sequence[Member], whole: EndToEnd, algorithm: Algorithm) -> torch.Tensor:
-    """Tokens of each trajectory that the loss sees: its action tokens, or none where DAPO's overlong filter is on and
-    it was cut. [N]"""
-    cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for _, trajectory in members])
-    return overlong_filter(whole.mask.sum(-1, keepdim=True), cut).squeeze(-1)
-
-
-def _weights(
-    layout: TrainBatch,
-    owners: torch.Tensor,
-    loss_lengths: torch.Tensor,
-    whole: EndToEnd,
-    group_ids: torch.Tensor,
-    actor: Actor,
-    max_length: int,
-) -> torch.Tensor:
-    """Each trajectory's weight in the losses of its mini-batch, over all ranks: token-level, sequence-level, the
-    critic's (a mean over all action tokens). Its rows share it: a sequence is a trajectory. [3, N]"""
-    horizon, count = actor.loss_scale_factor or float(max_length), actor.loss_agg_count
-    lengths = whole.mask.sum(-1)
-    weights = torch.zeros(3, len(lengths), dtype=torch.float64)
-    for rows in layout.mini_batch_rows:
-        own = owners[rows].unique()
-        weights[0, own] = row_weights(loss_lengths[own], group_ids[own], actor.loss_agg_mode, horizon, count)
-        weights[1, own] = sequence_weights(loss_lengths[own], count)
-        weights[2, own] = row_weights(lengths[own], group_ids[own], "token-mean", horizon)
-    return weights
-
-
-def totals(rewards: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    """Each trajectory's rewards summed, rounded once: the same rewards in another order are worth exactly the same, and
-    a group of them stays all-equal.
+def sum_per_trajectory(rewards: Tensor, owners: Tensor) -> Tensor:
+    """Sum each trajectory's rewards with one rounding, so that equal rewards in another order have an equal sum. [N]
 
     Args:
         rewards: [B, L], zero off the mask.
@@ -238,3 +216,64 @@ def totals(rewards: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
     for owner, row in zip(owners.tolist(), rewards.numpy(), strict=True):
         parts[owner].extend(row[row != 0].tolist())
     return torch.tensor([math.fsum(part) for part in parts], dtype=rewards.dtype)
+
+
+def _undivided_groups(group_of: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
+    """Group 0 .. G-1 of each trajectory [N], where a group must share a mini-batch because the estimator or the
+    aggregation normalises over both; else None."""
+    by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
+    if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
+        return None
+    numbers: list[int] = torch.unique(group_of, return_inverse=True)[1].tolist()
+    return numbers
+
+
+def _turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, penalty: float) -> Tensor:
+    """[B, L]: step rewards and penalties on the last action token of their turn."""
+    rewards = np.zeros(mask.shape)  # mostly untouched pages, which take no memory
+    owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
+    for index, (trajectory, row) in enumerate(owned):
+        for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
+            if amount := turn_reward(turn, penalty):
+                rewards[index, end - row.response_start] += amount
+    return torch.from_numpy(rewards)
+
+
+def _greedy_rewards(
+    groups: Sequence[TrajectoryGroup], algorithm: Algorithm, actor: Actor, max_length: int, group_ids: Tensor
+) -> Tensor | None:
+    """Reward of the greedy rollout of each row's group, shaped as the others are. [B]"""
+    baselines = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
+    if not baselines:
+        return None
+    penalty = invalid_action_cost(actor)
+    steps = [sum(turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in baselines]
+    rewards = shape_outcome_rewards(baselines, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
+    return rewards[group_ids]
+
+
+def _components(trajectories: Sequence[Trajectory], owners: Tensor) -> dict[str, Tensor]:
+    """Named rewards of each row's trajectory, [B] each; NaN where it lacks one."""
+    names = sorted({name for trajectory in trajectories for name in trajectory.score.components})
+    values = {name: [trajectory.score.component(name) for trajectory in trajectories] for name in names}
+    return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
+
+
+def _loss_lengths(trajectories: Sequence[Trajectory], whole: EndToEnd, algorithm: Algorithm) -> Tensor:
+    """Tokens of each trajectory in the loss [N]: its action tokens, or 0 if DAPO's overlong filter removes it."""
+    cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
+    return overlong_filter(whole.mask.sum(-1, keepdim=True), cut).squeeze(-1)
+
+
+def _mini_batch_weights(
+    loss_lengths: Tensor, lengths: Tensor, group_ids: Tensor, actor: Actor, horizon: float
+) -> Tensor:
+    """Weights [3, n] of a mini-batch's trajectories, over all ranks: in the token-level loss, the sequence-level loss
+    and the critic's loss (a mean over all action tokens). The rows of a trajectory share its weight."""
+    return torch.stack(
+        [
+            row_weights(loss_lengths, group_ids, actor.loss_agg_mode, horizon),
+            sequence_weights(loss_lengths),
+            row_weights(lengths, group_ids, "token-mean", horizon),
+        ]
+    )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.step.training_batch import Batch, build_batch
+from alphaapollo.trainer.step.credit import Credit, CreditSettings, WorkerColumns, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -52,13 +56,25 @@ def build(
         groups,
         actor or Actor(shuffle=False),
         Algorithm(**algorithm),
-        max_length=100,
-        num_ranks=num_ranks,
-        padded=False,
-        run_seed=0,
-        step=1,
-        sequence_parallel=sequence_parallel,
+        BatchSettings(100, num_ranks, padded=False, run_seed=0, step=1, sequence_parallel=sequence_parallel),
     )
+
+
+def credit_of(
+    batch: Batch,
+    estimator: str,
+    computed: WorkerColumns | None = None,
+    actor: Actor | None = None,
+    kl_coef: float = 0.0,
+    **algorithm: Any,
+) -> Credit:
+    settings = CreditSettings(get_estimator(estimator), Algorithm(**algorithm), actor or Actor(), kl_coef)
+    return assign_credit(batch, computed or WorkerColumns(), settings)
+
+
+def matrix_of(batch: Batch, credit: Credit, name: str = "advantages") -> np.ndarray:
+    """A column of all ranks. [B, L]"""
+    return batch.layout.to_matrix([getattr(columns, name) for columns in credit.columns])
 
 
 def played(steps: list[float], score: Score, end: EpisodeEnd = EpisodeEnd.DONE, sample: int = 0) -> Trajectory:

@@ -18,15 +18,15 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.lifecycle import begin
+from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Goal, Progress
-from alphaapollo.trainer.saving import Saving
-from alphaapollo.trainer.step.trained_reward import TrainedReward
+from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.publish import WeightPublisher
 from tests.unit.trainer.samples import group, trajectory
@@ -60,7 +60,7 @@ class Trainer:
     def load_batch(self, batch: Any) -> None:
         self.batch = batch  # in host memory
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         self.gpu.calls.append(f"{self.role}.rest")
         self.gpu.trainers.discard(self.role)
 
@@ -113,7 +113,7 @@ class Trainer:
         self.gpu.work(self.role, "load")
 
     sharing = SimpleNamespace(problem=None)
-    doubts = ("bfloat16 is doubtful",)
+    self_check_warnings = ("bfloat16 is doubtful",)
 
     def memory(self) -> dict[str, float]:
         return {}
@@ -138,7 +138,7 @@ class Engine:
         self.gpu.note("log_probs", "weights", "cache")
         return [-1.0]
 
-    async def pause(self, keep_cache: bool) -> None:
+    async def pause(self, keep_cache: bool = False) -> None:
         self.gpu.note("pause")
 
     async def resume(self) -> None:
@@ -173,21 +173,21 @@ class Engine:
         return {}
 
 
-class Reader:
+class Tokenizer:
     """Of the reward model: every text is the same three tokens."""
 
-    def read_all(self, trajectories: Any) -> list[list[int]]:
+    def encode_all(self, trajectories: Any) -> list[list[int]]:
         return [[1, 2, 3] for _ in trajectories]
 
-    def problem(self, token_ids: list[int]) -> None:
+    def find_problem(self, token_ids: list[int]) -> None:
         return None
 
-    def cut(self, token_ids: list[int]) -> list[int]:
+    def truncate(self, token_ids: list[int]) -> list[int]:
         return token_ids
 
 
 class Profiler:
-    async def turn_to(self, step: int | None, timer: Any) -> None: ...
+    async def start_step(self, step: int | None, timer: Any) -> None: ...
 
 
 class Log:
@@ -208,18 +208,18 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             "trainer": {"test_freq": 1, "save_freq": 1},
         }
     )
-    crew = SimpleNamespace(
+    workers = SimpleNamespace(
         policy=PolicyGroup(LocalRanks(Trainer("policy", gpu))),  # type: ignore[arg-type]
         critic=CriticGroup(LocalRanks(Trainer("critic", gpu))) if critic else None,  # type: ignore[arg-type]
         reward_model=RewardModelGroup(LocalRanks(Trainer("scorer", gpu))) if reward_model else None,  # type: ignore[arg-type]
         engines=EngineGroup(LocalRanks(Engine(gpu)), 4),  # type: ignore[arg-type]
     )
     reward = None
-    if crew.reward_model:
-        reward = TrainedReward(crew.reward_model, crew.engines, Reader(), 1, 100, True, 1.0, (), False)  # type: ignore[arg-type]
+    if workers.reward_model:
+        reward = RewardModelScorer(workers.reward_model, workers.engines, Tokenizer(), 1, 100, True, 1.0, (), False)  # type: ignore[arg-type]
     return SimpleNamespace(
         config=whole,
-        crew=crew,
+        workers=workers,
         plan=SimpleNamespace(
             placement=SimpleNamespace(data_parallel=1, sequence_parallel=1, num_gpus=1),
             padded=False,
@@ -230,7 +230,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             shares_prompts=True,
             skips_still_rows=False,
         ),
-        weights=WeightPublisher(crew.policy, crew.engines, [1, 2], 0.1),
+        weights=WeightPublisher(workers.policy, workers.engines, [1, 2], 0.1),
         prompts=[Prompt(0, "test", "text")],
         val_prompts=[Prompt(0, "test", "text")],
         goal=Goal(1),
@@ -238,16 +238,21 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         estimator=get_estimator("gae" if critic else "grpo"),
         kl_controller=make_kl_controller(whole.algorithm.kl_ctrl),
         progress=Progress(),
-        saving=Saving(CheckpointFolder(folder, 1), crew, print),  # type: ignore[arg-type]
+        saving=BackgroundCheckpoint(
+            CheckpointFolder(folder, 1),
+            {"policy": workers.policy} | ({"critic": workers.critic} if critic else {}),
+            print,
+            workers.engines.cache_released,
+        ),
         tracker=Log(),
         rollout_log=Log(),
         console=Console(),
         profiler=Profiler(),
-        trained_reward=reward,
+        reward_model_scorer=reward,
         column_dtype="float32",
         shares_prompts=False,
         reference=None,
-        begin_reference=lambda: None,
+        start_reference_prefetch=lambda: None,
     )
 
 
@@ -295,9 +300,9 @@ def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None
 def test_a_start_and_a_resume(tmp_path: Path, critic: bool) -> None:
     """The checkpoint is read while the engine sleeps, the optimiser's state with it."""
     fresh, resumed = Gpu(), Gpu()
-    asyncio.run(begin(make_run(fresh, tmp_path, critic), None, Timer()))
+    asyncio.run(initialize_run(make_run(fresh, tmp_path, critic), None, Timer()))
     assert fresh.calls == ["engine.sleep", *PUBLISH, "engine.generate"]  # and the first validation
-    asyncio.run(begin(make_run(resumed, tmp_path, critic), tmp_path, Timer()))
+    asyncio.run(initialize_run(make_run(resumed, tmp_path, critic), tmp_path, Timer()))
     load = ["critic.load", "critic.rest"] if critic else []
     assert resumed.calls == ["engine.sleep", *load, "policy.load", *PUBLISH]
 

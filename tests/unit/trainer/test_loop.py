@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.data.stream import PromptStream
+from alphaapollo.evaluation.validation import Validation
+from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop
+from alphaapollo.trainer.loop import is_reset_due
 from alphaapollo.trainer.progress import Goal, Progress
-from alphaapollo.trainer.saving import Saving
-from alphaapollo.trainer.step.collect import Collected
-from alphaapollo.trainer.step.learn import Learned
+from alphaapollo.trainer.step.collect import CollectedGroups
+from alphaapollo.trainer.step.learn import UpdateResult
 from tests.unit.metric_names import undocumented
 from tests.unit.trainer.samples import group, trajectory
 
@@ -35,6 +35,14 @@ class Role:
     async def sleep(self) -> None:
         pass
 
+    async def save(self, folder: str) -> None:
+        Path(folder).mkdir()
+
+    async def offload(self) -> None: ...
+
+    async def wait_for_save(self) -> float:
+        return 1.0
+
 
 class Weights:
     async def publish(self, version: int) -> dict[str, float]:
@@ -42,7 +50,7 @@ class Weights:
 
 
 class Profiler:
-    async def turn_to(self, step: int | None, timer: Any) -> None: ...
+    async def start_step(self, step: int | None, timer: Any) -> None: ...
 
 
 class Log:
@@ -63,15 +71,15 @@ class Saves:
         self.steps: list[int] = []
         self.whole: list[float] = []
 
-    def moves(self) -> None: ...
+    def begin_update(self) -> None: ...
 
-    def stands(self, progress: Progress) -> None: ...
+    def end_update(self, progress: Progress) -> None: ...
 
     async def save(self, progress: Progress) -> None:
         self.steps.append(progress.step)
         self.whole.append(1.5)
 
-    async def figures(self) -> dict[str, float]:
+    async def metrics(self) -> dict[str, float]:
         return {"checkpoint/write_seconds": self.whole.pop()} if self.whole else {}
 
 
@@ -79,20 +87,20 @@ class Saves:
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Ten prompts, two passes in batches of 4; an iteration consumes two batches, as with dynamic sampling."""
 
-    async def collect(run: Any, step: int, timer: Any) -> Collected:
+    async def collect(run: Any, step: int, timer: Any) -> CollectedGroups:
         run.progress.prompts_consumed += 8
         groups = [group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))]
-        return Collected(groups, groups, rounds=2)
+        return CollectedGroups(groups, groups, rounds=2)
 
-    async def learn(run: Any, step: int, groups: Any, timer: Any) -> Learned:
-        return Learned({"actor/entropy": 0.5}, 0.0, tokens=100)
+    async def learn(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
+        return UpdateResult({"actor/entropy": 0.5}, 0.0, tokens=100)
 
     for name, fake in (("collect", collect), ("learn_recorded", learn)):
         monkeypatch.setattr(loop, name, fake)
     return SimpleNamespace(
         config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0)),
-        crew=SimpleNamespace(
+        workers=SimpleNamespace(
             policy=Role(rss_gib=2.0),
             critic=None,
             reward_model=Role(rss_gib=1.0),
@@ -106,7 +114,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         rollout_log=Log(),
         console=Console(),
         profiler=Profiler(),
-        trained_reward=None,
+        reward_model_scorer=None,
         reference=None,
         saving=Saves(),
     )
@@ -152,7 +160,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
     async def main() -> None:
         allowed, learn = asyncio.Event(), loop.learn_recorded
 
-        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> Learned:
+        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
             learned = await learn(run, step, groups, timer)
             calls.append(f"learn {step}")
             if step == 3:
@@ -164,24 +172,63 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
             async def save(self, folder: str) -> None:
                 calls.append("save")
 
-            async def rest(self) -> None: ...
-
-            async def written(self) -> float:
+            async def wait_for_save(self) -> float:
                 await allowed.wait()
                 calls.append("written")
                 return 1.0
 
-        @asynccontextmanager
-        async def cache_released() -> AsyncIterator[None]:
-            yield
-
-        run.crew.policy, run.crew.engines.cache_released = Policy(), cache_released
         monkeypatch.setattr(loop, "learn_recorded", learn_and_let)
-        run.saving = saving = Saving(CheckpointFolder(tmp_path, None), run.crew, calls.append)
-        async with saving.settled():
+        folder = CheckpointFolder(tmp_path, None)
+        run.saving = saving = BackgroundCheckpoint(folder, {"policy": Policy()}, calls.append)
+        async with saving.finish_on_exit():
             await loop.train(run)
         progress = [Progress.read(folder) for folder in saving.checkpoints.whole()]
         assert [(one.step, one.prompts_consumed) for one in progress] == [(2, 16), (3, 24)]
 
     asyncio.run(main())
     assert calls == ["learn 1", "learn 2", "save", "learn 3", "written", "save", "written"]
+
+
+def test_the_best_checkpoint_by_a_validation_metric_is_kept(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracies = iter([0.5, 0.9, 0.7])
+
+    async def validate(*_: Any, **__: Any) -> Validation:
+        accuracy = next(accuracies)
+        return Validation({"val/accuracy": accuracy}, accuracy, {})
+
+    async def main() -> None:
+        async with run.saving.finish_on_exit():
+            await loop.train(run)
+
+    monkeypatch.setattr(loop, "validate", validate)
+    run.config = Config.model_validate({"trainer": {"save_freq": 1, "test_freq": 1, "keep_best": "val/accuracy"}})
+    run.val_prompts = []
+    folder = CheckpointFolder(tmp_path, 1, "val/accuracy")
+    run.saving = BackgroundCheckpoint(folder, {"policy": Role()}, print)
+    asyncio.run(main())
+    assert [path.name for path in folder.whole()] == ["step_000002", "step_000003"]
+    assert folder.describe_best() == f"val/accuracy is best in {tmp_path / 'step_000002'}"
+    assert Progress.read(tmp_path / "step_000003").validation == {"val/accuracy": 0.7}
+
+
+def test_the_reference_is_reset_on_schedule() -> None:
+    progress = Progress()
+    due = [is_reset_due(ReferenceReset(every=2), progress, step, None) for step in (1, 2, 3, 4)]
+    assert due == [False, True, False, True]
+    assert progress.reference_resets == 2
+
+
+def test_the_reference_is_reset_when_validation_stagnates() -> None:
+    progress, config = Progress(), ReferenceReset(patience=2)
+    accuracies = [0.5, 0.5, 0.6, 0.6, 0.55, None, 0.6, 0.6, 0.7]
+    due = [is_reset_due(config, progress, step, accuracy) for step, accuracy in enumerate(accuracies, start=1)]
+    # without gain: .5 | .6 (the second), .55 -> reset | .6, .6 -> reset | .7 gains
+    assert due == [False, False, False, False, True, False, False, True, False]
+    assert (progress.best_accuracy, progress.validations_without_gain, progress.reference_resets) == (0.7, 0, 2)
+
+
+def test_the_reference_is_not_reset_by_default() -> None:
+    progress = Progress()
+    assert not any(is_reset_due(ReferenceReset(), progress, step, 0.5) for step in range(1, 20))

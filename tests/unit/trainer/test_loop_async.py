@@ -15,11 +15,11 @@ import pytest
 from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer import loop_async
+from alphaapollo.trainer import loop, loop_async
 from alphaapollo.trainer.progress import Goal, Progress
-from alphaapollo.trainer.step.collect import next_draws
+from alphaapollo.trainer.step.collect import take_draws
 from alphaapollo.trainer.step.in_flight import COUNTED, staleness_metrics
-from alphaapollo.trainer.step.learn import Learned
+from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
 from tests.unit.metric_names import undocumented
@@ -41,7 +41,7 @@ class Engines:
         self.played: list[int] = []
         self.calls: list[str] = []
 
-    async def play(self, request: GroupRequest) -> TrajectoryGroup:
+    async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         draws = random.Random(f"{self.seed}:{request.draw}")
         self.played.append(request.draw)
         versions = []
@@ -58,9 +58,9 @@ class Engines:
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
         for index, request in enumerate(requests):
-            yield index, await self.play(request)
+            yield index, await self.generate_group(request)
 
-    async def pause(self, keep_cache: bool) -> None:
+    async def pause(self, keep_cache: bool = False) -> None:
         self.calls.append("pause")
 
     async def sleep(self) -> None:
@@ -94,16 +94,17 @@ def make_run(
     config = {
         "data": {"train_batch_size": SIZE},
         "trainer": {"save_freq": 2, "test_freq": -1, "async_mode": mode, "max_staleness": staleness},
-        "algorithm": {"filter_groups": {"enable": dynamic}},
+        "algorithm": {"filter_groups": {"enable": dynamic}, "rollout_correction": {"method": "tis"}},
+        "env": {"rollout": {"n": 2}},
     }
     engines = Engines(seed)
 
-    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> Learned:
+    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
         if step == die_at:
             raise Killed
         await asyncio.sleep(2)
         run.trained[step] = groups
-        return Learned({}, 0.0, tokens=1)
+        return UpdateResult({}, 0.0, tokens=1)
 
     async def publish(version: int) -> dict[str, float]:
         engines.version = version
@@ -117,13 +118,13 @@ def make_run(
     async def memory() -> dict[str, float]:
         return {}
 
-    async def turn_to(step: int | None, timer: Any) -> None: ...
+    async def start_step(step: int | None, timer: Any) -> None: ...
 
-    monkeypatch.setattr(loop_async, "learn_recorded", learn)
+    monkeypatch.setattr(loop, "learn_recorded", learn)
     return SimpleNamespace(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
-        crew=SimpleNamespace(policy=SimpleNamespace(memory=memory), critic=None, reward_model=None, engines=engines),
+        workers=SimpleNamespace(policy=SimpleNamespace(memory=memory), critic=None, reward_model=None, engines=engines),
         weights=SimpleNamespace(publish=publish),
         prompts=[Prompt(index, "test", "text") for index in range(PROMPTS)],
         stream=PromptStream(PROMPTS, seed=0, shuffle=True),
@@ -132,11 +133,11 @@ def make_run(
         tracker=Log(),
         rollout_log=Log(),
         console=Console(),
-        profiler=SimpleNamespace(turn_to=turn_to),
-        trained_reward=None,
+        profiler=SimpleNamespace(start_step=start_step),
+        reward_model_scorer=None,
         reference=None,
         trained={},
-        saving=SimpleNamespace(save=save, figures=memory, moves=lambda: None, stands=lambda progress: None),
+        saving=SimpleNamespace(save=save, metrics=memory, begin_update=lambda: None, end_update=lambda progress: None),
         saved=saved,
     )
 
@@ -160,7 +161,7 @@ def test_no_token_is_too_old_and_no_prompt_is_lost_or_used_twice(
         assert 0 <= step - 1 - oldest <= staleness
     every = [draw for groups in run.trained.values() for draw in draws_of(groups)]
     assert len(every) == len(set(every))
-    assert sorted(run.crew.engines.played) == list(range(run.progress.prompts_consumed))  # each once
+    assert sorted(run.workers.engines.played) == list(range(run.progress.prompts_consumed))  # each once
     assert run.progress.unfinished == []  # nothing was begun that the end leaves over
     assert max(line["staleness/max"] for line in run.tracker.lines) > 0  # it does run ahead
 
@@ -194,13 +195,13 @@ def test_a_resumed_run_plays_what_was_unfinished_and_nothing_twice(monkeypatch: 
     assert saved["unfinished"] and not set(kept) & set(saved["unfinished"])
     resumed = make_run(monkeypatch, seed=seed)
     resumed.progress = Progress(**saved | {"unfinished": list(saved["unfinished"])})
-    resumed.crew.engines.version = 6
+    resumed.workers.engines.version = 6
     virtual_time.run(loop_async.train_async(resumed))
     after = [draw for groups in resumed.trained.values() for draw in draws_of(groups)]
     assert sorted(resumed.trained) == list(range(7, 13)) and not set(after) & set(kept)
     dropped = sum(line["async/dropped_failed"] for line in [*run.tracker.lines[:6], *resumed.tracker.lines])
     assert len(after) + len(kept) + dropped == resumed.progress.prompts_consumed
-    assert set(saved["unfinished"]) <= set(resumed.crew.engines.played)
+    assert set(saved["unfinished"]) <= set(resumed.workers.engines.played)
     first = resumed.tracker.lines[0]
     gone = first["async/trained"] + first["async/dropped_failed"]
     assert len(saved["unfinished"]) + first["async/started"] == gone + first["async/carried"]
@@ -219,7 +220,7 @@ def test_carry_pauses_before_it_learns_and_separate_does_not(monkeypatch: pytest
     for mode, calls in (("carry", ["pause", "sleep"] * 2), ("separate", [])):
         run = make_run(monkeypatch, steps=2, mode=mode)
         virtual_time.run(loop_async.train_async(run))
-        assert run.crew.engines.calls == calls
+        assert run.workers.engines.calls == calls
 
 
 def test_nothing_but_failures_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +229,7 @@ def test_nothing_but_failures_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     async def play(request: GroupRequest) -> TrajectoryGroup:
         return group(trajectory(0, math.nan, 1, Outcome.GRADER_FAILED))
 
-    run.crew.engines.play = play
+    run.workers.engines.generate_group = play
     with pytest.raises(ValueError, match=r"all \d+ trajectories of this iteration failed"):
         virtual_time.run(loop_async.train_async(run))
 
@@ -239,16 +240,16 @@ def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
     async def play(request: GroupRequest) -> TrajectoryGroup:
         raise Killed
 
-    run.crew.engines.play = play
+    run.workers.engines.generate_group = play
     with pytest.raises(Killed):
         virtual_time.run(loop_async.train_async(run))
 
 
 def test_the_synchronous_loop_goes_on_with_what_an_asynchronous_run_left() -> None:
     progress = Progress(prompts_consumed=7, unfinished=[3, 5])
-    assert next_draws(progress, 4) == [3, 5, 7, 8]
+    assert take_draws(progress, 4) == [3, 5, 7, 8]
     assert (progress.prompts_consumed, progress.unfinished) == (9, [])
-    assert next_draws(progress, 2) == [9, 10]
+    assert take_draws(progress, 2) == [9, 10]
 
 
 def test_staleness_counts_publishes() -> None:
@@ -270,7 +271,7 @@ def test_a_reward_model_is_asked_when_a_batch_may_be_whole(monkeypatch: pytest.M
     async def add_to(groups: Any) -> None:
         scored.append(len(list(groups)))
 
-    run.trained_reward = SimpleNamespace(add_to=add_to, figures=dict)
+    run.reward_model_scorer = SimpleNamespace(add_to=add_to, take_metrics=dict)
     virtual_time.run(loop_async.train_async(run))
     assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
     assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)
@@ -290,5 +291,5 @@ def test_without_staleness_the_counts_add_up_too_also_after_a_start_with_some(
         assert line["staleness/max"] == 0
         carried = line["async/carried"]
     assert carried == 0
-    assert run.crew.engines.played == [2, 4, 5, 7, *range(9, run.progress.prompts_consumed)]
+    assert run.workers.engines.played == [2, 4, 5, 7, *range(9, run.progress.prompts_consumed)]
     assert (sum(line["async/dropped_stale"] for line in run.tracker.lines) > 0) is dynamic

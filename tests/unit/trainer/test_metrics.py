@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.metrics.batch_metrics import layout_metrics, speed_metrics
 from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
-from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
-from tests.unit.trainer.samples import build, group, played, trajectory
+from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 
 
 def measured(*groups: TrajectoryGroup, kept: int | None = None) -> dict[str, float]:
@@ -115,9 +113,8 @@ def test_tool_calls_are_counted_also_where_there_are_none() -> None:
 
 
 def credit(samples: list[Trajectory], actor: Actor | None = None, **algorithm: Any) -> dict[str, float]:
-    batch, settings = build([group(*samples)], actor, **algorithm), Algorithm(**algorithm)
-    estimator = get_estimator("dr_grpo")
-    return assign_credit(batch, WorkerColumns(), estimator, settings, actor or Actor(), kl_coef=0.0).metrics
+    batch = build([group(*samples)], actor, **algorithm)
+    return credit_of(batch, "dr_grpo", actor=actor, **algorithm).metrics
 
 
 def test_advantages_over_action_tokens() -> None:

@@ -36,12 +36,12 @@ class Worker:
 def profiler(steps: list[int], folder: Path) -> tuple[StepProfiler, Any, Terminal]:
     terminal = Terminal(record=True, width=300, quiet=True)
     policy: LocalRanks[Any] = LocalRanks(Worker())
-    crew: Any = SimpleNamespace(
+    workers: Any = SimpleNamespace(
         policy=PolicyGroup(policy),
         critic=CriticGroup(LocalRanks(Worker())),
         engines=EngineGroup(LocalRanks(Worker()), 1),  # type: ignore[arg-type]
     )
-    return StepProfiler(steps, crew, folder, Console(terminal)), policy, terminal
+    return StepProfiler(steps, workers, folder, Console(terminal)), policy, terminal
 
 
 def test_the_iterations_asked_for_are_profiled(tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ def test_the_iterations_asked_for_are_profiled(tmp_path: Path) -> None:
     async def iterations() -> None:
         for step in (1, 2, 3, 4):
             timer = Timer()
-            await own.turn_to(step, timer)
+            await own.start_step(step, timer)
             assert SPANS.on == (step in (2, 4))
             with timer("generate"), SPANS.at("rollout 0", "episode"), SPANS("generate"):
                 pass
             with timer("update"):
                 await policy.call(lambda worker: worker.work())
             assert ("profile" in timer.seconds) == (step != 1)
-        await own.turn_to(None, Timer())
+        await own.start_step(None, Timer())
 
     asyncio.run(iterations())
     assert sorted(file.name for file in (tmp_path / "profiles").iterdir()) == [
@@ -77,14 +77,16 @@ def test_the_iterations_asked_for_are_profiled(tmp_path: Path) -> None:
 def test_without_steps_nothing_is_asked_for(tmp_path: Path) -> None:
     own = StepProfiler([], None, tmp_path, Console())  # type: ignore[arg-type]
     for step in (1, 2, None):
-        asyncio.run(own.turn_to(step, Timer()))
+        asyncio.run(own.start_step(step, Timer()))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["profile_steps", "record_steps"])
 def test_an_iteration_that_the_run_does_not_have_is_refused(name: str) -> None:
     check_steps(f"trainer.{name}", [1, 4], total_steps=4)
-    with pytest.raises(ValueError, match=rf"trainer.{name}=\[3, 5\]: the run has 4 iterations, so there is none 5"):
+    with pytest.raises(
+        ValueError, match=rf"trainer.{name}=\[3, 5\]: iteration 5 does not exist, the run has 4 iterations"
+    ):
         check_steps(f"trainer.{name}", [3, 5], total_steps=4)
     for bad in ([0], [-1], [1.5], "all"):
         with pytest.raises(ValidationError):

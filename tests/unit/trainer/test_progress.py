@@ -15,19 +15,19 @@ def test_dynamic_sampling_ends_where_the_passes_do() -> None:
     """Iterations that consume 8 prompts each: two passes over 10 prompts are three of them, not five."""
     goal, progress = Goal.of(None, epochs=2, num_prompts=10, batch_size=4), Progress()
     steps = []
-    while not goal.reached(progress):
+    while not goal.is_reached(progress):
         step = progress.step + 1
         progress.prompts_consumed += 8
-        steps.append((step, goal.reached(progress, step)))
+        steps.append((step, goal.is_reached(progress, step)))
         progress.step = step
     assert steps == [(1, False), (2, False), (3, True)]
-    assert goal.reached(Progress(step=3, prompts_consumed=24))  # as a resumed run finds it
+    assert goal.is_reached(Progress(step=3, prompts_consumed=24))  # as a resumed run finds it
 
 
 def test_iterations_alone_count_where_they_are_given() -> None:
     goal = Goal.of(3, epochs=1, num_prompts=10, batch_size=4)
-    assert not goal.reached(Progress(step=2, prompts_consumed=800))
-    assert goal.reached(Progress(step=3))
+    assert not goal.is_reached(Progress(step=2, prompts_consumed=800))
+    assert goal.is_reached(Progress(step=3))
 
 
 def test_each_role_counts_its_own_optimiser_steps() -> None:

@@ -237,9 +237,7 @@ class Told:
 
 
 @pytest.mark.parametrize(("told_in", "saved", "ended"), [("collect", 1, [1]), ("reward", 1, [1]), ("learn", 2, [1, 2])])
-def test_a_signal_saves_the_last_complete_iteration(
-    tmp_path: Path, told_in: str, saved: int, ended: list[int]
-) -> None:
+def test_a_signal_saves_the_last_complete_iteration(tmp_path: Path, told_in: str, saved: int, ended: list[int]) -> None:
     async def main() -> None:
         told = Told(tmp_path, told_in)
         await told.end()

@@ -215,4 +215,4 @@ def test_a_ported_command_passes_the_dry_run(name: str, local: list[str], capsys
     if name == "multi_turn":
         assert words.pop("env.tool_parser") == "hermes"
     assert main_ppo([*(f"{key}={value}" for key, value in words.items()), "trainer.dry_run=True"]) == 0
-    assert "the configuration is sound" in capsys.readouterr().out
+    assert "the configuration is valid" in capsys.readouterr().out

@@ -14,20 +14,27 @@ import pytest
 
 from alphaapollo.launch.checkpoint_folder import seal
 from alphaapollo.trainer.replay.__main__ import main
-from alphaapollo.trainer.replay.recording import About, Outcome, Recording, read_recording, write_inputs, write_outcome
+from alphaapollo.trainer.replay.recording import (
+    LearningOutcome,
+    Recording,
+    RecordingInfo,
+    read_recording,
+    write_inputs,
+    write_outcome,
+)
 from alphaapollo.trainer.replay.table import compare, judge, print_comparison
 from alphaapollo.types import Completion, Row, StopReason, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import group, trajectory
 
-ABOUT = About(3, 10, 0.1, True, 1, 2, "cpu", {"dtype": "float32"}, {"torch": "2"})
-OUTCOME = Outcome(
+ABOUT = RecordingInfo(3, 10, 0.1, True, 1, 2, "cpu", {"dtype": "float32"}, {"torch": "2"})
+OUTCOME = LearningOutcome(
     figures={"actor/loss": 0.1 + 0.2, "actor/grad_norm": 2.0, "advantage/min": math.nan, "batch/padding": 0.5},
     fingerprints={"policy weights": ("00ff", 3.0)},
     columns={"advantages": np.array([0.5, -1.0], dtype=np.float32)},
 )
 
 
-def recorded(folder: Path, groups: list[TrajectoryGroup], outcome: Outcome | None = OUTCOME) -> Path:
+def recorded(folder: Path, groups: list[TrajectoryGroup], outcome: LearningOutcome | None = OUTCOME) -> Path:
     folder.mkdir(parents=True)
     write_inputs(folder, ABOUT, groups)
     seal(folder)
@@ -53,7 +60,7 @@ def played() -> TrajectoryGroup:
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     read = read_recording(recorded(tmp_path / "step_000003", [played()]))
-    assert read.about == ABOUT
+    assert read.info == ABOUT
     assert read.outcome is not None and read.outcome.columns["advantages"].tolist() == [0.5, -1.0]
     assert all(line.same for line in compare(OUTCOME, read.outcome, exact=True))
     (found,), (one,) = read.groups[0].trajectories, played().trajectories
@@ -69,12 +76,12 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_refused_with_where_one_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     folder = recorded(run / "recorded" / "step_000003", [played()])
-    for given, hint in ((tmp_path / "nothing", "Give a folder <run>/recorded/step_N"), (run, f"in it: {folder}.")):
+    for given, hint in ((tmp_path / "nothing", "Use a folder <run>/recorded/step_N"), (run, f"in it: {folder}.")):
         assert main([str(given)]) == 2
         said = capsys.readouterr().err
-        assert f"error: {given} is no whole recording of an iteration." in said and hint in said
+        assert f"error: {given} is not a complete recording of an iteration." in said and hint in said
     (folder / "manifest.json").unlink()
-    assert main([str(folder)]) == 2 and "is no whole recording" in capsys.readouterr().err
+    assert main([str(folder)]) == 2 and "is not a complete recording" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["groups.msgpack", "recording.json", "outcome/outcome.json", "outcome/columns.npz"])
@@ -82,7 +89,7 @@ def test_a_file_that_was_tampered_with_is_named(tmp_path: Path, name: str, capsy
     folder = recorded(tmp_path / "step_000003", [played()])
     (folder / name).write_bytes((folder / name).read_bytes()[:-2] + b"xx")
     assert main([str(folder)]) == 2
-    assert f"is damaged: {name} has other bytes. Take a sound copy" in capsys.readouterr().err
+    assert f"is damaged: {name} has other bytes. Use an intact copy" in capsys.readouterr().err
 
 
 def test_another_versions_is_refused(tmp_path: Path) -> None:
@@ -91,18 +98,18 @@ def test_another_versions_is_refused(tmp_path: Path) -> None:
     text = (folder / "recording.json").read_text()
     (folder / "recording.json").write_text(text.replace('"format": 1', '"format": 9'))
     seal(folder)
-    with pytest.raises(ValueError, match="is a recording of format 9; this version reads format 1"):
+    with pytest.raises(ValueError, match="has recording format 9, but this version reads format 1"):
         read_recording(folder)
 
 
-def prepared(outcome: Outcome | None = OUTCOME, **values: Any) -> Any:
+def prepared(outcome: LearningOutcome | None = OUTCOME, **values: Any) -> Any:
     given = {"float64": False, "changes": [], "reasons": []} | values
     exact = not any(given.values())
     plan = SimpleNamespace(model=SimpleNamespace(dtype="float32"))
     return SimpleNamespace(recording=Recording(Path("rec"), ABOUT, [], outcome), plan=plan, exact=exact, **given)
 
 
-def with_loss(change: float) -> Outcome:
+def with_loss(change: float) -> LearningOutcome:
     figures = OUTCOME.figures | {"actor/loss": OUTCOME.figures["actor/loss"] * (1 + change)}
     return replace(OUTCOME, figures=figures, fingerprints={"policy weights": ("00fe", 3.0 * (1 + change / 10))})
 
@@ -112,9 +119,9 @@ def test_equal_is_equal_to_the_last_bit(capsys: pytest.CaptureFixture[str]) -> N
     assert "bit for bit equal: 6 of 6" in capsys.readouterr().out
     assert not print_comparison(prepared(), with_loss(1e-6))
     said = capsys.readouterr().out
-    assert "not equal: the first that differs is actor/loss; the largest difference is 1.0e-06, in actor/loss" in said
+    assert "not equal: the first difference is in actor/loss; the largest difference is 1.0e-06, in actor/loss" in said
     other = replace(OUTCOME, columns={"advantages": np.array([0.5, -1.5], dtype=np.float32)})
-    assert judge(prepared(), compare(OUTCOME, other, True))[1].startswith("not equal: the first that differs is adv")
+    assert judge(prepared(), compare(OUTCOME, other, True))[1].startswith("not equal: the first difference is in adv")
     shorter = replace(OUTCOME, columns={})
     assert "inf, in advantages" in judge(prepared(), compare(OUTCOME, shorter, True))[1]
 
@@ -122,7 +129,11 @@ def test_equal_is_equal_to_the_last_bit(capsys: pytest.CaptureFixture[str]) -> N
 def test_where_bits_may_differ_a_tolerance_decides() -> None:
     two = prepared(reasons=["the run had 2 training ranks"])
     equal, said = judge(two, compare(OUTCOME, with_loss(1e-6), two.exact))
-    assert equal and "equal within 0.001" in said and said.endswith("Not bit for bit, for the run had 2 training ranks")
+    assert (
+        equal
+        and "equal within 0.001" in said
+        and said.endswith("Not bit for bit, because the run had 2 training ranks")
+    )
     assert not judge(two, compare(OUTCOME, with_loss(1e-2), two.exact))[0]
     layout = replace(OUTCOME, figures=OUTCOME.figures | {"batch/padding": 0.9})
     assert judge(two, compare(OUTCOME, layout, two.exact)) == (True, "bit for bit equal: 5 of 5")
@@ -134,12 +145,12 @@ def test_where_bits_may_differ_a_tolerance_decides() -> None:
 
 
 def test_a_step_that_ended_in_an_error_ends_so_again(capsys: pytest.CaptureFixture[str]) -> None:
-    bad = Outcome({}, {}, {}, "the policy worker of rank 0: the gradient norm is nan")
-    same = Outcome({}, {}, {}, "the gradient norm is nan")
+    bad = LearningOutcome({}, {}, {}, "the policy worker of rank 0: the gradient norm is nan")
+    same = LearningOutcome({}, {}, {}, "the gradient norm is nan")
     assert print_comparison(prepared(bad), same)
     assert not print_comparison(prepared(bad), OUTCOME)
     assert print_comparison(prepared(bad, float64=True), OUTCOME)  # so it was numerical
     assert not print_comparison(prepared(), same)
-    assert "recorded: a whole step\nreplayed: the gradient norm is nan" in capsys.readouterr().out
+    assert "recorded: a complete step\nreplayed: the gradient norm is nan" in capsys.readouterr().out
     assert print_comparison(prepared(None), OUTCOME)
     assert "recorded: the run ended before there was an outcome" in capsys.readouterr().out

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.memory_plan import with_keys
-from alphaapollo.trainer.setup.named_rewards import check_named_rewards
+from alphaapollo.launch.memory.plan import with_keys
+from alphaapollo.trainer.setup.inputs import check_named_rewards
 from alphaapollo.types import Outcome, Prompt, Score
 
 METRIC = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "format"}
@@ -35,14 +35,14 @@ def test_what_was_tried_before_is_not_tried_again():
     config = with_keys(Config(), {"custom_reward_function.path": "nowhere.py", **METRIC})
     tried = [Score(0.0, outcome=Outcome.GRADER_FAILED), Score(1.0, {"format": 1.0})]
     asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), tried))
-    with pytest.raises(ValueError, match="gives one number without parts"):
+    with pytest.raises(ValueError, match="returns one number without components"):
         asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), [Score(1.0)]))
 
 
 def test_what_is_not(attempt):
-    with pytest.raises(ValueError, match=r"filter_groups\.metric names 'format'; .*row 3, gives accuracy, style"):
+    with pytest.raises(ValueError, match=r"filter_groups\.metric names 'format', .*row 3, returns accuracy, style"):
         attempt("{'accuracy': 1.0, 'style': 0.5}", METRIC)
-    with pytest.raises(ValueError, match=r"gives one number without parts"):
+    with pytest.raises(ValueError, match=r"returns one number without components"):
         attempt("1.0", METRIC)
     gdpo = {"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_rewards": ["style", "length"]}
     with pytest.raises(ValueError, match=r"algorithm\.gdpo_rewards names 'length'"):

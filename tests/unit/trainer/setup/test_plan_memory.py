@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.worker_counts import Machine
-from alphaapollo.launch.memory_plan import CHECKPOINTING, with_keys
+from alphaapollo.controller.placement import Machine
+from alphaapollo.launch.memory.plan import CHECKPOINTING, with_keys
 from alphaapollo.trainer.setup import plan as plans
-from alphaapollo.trainer.setup.plan import Plan, make_plan, with_memory
+from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
 from tests.unit.tiny import save_model
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "scripts" / "published_models"
@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Config:
 
 def test_the_plan_chooses_checkpointing_where_nobody_chose(config: Config):
     def chosen(one: Config) -> tuple[bool | str, bool]:
-        plan = with_memory(make_plan(one, MACHINE), one, MACHINE)
+        plan = add_memory_plan(make_plan(one, MACHINE), one, MACHINE)
         assert plan.memory is not None
         return plan.model.enable_gradient_checkpointing, bool(plan.memory.problem)
 
@@ -48,9 +48,9 @@ def test_attention_that_the_model_needs_and_the_kind_does_not_compute_is_refused
     model = str(save_model("gemma2", tmp_path))  # which caps scores
     varlen = with_keys(config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"})
     with pytest.raises(ValueError, match=r"Gemma2Attention needs softcap, which model.attention=varlen"):
-        with_memory(make_plan(varlen, MACHINE), varlen, MACHINE)
+        add_memory_plan(make_plan(varlen, MACHINE), varlen, MACHINE)
     flex = with_keys(varlen, {"actor_rollout_ref.model.attention": "flex"})
-    plan = with_memory(make_plan(flex, MACHINE), flex, MACHINE)
+    plan = add_memory_plan(make_plan(flex, MACHINE), flex, MACHINE)
     assert plan.memory is not None and not plan.memory.problem
 
 
@@ -59,9 +59,9 @@ def test_a_model_that_does_not_run_without_data_is_told(config: Config, monkeypa
         raise NotImplementedError("Cannot copy out of meta tensor; no data!\nmore")
 
     monkeypatch.setattr(plans, "fit_memory", fail)
-    plan: Plan = with_memory(make_plan(config, MACHINE), config, MACHINE)
+    plan: Plan = add_memory_plan(make_plan(config, MACHINE), config, MACHINE)
     assert plan.memory is None and plan.model.enable_gradient_checkpointing is False
     assert plan.notices[-1].endswith(
-        "is not planned, and gradient checkpointing stays off: without data it ends with NotImplementedError: "
-        "Cannot copy out of meta tensor; no data!"
+        "is not planned: without data it fails with NotImplementedError: Cannot copy out of meta tensor; no data. "
+        "Gradient checkpointing stays off."
     )

@@ -8,8 +8,8 @@ import pytest
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.model_memory import MemoryPlan
-from alphaapollo.models.footprint import Held
+from alphaapollo.launch.memory.model import MemoryUsage
+from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.progress import Goal
 from alphaapollo.trainer.setup.inputs import Inputs
@@ -102,21 +102,21 @@ def test_ranks_that_share_sequences_have_one_part_of_the_data(table: Any):
 def test_memory_by_role_at_each_moment():
     gib = 2**30
     moments = {
-        "update of the policy, head": Held(weights=gib, optimiser=2 * gib, logits=gib // 2),
-        "generate": Held(weights=gib, kv_cache=4 * gib),
+        "update of the policy, head": MemoryUsage(weights=gib, optimizer=2 * gib, logits=gib // 2),
+        "generate": MemoryUsage(weights=gib, kv_cache=4 * gib),
     }
     out = StringIO()
     Terminal(file=out, width=80).print(memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         "GiB on a GPU of 80 GiB",
-        "update of the policy, head  3.5  weights 1.0, optimiser 2.0, logits chunk 0.5",
+        "update of the policy, head  3.5  weights 1.0, optimizer 2.0, logits chunk 0.5",
         "generate                    5.0  weights 1.0, KV cache 4.0",
     ]
 
 
 def test_when_checkpoints_are_written():
     gib = 2**30
-    plan = MemoryPlan({"generate": Held()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
+    plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
     assert when_written(plan) == "; written while the next one runs, from copies in host memory (3.0 GiB)"
     in_turn = replace(plan, saves_in_background=False)
     assert when_written(in_turn) == "; written before the next one begins: copies (3.0 GiB) do not fit into memory"

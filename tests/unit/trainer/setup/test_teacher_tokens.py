@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.schema import Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.trainer.setup.teacher_tokens import check_teacher_tokens
+from alphaapollo.trainer.setup.inputs import check_teacher_tokens
 from examples.quickstart.make_task import make_tokenizer
 
 SIZE = 272  # of the quickstart's vocabulary
@@ -38,7 +38,7 @@ def test_other_ids_are_refused_in_every_way(tmp_path: Path) -> None:
     teacher = make(tmp_path / "teacher", more_words=("<right>", "<left>"))
     for divergence in ("sampled", "jsd"):
         with pytest.raises(
-            ValueError, match=r"another tokenizer than the policy's: '<left>' \(272\), '<right>'"
+            ValueError, match=r"another tokenizer than the policy: '<left>' \(272\), '<right>'"
         ) as caught:
             check(teacher, divergence, policy)
         assert "docs/expert_iteration.md" in str(caught.value)

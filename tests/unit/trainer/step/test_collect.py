@@ -6,7 +6,7 @@ import pytest
 
 from alphaapollo.evaluation.figures import result_of, result_of_record
 from alphaapollo.observability.rollout_log import trajectory_record
-from alphaapollo.trainer.step.collect import has_signal, metric_of
+from alphaapollo.trainer.step.collect import has_signal, metric_value
 from alphaapollo.trainer.step.training_batch import Batch
 from alphaapollo.types import (
     EpisodeEnd,
@@ -36,7 +36,7 @@ def test_step_rewards_count_wherever_an_episode_is_valued() -> None:
 def test_a_named_accuracy_is_the_accuracy_whatever_the_steps_pay() -> None:
     won = played([-0.1, -0.1], Score(1.0, {"accuracy": 1.0}))
     assert (won.reward, won.accuracy) == (0.8, 1.0)
-    assert metric_of(won, "accuracy") == 1.0
+    assert metric_value(won, "accuracy") == 1.0
 
 
 def test_a_failed_episode_has_no_value() -> None:
@@ -49,14 +49,14 @@ def test_an_episode_that_a_limit_ended_has_nothing_of_any_component() -> None:
     scored = played([0.0], Score(1.5, {"won": 1.0, "style": 0.5}))
     cut = played([0.0], Score(0.0, reason="no score before the token limit"), EpisodeEnd.TOKEN_LIMIT, 1)
     group = TrajectoryGroup(PROMPT, [scored, cut])
-    assert metric_of(cut, "won") == 0.0 and has_signal(group, "won")
+    assert metric_value(cut, "won") == 0.0 and has_signal(group, "won")
     components = build([group]).components
     assert {name: column.tolist() for name, column in components.items()} == {"won": [1.0, 0.0], "style": [0.5, 0.0]}
 
 
 def test_a_component_that_a_score_lacks_is_named() -> None:
-    with pytest.raises(ValueError, match=r"metric='wun' is no component.*accuracy, reward, won"):
-        metric_of(played([0.0], Score(1.0, {"won": 1.0})), "wun")
+    with pytest.raises(ValueError, match=r"metric='wun' is not a component.*accuracy, reward, won"):
+        metric_value(played([0.0], Score(1.0, {"won": 1.0})), "wun")
     assert math.isnan(Score(1.0, {"won": 1.0}).component("style"))
     assert math.isnan(Score(1.0).component("style"))
 

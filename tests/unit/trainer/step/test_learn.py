@@ -72,7 +72,7 @@ def learner(workers: Crew, **trainer: Any) -> Any:
         shares_prompts=False,
         reference=None,
         progress=Progress(kl_coef=1e-3),
-        left_out=0,
+        iterations_skipped=0,
         estimator=get_estimator("gae"),
         kl_controller=make_kl_controller(config.algorithm.kl_ctrl),
         console=Console(),
@@ -90,7 +90,7 @@ def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: i
 def test_numbers_that_are_none_end_the_run_or_are_left_out_with_their_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says = r"the reference's log-probs are NaN or infinite in 2 of 2 rows in iteration 3; .*on_bad_step=skip"
+    says = r"the log-probs of the reference are NaN or infinite in 2 of 2 rows in iteration 3, .*on_bad_step=skip"
     with pytest.raises(FloatingPointError, match=says):
         asyncio.run(learn(learner(Ruined()), 3, [GROUP], Timer()))
     monkeypatch.setattr("alphaapollo.trainer.step.learn.MAX_SKIPPED_STEPS", 3)
@@ -99,7 +99,9 @@ def test_numbers_that_are_none_end_the_run_or_are_left_out_with_their_name(
     for step in (3, 4):
         learned = asyncio.run(learn(run, step, [GROUP], Timer()))
         assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
-    assert "step 4: the reference's log-probs are NaN" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(FloatingPointError, match="in iteration 5, as in the 2 iterations before it; nothing"):
+    assert "step 4: the log-probs of the reference are NaN" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(
+        FloatingPointError, match="in iteration 5, as in the 2 iterations before it, so it was not trained on"
+    ):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
     assert workers.updates == 0

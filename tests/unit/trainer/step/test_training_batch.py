@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, usable
-from alphaapollo.trainer.step.trajectory_rewards import check_length_budgets
+from alphaapollo.config.schema import Actor
+from alphaapollo.trainer.step.credit import WorkerColumns
+from alphaapollo.trainer.step.training_batch import Batch, check_length_budgets, is_usable
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -22,7 +20,7 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
-from tests.unit.trainer.samples import build, group, trajectory
+from tests.unit.trainer.samples import build, credit_of, group, matrix_of, trajectory
 
 
 def shaped(batch: Batch) -> list[float]:
@@ -101,10 +99,7 @@ def test_groups_stay_together_where_a_mini_batch_is_normalised(estimator: str, m
     assert [len(rows) for rows in batch.layout.mini_batch_rows] == [8] * 4
     assert all(len(groups) == 2 for groups in of_mini_batches) == whole
     if estimator == "magistral":
-        columns = assign_credit(
-            batch, WorkerColumns(), get_estimator(estimator), Algorithm(), Actor(), kl_coef=0.0
-        ).columns
-        advantages = batch.layout.to_matrix([column.advantages for column in columns])
+        advantages = matrix_of(batch, credit_of(batch, estimator))
         for rows in batch.layout.mini_batch_rows:
             assert advantages[rows, 0].std(ddof=1) == pytest.approx(1.0)
 
@@ -117,9 +112,8 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
 
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
-        computed, estimator = WorkerColumns(old_logprobs=old[order]), get_estimator("dr_grpo")
-        columns = assign_credit(batch, computed, estimator, Algorithm(), Actor(**actor), kl_coef=0.0).columns
-        return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
+        credit = credit_of(batch, "dr_grpo", WorkerColumns(old_logprobs=old[order]), Actor(**actor))
+        return matrix_of(batch, credit, "chosen")[np.argsort(order)]
 
     assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
     for cut in ({"ppo_max_token_len_per_gpu": 1}, {"shuffle": False}):
@@ -133,10 +127,8 @@ def test_a_draw_goes_with_its_sample_wherever_that_stands() -> None:
     def chosen(order: list[int]) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor))
         computed = WorkerColumns(old_logprobs=np.zeros((4, 10), dtype=np.float32))
-        columns = assign_credit(
-            batch, computed, get_estimator("dr_grpo"), Algorithm(), Actor(**actor), kl_coef=0.0
-        ).columns
-        return batch.layout.to_matrix([column.chosen for column in columns])[np.argsort(order)]
+        credit = credit_of(batch, "dr_grpo", computed, Actor(**actor))
+        return matrix_of(batch, credit, "chosen")[np.argsort(order)]
 
     assert chosen([0, 1, 2, 3]).sum() == 8
     assert (chosen([3, 1, 0, 2]) == chosen([0, 1, 2, 3])).all()
@@ -149,16 +141,15 @@ def test_the_same_rewards_in_another_order_are_worth_exactly_the_same() -> None:
         for turn, reward in zip(sample.turns, rewards, strict=True):
             turn.reward = reward
     batch = build([group(*samples)])
-    algorithm = Algorithm(gpg_std_norm=True)  # no epsilon: a leak would be an advantage of 0.7
-    columns = assign_credit(batch, WorkerColumns(), get_estimator("gpg"), algorithm, Actor(), kl_coef=0.0).columns
-    assert not columns[0].advantages.any()
+    credit = credit_of(batch, "gpg", norm_adv_by_std_in_grpo=True)  # no epsilon: a leak would be an advantage of 0.7
+    assert not matrix_of(batch, credit).any()
 
 
 def test_failed_and_empty_trajectories_leave_every_statistic() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
     batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), trajectory(3, 1.0, 0))])
     assert len(batch.rows) == 2
-    columns = assign_credit(batch, WorkerColumns(), get_estimator("grpo"), Algorithm(), Actor(), kl_coef=0.0).columns
+    columns = credit_of(batch, "grpo").columns
     deviation = 0.5 / np.sqrt(0.5)  # of rewards 1 and 0, ddof 1
     assert columns[0].advantages == pytest.approx([deviation, deviation, -deviation, -deviation], rel=1e-5)
 
@@ -179,13 +170,10 @@ def test_kl_in_the_reward_is_per_token_k1() -> None:
         ref_logprobs=np.array([[-1.5, -2.0], [-1.0, -3.0]], dtype=np.float32),
         values=np.zeros((2, 2), dtype=np.float32),
     )
-    algorithm = Algorithm(use_kl_in_reward=True, whiten_advantages=False)
-    credit = assign_credit(batch, computed, get_estimator("gae"), algorithm, Actor(), kl_coef=0.1)
-    columns, metrics = credit.columns, credit.metrics
+    credit = credit_of(batch, "gae", computed, kl_coef=0.1, use_kl_in_reward=True, whiten_advantages=False)
+    metrics = credit.metrics
     # rewards: [-0.05, 1.0] and [0, -0.2]; gamma = lambda = 1, values 0: reward to go, rows longest first and stable
-    assert batch.layout.to_matrix([column.advantages for column in columns]) == pytest.approx(
-        np.array([[0.95, 1.0], [-0.2, -0.2]]), rel=1e-5
-    )
+    assert matrix_of(batch, credit) == pytest.approx(np.array([[0.95, 1.0], [-0.2, -0.2]]), rel=1e-5)
     assert metrics["kl/per_sequence"] == pytest.approx((0.5 + 2.0) / 2)
     assert metrics["kl/per_token"] == pytest.approx((0.5 / 2 + 2.0 / 2) / 2)
 
@@ -213,11 +201,9 @@ def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
     assert batch.value_weights.tolist() == pytest.approx([1 / 6, 1 / 6])  # the critic learns from all
     constant = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 10}
     pair = [group(trajectory(0, 1.0, 2), cut)]
-    for count, weight in (("all", 1 / 20), ("nonempty", 1 / 10)):
-        weights = build(pair, Actor(shuffle=False, loss_agg_count=count, **constant), overlong_filter=True).loss_weights
-        assert weights.tolist() == pytest.approx([weight, 0.0])
-    columns = assign_credit(batch, WorkerColumns(), get_estimator("dr_grpo"), Algorithm(), Actor(), kl_coef=0.0).columns
-    advantages = batch.layout.to_matrix([column.advantages for column in columns])
+    weights = build(pair, Actor(shuffle=False, **constant), overlong_filter=True).loss_weights
+    assert weights.tolist() == pytest.approx([1 / 20, 0.0])  # the trajectory that is left out still counts
+    advantages = matrix_of(batch, credit_of(batch, "dr_grpo"))
     assert advantages.tolist() == [[0.5, 0.5, 0, 0], [-0.5] * 4]
 
 
@@ -225,7 +211,7 @@ def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
     ("settings", "worth"),
     [
         ({"mode": "exact", "coef": 0.1}, [0.8, 1.0, -0.3]),  # 2, 0 and 3 tokens away from 4
-        ({"mode": "max", "coef": 0.1, "slack": 0.5}, [0.7, 0.5, 0.0]),
+        ({"mode": "max", "coef": 0.1}, [0.7, 0.5, 0.0]),
     ],
 )
 def test_length_budget_of_the_prompt(settings: dict[str, Any], worth: list[float]) -> None:
@@ -245,16 +231,15 @@ def test_remax_compares_with_the_greedy_rollout_shaped_alike() -> None:
     penalty = {"enable": True, "cache": 20}
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), baseline=greedy)], overlong_penalty=penalty)
     assert len(batch.rows) == 2  # the baseline is not trained on
-    columns = assign_credit(batch, WorkerColumns(), get_estimator("remax"), Algorithm(), Actor(), kl_coef=0.0).columns
-    advantages = batch.layout.to_matrix([column.advantages for column in columns])
+    advantages = matrix_of(batch, credit_of(batch, "remax"))
     assert advantages.tolist() == [[1.0, 1.0, 0], [0.0, 0.0, 0.0]]  # 0.5 - 0.5 = 0 is what greedy was worth
 
 
 def test_a_group_without_baseline_or_samples_is_not_usable() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
-    assert not usable(group(failed, failed))
-    assert not usable(group(trajectory(0, 1.0, 2), baseline=failed))
-    assert usable(group(trajectory(0, 1.0, 2)))
+    assert not is_usable(group(failed, failed))
+    assert not is_usable(group(trajectory(0, 1.0, 2), baseline=failed))
+    assert is_usable(group(trajectory(0, 1.0, 2)))
 
 
 def test_filtration_weighs_the_loss_within_each_group() -> None:

@@ -12,20 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Actor, Algorithm, Config
+from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.step.trained_reward import (
-    Reader,
-    TrainedReward,
-    find_function,
-    make_reader,
+from alphaapollo.trainer.step.reward_model_scorer import (
+    RewardModelScorer,
+    RewardModelTokenizer,
+    add_model_score,
+    has_reward_function,
+    make_reward_model_tokenizer,
     shares_tokens,
-    with_model_score,
 )
-from alphaapollo.trainer.step.training_batch import build_batch
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -40,6 +37,7 @@ from alphaapollo.types import (
 )
 from examples.quickstart.make_task import make_tokenizer
 from tests.unit.tiny import save_model, save_scorer
+from tests.unit.trainer.samples import build, credit_of
 
 CHAT = [{"role": "user", "content": "2+2="}]
 OTHER_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -58,8 +56,10 @@ def renderer(folder: Path) -> Renderer:
     return Renderer(load_tokenizer(str(folder)))
 
 
-def reader(renderer: Renderer, **settings: Any) -> Reader:
-    return Reader(renderer, **({"shares_tokens": True, "max_length": None, "vocabulary": 1000} | settings))
+def reader(renderer: Renderer, **settings: Any) -> RewardModelTokenizer:
+    return RewardModelTokenizer(
+        renderer, **({"shares_tokens": True, "max_length": None, "vocabulary": 1000} | settings)
+    )
 
 
 def trajectory(*rows: list[int], score: Score | None = None, sample: int = 0, text: str = "4") -> Trajectory:
@@ -83,7 +83,7 @@ class SumOfTokens:
         self.replace = replace or {}
         self.calls: list[int] = []
 
-    async def rest(self) -> None:
+    async def offload(self) -> None:
         pass
 
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
@@ -105,10 +105,12 @@ class Engines:
         yield
 
 
-def add_to(groups: list[TrajectoryGroup], own: Reader, **settings: Any) -> tuple[TrainedReward, SumOfTokens]:
+def add_to(
+    groups: list[TrajectoryGroup], own: RewardModelTokenizer, **settings: Any
+) -> tuple[RewardModelScorer, SumOfTokens]:
     model = settings.pop("model", SumOfTokens())
     values = {"num_ranks": 2, "max_tokens": 6, "padded": True, "weight": 0.5, "required": (), "alone": False}
-    reward = TrainedReward(model, Engines(), own, **(values | settings))
+    reward = RewardModelScorer(model, Engines(), own, **(values | settings))
     asyncio.run(reward.add_to(groups))
     return reward, model
 
@@ -147,36 +149,36 @@ def test_what_cannot_be_read_is_a_failure(renderer: Renderer) -> None:
     add_to(groups, reader(renderer))
     assert [one.score.reason for one in groups[0].trajectories] == [
         "",
-        "the reward model has 1000 tokens, and token 1000 is none of them",
+        "token 1000 is not in the reward model's vocabulary of 1000",
         "there is no text to score",
     ]
 
 
 def test_nothing_to_score_asks_nobody(renderer: Renderer) -> None:
     reward, model = add_to([], reader(renderer))
-    assert model.calls == [] and reward.figures() == {"reward_model/truncated": 0.0}
+    assert model.calls == [] and reward.take_metrics() == {"reward_model/truncated": 0.0}
 
 
 def test_the_last_tokens_are_read_and_cuts_are_counted_once(renderer: Renderer) -> None:
     groups = [group(trajectory([50, 6, 7]), trajectory([5, 6]), trajectory([3, 2]), trajectory([60, 60, 1, 1]))]
     reward, _ = add_to(groups, reader(renderer, max_length=2))
     assert [one.score.components["reward_model"] for one in groups[0].trajectories] == [13, 11, 5, 2]
-    assert reward.figures() == {"reward_model/truncated": 0.5}
-    assert reward.figures() == {"reward_model/truncated": 0.0}
+    assert reward.take_metrics() == {"reward_model/truncated": 0.5}
+    assert reward.take_metrics() == {"reward_model/truncated": 0.0}
 
 
 def test_how_the_score_counts() -> None:
     task = Score(0.7, {"accuracy": 1.0, "format": 0.0}, Outcome.WRONG_FORMAT, "no answer")
-    both = with_model_score(task, 3.0, 0.5, [], alone=False)
+    both = add_model_score(task, 3.0, 0.5, [], alone=False)
     assert both.reward == 2.2 and (both.outcome, both.reason) == (Outcome.WRONG_FORMAT, "no answer")
     assert both.components == {"accuracy": 1.0, "task": 0.7, "format": 0.0, "reward_model": 3.0}
-    assert with_model_score(task, 3.0, 0.5, ["format"], alone=False).reward == 0.0
+    assert add_model_score(task, 3.0, 0.5, ["format"], alone=False).reward == 0.0
     named = Score(0.8, {"accuracy": 1.0, "task": 1.0, "format": 0.0})  # reward.components has named its parts
-    assert with_model_score(named, 3.0, 0.0, [], alone=False).components["task"] == 1.0
-    alone = with_model_score(Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0}), 3.0, 2.0, [], alone=True)
+    assert add_model_score(named, 3.0, 0.0, [], alone=False).components["task"] == 1.0
+    alone = add_model_score(Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0}), 3.0, 2.0, [], alone=True)
     assert alone.reward == 6.1 and alone.accuracy == 6.1
     assert alone.components == {"format": 1.0, "reward_model": 3.0}
-    clash = with_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], alone=False)
+    clash = add_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], alone=False)
     assert clash.outcome is Outcome.GRADER_FAILED and "rename it" in clash.reason
 
 
@@ -184,9 +186,9 @@ def test_gdpo_normalises_it_by_itself(renderer: Renderer) -> None:
     """Task 1, 1, 0 and model 10, 30, 20: the first two differ by the model alone."""
     groups = [group(*(trajectory([t - 1, 1], score=Score(r)) for t, r in ((10, 1.0), (30, 1.0), (20, 0.0))))]
     add_to(groups, reader(renderer), weight=0.0)
-    algorithm = Algorithm(adv_estimator="gdpo", gdpo_rewards=["task", "reward_model"])
-    batch = build_batch(groups, Actor(shuffle=False), algorithm, 10, 1, True, 0, 1)
-    columns = assign_credit(batch, WorkerColumns(), get_estimator("gdpo"), algorithm, Actor(), 0.0).columns
+    algorithm = {"adv_estimator": "gdpo", "gdpo_rewards": ["task", "reward_model"]}
+    batch = build(groups, **algorithm)
+    columns = credit_of(batch, "gdpo", **algorithm).columns
     assert columns[0].advantages is not None
     by_row = dict(zip(batch.layout.row_order[0].tolist(), columns[0].advantages.tolist(), strict=True))
     # task (1, 1, 0) -> (.577, .577, -1.155); model -> (-1, 1, 0); sums (-.423, 1.577, -1.155), deviation 1.414
@@ -199,8 +201,8 @@ def test_shared_tokens_are_read_as_they_are(renderer: Renderer) -> None:
     ids = renderer.encode([whole])[0]
     line_break = renderer.encode(["\n"])[0]
     assert whole.endswith("\n") and ids[-1:] == line_break
-    assert reader(renderer).read(trajectory(ids[:-1])) == ids
-    assert reader(renderer).read(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
+    assert reader(renderer).encode(trajectory(ids[:-1])) == ids
+    assert reader(renderer).encode(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
 
 
 def test_another_template_is_rendered_anew(renderer: Renderer, folder: Path) -> None:
@@ -208,10 +210,10 @@ def test_another_template_is_rendered_anew(renderer: Renderer, folder: Path) -> 
     own.tokenizer.chat_template = OTHER_TEMPLATE
     assert shares_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not shares_tokens(renderer, own)
     own_reader = reader(own, shares_tokens=False)
-    assert own.decode(own_reader.read(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
+    assert own.decode(own_reader.encode(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
     continued = trajectory([5, 6], text="4")
     continued.asked = "2+2="
-    assert own.decode(own_reader.read(continued)) == "2+2=4"
+    assert own.decode(own_reader.encode(continued)) == "2+2=4"
 
 
 def test_more_tokens_than_the_policy_has_do_not_matter(renderer: Renderer, tmp_path: Path) -> None:
@@ -244,16 +246,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def refusal(models: tuple[Path, Path], policy: Renderer | None = None, **settings: Any) -> str:
     own = policy or Renderer(load_tokenizer(str(models[0])))
     with pytest.raises(ValueError) as caught:
-        make_reader(config(*models, **settings), own, [Prompt(0, "test", CHAT)])  # type: ignore[arg-type]
+        make_reward_model_tokenizer(config(*models, **settings), own, [Prompt(0, "test", CHAT)])  # type: ignore[arg-type]
     assert str(caught.value).endswith(".")
     return str(caught.value)
 
 
 def test_the_reader_is_found_from_the_two_folders(models: tuple[Path, Path]) -> None:
     policy = Renderer(load_tokenizer(str(models[0])))
-    made = make_reader(config(*models, reward_model__max_length=64), policy, [])
+    made = make_reward_model_tokenizer(config(*models, reward_model__max_length=64), policy, [])
     assert (made.shares_tokens, made.max_length, made.vocabulary) == (True, 64, 48)
-    assert make_reader(config(*models), policy, []).max_length == 128  # the model's positions
+    assert make_reward_model_tokenizer(config(*models), policy, []).max_length == 128  # the model's positions
 
 
 def test_what_cannot_be_a_reward_model_is_refused(
@@ -261,21 +263,25 @@ def test_what_cannot_be_a_reward_model_is_refused(
 ) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
     assert "has 128 positions. Set 128 or less" in refusal(models, reward_model__max_length=129)
-    assert "env.max_steps=2: only chats of one turn can be" in refusal(models, renderer, env__max_steps=2)
+    assert "only chats of one turn can be rendered again; env.max_steps=2. Set env.max_steps=1" in refusal(
+        models, renderer, env__max_steps=2
+    )
     assert "its tokenizer has no chat template" in refusal(models, renderer)
     save_scorer("qwen3", tmp_path)
     make_tokenizer(tmp_path)  # of about 270 tokens
-    assert "but the model has only 48. Give the tokenizer that it was trained with." in refusal((models[0], tmp_path))
+    assert "but the model has only 48. Use the tokenizer that it was trained with." in refusal((models[0], tmp_path))
 
 
 def test_the_reward_model_is_alone_only_where_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
     gradable, ungradable = Prompt(0, "openai/gsm8k", "1+1=", "2"), Prompt(1, "chats", "hello")
     alone = config(*models)
-    assert find_function(alone, True, [ungradable]) is False
-    assert find_function(alone, True, [gradable, ungradable]) is True  # the other row is then an error of the data
-    assert find_function(alone, False, [ungradable]) is True  # the environment itself gives a score
+    assert has_reward_function(alone, True, [ungradable]) is False
+    assert (
+        has_reward_function(alone, True, [gradable, ungradable]) is True
+    )  # the other row is then an error of the data
+    assert has_reward_function(alone, False, [ungradable]) is True  # the environment itself gives a score
     own = alone.custom_reward_function.model_copy(update={"path": "reward.py"})
-    assert find_function(alone.model_copy(update={"custom_reward_function": own}), True, [ungradable]) is True
+    assert has_reward_function(alone.model_copy(update={"custom_reward_function": own}), True, [ungradable]) is True
     for settings, key in (({"reward_model__weight": 0.0}, "weight=0"), ({"reward__required": ["task"]}, "has task")):
-        with pytest.raises(ValueError, match=f"{key}.*so the reward model is all there is"):
-            find_function(config(*models, **settings), True, [ungradable])
+        with pytest.raises(ValueError, match=f"{key}.*but the reward model is the only reward"):
+            has_reward_function(config(*models, **settings), True, [ungradable])

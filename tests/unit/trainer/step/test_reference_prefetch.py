@@ -15,8 +15,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks, WorkerDied
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.trainer.step.collect import play
-from alphaapollo.trainer.step.reference_ahead import ReferenceAhead
+from alphaapollo.trainer.step.collect import generate_groups
+from alphaapollo.trainer.step.reference_prefetch import ReferencePrefetcher
 from alphaapollo.trainer.step.training_batch import Batch
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, TrajectoryGroup
 from tests.unit.tiny import free_address, save_model, some_rows
@@ -64,15 +64,15 @@ class Policy(Ranks[Any]):
     async def close(self) -> None: ...
 
 
-def ahead_of(ranks: Any, max_tokens: int = 100, shares_prompts: bool = False) -> ReferenceAhead:
-    return ReferenceAhead(PolicyGroup(ranks), ranks.size, max_tokens, padded=False, shares_prompts=shares_prompts)
+def ahead_of(ranks: Any, max_tokens: int = 100, shares_prompts: bool = False) -> ReferencePrefetcher:
+    return ReferencePrefetcher(PolicyGroup(ranks), ranks.size, max_tokens, padded=False, shares_prompts=shares_prompts)
 
 
 def some_groups(count: int) -> list[TrajectoryGroup]:
     return [group(trajectory(0, 1.0, 2 + index), trajectory(1, 0.0, 3 + 2 * index)) for index in range(count)]
 
 
-async def played(reference: ReferenceAhead, groups: Sequence[TrajectoryGroup], together: int) -> None:
+async def played(reference: ReferencePrefetcher, groups: Sequence[TrajectoryGroup], together: int) -> None:
     """They end so many at a time."""
     for first in range(0, len(groups), together):
         for one in groups[first : first + together]:
@@ -86,8 +86,8 @@ def matrix_of(
 ) -> np.ndarray:
     async def run() -> np.ndarray:
         reference = ahead_of(ranks)
-        await reference.beside(played(reference, ended, together))
-        return await reference.matrix(groups, batch)
+        await reference.run_beside(played(reference, ended, together))
+        return await reference.to_matrix(groups, batch)
 
     return asyncio.run(run())
 
@@ -109,8 +109,8 @@ def test_ranks_get_a_group_each_and_equally_many_forward_passes() -> None:
 
     async def run() -> dict[str, float]:
         reference = ahead_of(ranks, max_tokens=9)
-        await reference.beside(played(reference, groups, 3))
-        return reference.figures()
+        await reference.run_beside(played(reference, groups, 3))
+        return reference.take_metrics()
 
     assert asyncio.run(run()) == {"perf/reference_ahead": 1.0}
     assert ranks.calls == [[[2, 0], [1, 1]], [[1, 1], [0, 0]]]
@@ -130,7 +130,7 @@ def test_what_the_reference_raises_ends_what_is_played_at_once() -> None:
 
     ended: list[str] = []
 
-    async def for_ever(reference: ReferenceAhead) -> None:
+    async def for_ever(reference: ReferencePrefetcher) -> None:
         reference.add(some_groups(1)[0])
         try:
             await asyncio.Event().wait()
@@ -139,7 +139,7 @@ def test_what_the_reference_raises_ends_what_is_played_at_once() -> None:
 
     async def run() -> None:
         reference = ahead_of(Policy(1, dies))
-        await asyncio.wait_for(reference.beside(for_ever(reference)), timeout=30)
+        await asyncio.wait_for(reference.run_beside(for_ever(reference)), timeout=30)
 
     with pytest.raises(WorkerDied, match=r"policy worker of rank 0 \(pid 7\) died"):
         asyncio.run(run())
@@ -151,7 +151,7 @@ def test_what_playing_raises_is_raised() -> None:
         raise ValueError("the engine's")
 
     with pytest.raises(ValueError, match="the engine's"):
-        asyncio.run(ahead_of(Policy(1)).beside(fails()))
+        asyncio.run(ahead_of(Policy(1)).run_beside(fails()))
 
 
 class Engine:
@@ -167,15 +167,16 @@ class Engine:
 def test_what_nobody_will_learn_from_is_not_looked_at(filters: bool, looked_at: int) -> None:
     ranks = Policy(1)
     requests = [GroupRequest(Prompt(0, "test", "text"), 2, Sampling(8), draw=draw) for draw in range(4)]
-    config = {"algorithm": {"filter_groups": {"enable": filters, "metric": "reward"}}}
+    algorithm = {"filter_groups": {"enable": filters, "metric": "reward"}}
+    config = {"algorithm": algorithm, "env": {"rollout": {"n": 2}}}
     run: Any = SimpleNamespace(
         config=Config.model_validate(config),
-        crew=SimpleNamespace(engines=EngineGroup(LocalRanks(Engine()), 100)),  # type: ignore[arg-type]
+        workers=SimpleNamespace(engines=EngineGroup(LocalRanks(Engine()), 100)),  # type: ignore[arg-type]
         console=SimpleNamespace(phase=lambda *_: None),
-        trained_reward=None,
+        reward_model_scorer=None,
         reference=ahead_of(ranks),
     )
-    assert len(asyncio.run(play(run, requests, None))) == 4  # type: ignore[arg-type]
+    assert len(asyncio.run(generate_groups(run, requests, None))) == 4  # type: ignore[arg-type]
     assert len(ranks.calls) == looked_at
 
 
@@ -210,9 +211,9 @@ def test_a_real_reference_says_what_it_says_of_the_loaded_batch(tmp_path: Path, 
     def found(ended: Sequence[TrajectoryGroup], together: int, shares_prompts: bool) -> np.ndarray:
         async def run() -> np.ndarray:
             policy = PolicyGroup(LocalRanks(worker))
-            reference = ReferenceAhead(policy, 1, 60, attention == "padded", shares_prompts)
-            await reference.beside(played(reference, ended, together))
-            return await reference.matrix(groups, batch)
+            reference = ReferencePrefetcher(policy, 1, 60, attention == "padded", shares_prompts)
+            await reference.run_beside(played(reference, ended, together))
+            return await reference.to_matrix(groups, batch)
 
         return asyncio.run(run())
 

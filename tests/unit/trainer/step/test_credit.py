@@ -1,12 +1,9 @@
 import torch
 
-from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.rollout.context import append_context_rows, memory_context_rows
-from alphaapollo.trainer.step.credit import WorkerColumns, assign_credit
-from alphaapollo.trainer.step.training_batch import build_batch
-from alphaapollo.trainer.step.turn_index import number_turns
+from alphaapollo.trainer.step.credit import number_turns
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
+from tests.unit.trainer.samples import build, credit_of, matrix_of
 
 
 def turn(context: list[int], length: int, **info) -> Turn:
@@ -42,11 +39,7 @@ def test_from_trajectories_to_columns():
     prompt = Prompt(0, "text", "text")
     won = trajectory(turn([7], 1, state="start"), turn([8], 1, state="near"), reward=1.0)
     lost = trajectory(turn([7], 1, state="start"))
-    algorithm = Algorithm(gamma=0.5, gigpo_std_norm=False)
-    batch = build_batch(
-        [TrajectoryGroup(prompt, [won, lost])], Actor(shuffle=False), algorithm, 100, 1, False, run_seed=0, step=1
-    )
-    columns = assign_credit(batch, WorkerColumns(), get_estimator("gigpo"), algorithm, Actor(), kl_coef=0.0).columns
-    matrix = batch.layout.to_matrix([column.advantages for column in columns])
+    batch = build([TrajectoryGroup(prompt, [won, lost])])
+    matrix = matrix_of(batch, credit_of(batch, "gigpo", gamma=0.5, norm_adv_by_std_in_grpo=False))
     # episodes +-0.5; from the start the returns are 0.5 and 0: +-0.25; "near" stands alone
     assert matrix.tolist() == [[0.75, 0.0, 0.5], [-0.75, 0.0, 0.0]]

@@ -13,7 +13,7 @@ import pytest
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed
-from alphaapollo.trainer.step.collect import play
+from alphaapollo.trainer.step.collect import generate_groups
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 REQUESTS = [GroupRequest(Prompt(index, "test", "text"), 2, Sampling(8), draw=100 + index) for index in range(6)]
@@ -62,7 +62,7 @@ class Case:
         self.next = Engine()
         self.counts: Counter[str] = Counter()
         self.run: Any = SimpleNamespace(
-            crew=SimpleNamespace(
+            workers=SimpleNamespace(
                 engines=EngineGroup(Engines(self.workers), samples_in_flight=2),
                 replaces_engines=replaces_engines,
                 replace_engine=self.replace,
@@ -83,7 +83,7 @@ class Case:
         self.calls.append(f"publish {version}")
 
     def play(self) -> list[int]:
-        groups = asyncio.run(play(self.run, REQUESTS, self.counts))
+        groups = asyncio.run(generate_groups(self.run, REQUESTS, self.counts))
         return [group.prompt.id for group in groups]
 
 
@@ -97,9 +97,9 @@ def test_what_others_play_stands_and_the_rest_is_played_again_with_the_same_draw
     replayed = case.counts["recovery/groups_replayed"]
     assert replayed >= 1 and case.counts["recovery/engine_restarts"] == 1
     assert case.notices == [
-        f"the rollout worker of rank 0 died; another one takes its place, and {replayed} groups are played again"
+        f"the rollout worker of rank 0 died; starting another one and generating {replayed} groups again"
     ]
-    assert case.run.crew.engines.dead == set()
+    assert case.run.workers.engines.dead == set()
 
 
 def test_nobody_dies_and_nothing_is_counted() -> None:
@@ -145,10 +145,10 @@ def test_one_that_does_not_start_leaves_the_death_to_be_told() -> None:
     async def fail(index: int) -> None:
         raise WorkerFailed("rollout engine 0 did not start")
 
-    case.run.crew.replace_engine = fail
+    case.run.workers.replace_engine = fail
     with pytest.raises(WorkerDied, match="rank 0 died"):
         case.play()
-    assert case.notices[-1] == "it did not start: rollout engine 0 did not start"
+    assert case.notices[-1] == "the new engine did not start: rollout engine 0 did not start"
 
 
 def test_the_death_of_another_role_is_not_an_engines() -> None:
@@ -157,7 +157,7 @@ def test_the_death_of_another_role_is_not_an_engines() -> None:
     async def lost(request: GroupRequest) -> Any:
         raise WorkerDied("Ray's raylet died", "Ray")
 
-    case.run.crew.engines.play = lost
+    case.run.workers.engines.generate_group = lost
     with pytest.raises(WorkerDied, match="raylet"):
         case.play()
     assert case.calls == []
