@@ -22,7 +22,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
 from alphaapollo.algorithms.masked import masked
-from alphaapollo.config.schema import KLController as KLControllerConfig
+from alphaapollo.config.schema import KLControl
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 """Every name of an estimator on sampled tokens, and the formula it stands for."""
@@ -155,13 +155,13 @@ class DualKL:
     """
 
     target: float
-    step_size: float
+    step_size: float = 0.01  # per nat above the target
 
     def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
         return max(0.0, coef + self.step_size * (kl - self.target))
 
 
-def make_kl_controller(config: KLControllerConfig) -> KLController:
+def make_kl_controller(config: KLControl) -> KLController:
     """The controller of `algorithm.kl_ctrl`."""
     match config.type:
         case "fixed":
@@ -171,4 +171,4 @@ def make_kl_controller(config: KLControllerConfig) -> KLController:
         case "doubling":
             return DoublingKL(config.target_kl)
         case "dual":
-            return DualKL(config.target_kl, config.dual_step_size)
+            return DualKL(config.target_kl)

@@ -47,7 +47,7 @@ def length_budget_exact(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef:
     return rewards - coef * (budgets - lengths).abs()
 
 
-def length_budget_max(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float) -> Tensor:
+def length_budget_max(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float = 0.5) -> Tensor:
     """r clip(coef (budget - length) + slack, 0, 1): L1-Max (arXiv 2503.04697), for rewards that are 0 if wrong.
     All [N]."""
     return rewards * (coef * (budgets - lengths) + slack).clamp(0.0, 1.0)

@@ -1,7 +1,7 @@
-"""python -m alphaapollo.config explain KEY...   what became of a key, one line each
+"""python -m alphaapollo.config explain KEY...   print what each key does, in one line
 python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
                                               print a command of verl's (a shell script) as ours; docs/verl.md
-python -m alphaapollo.config docs             write docs/config.md from the schema (in a clone)
+python -m alphaapollo.config docs             write docs/config.md, docs/config/ and docs/verl_keys.md (in a clone)
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from alphaapollo.config.docs import config_page
+from alphaapollo.config.docs import pages
 from alphaapollo.config.errors import EXIT_CODE, failed
 from alphaapollo.config.explain import explain
 from alphaapollo.config.port.translate import port
@@ -25,9 +25,11 @@ def main(argv: list[str]) -> int:
             except (OSError, ValueError) as error:
                 return failed(error, EXIT_CODE)
         case ["docs"]:
-            page = Path(__file__).resolve().parents[2] / "docs" / "config.md"
-            page.write_text(config_page(), encoding="utf-8")
-            print(f"wrote {page}")
+            folder = Path(__file__).resolve().parents[2] / "docs"
+            (folder / "config").mkdir(exist_ok=True)
+            for path, text in pages().items():
+                (folder / path).write_text(text, encoding="utf-8")
+            print(f"wrote {len(pages())} pages to {folder}")
         case _:
             print(__doc__, file=sys.stderr)
             return EXIT_CODE

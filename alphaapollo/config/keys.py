@@ -1,9 +1,9 @@
-"""The accepted keys as data, read off the schema."""
+"""The accepted keys as data, read from the schema."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import (
     Config,
     DpoConfig,
@@ -23,6 +24,10 @@ from alphaapollo.config.schema import (
 )
 
 C = TypeVar("C", bound=BaseModel)
+MarkerT = TypeVar("MarkerT")
+
+ALIASES: dict[type[BaseModel], dict[str, str]] = {Config: {"actor_rollout_ref.rollout.n": "env.rollout.n"}}
+"""verl's spelling of a key -> the key. Both are accepted; a value above the default 1 wins."""
 
 COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
@@ -38,17 +43,24 @@ COMMANDS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """One accepted key, e.g. `Key("trainer.seed", "integer", 0, "Seed of everything that is drawn.")`."""
+    """An accepted key, e.g. `Key("trainer.seed", "integer", 0, "Seed of rollouts, ...")`."""
 
     name: str
     type: str
     default: Any
     meaning: str
+    markers: tuple[tuple[str, object], ...] = ()
+    """Rules of the field and of the sections around it, from the outside in, each with the prefix of the section that
+    declares it (`algorithm.`)."""
+
+    def rules(self, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
+        """The markers of one kind."""
+        return [(section, marker) for section, marker in self.markers if isinstance(marker, kind)]
 
 
 @cache
 def accepted_keys(schema: type[BaseModel]) -> dict[str, Key]:
-    """Every leaf of the schema by its dotted name, in the order of the schema."""
+    """Every key of the schema by its dotted name, in the order of the schema."""
     return {key.name: key for key in _walk(schema(), "")}
 
 
@@ -60,32 +72,28 @@ def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
 
 @cache
 def maps(schema: type[BaseModel]) -> tuple[str, ...]:
-    """The keys that are maps, of names of the user's: `models`, `reward.components`, ..."""
+    """The keys that are maps with names chosen by the user: `models`, `reward.components`, ..."""
     return tuple(key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
 
 
 def in_map(name: str, schema: type[BaseModel]) -> bool:
-    """Is it a name of the user's in a key that is a map, e.g. `reward.components.format`?"""
+    """Whether it is an entry of a map, e.g. `reward.components.format`."""
     return map_of(name, schema) is not None
 
 
 def map_of(name: str, schema: type[BaseModel]) -> str | None:
+    """The key of the map that has an entry of this name: `reward.components` for `reward.components.format`."""
     return next((key for key in maps(schema) if name.startswith(f"{key}.")), None)
 
 
-def _walk(section: BaseModel, prefix: str) -> Iterable[Key]:
+def _walk(section: BaseModel, prefix: str, inherited: tuple[tuple[str, object], ...] = ()) -> Iterable[Key]:
     for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
+        value, markers = getattr(section, name), (*inherited, *((prefix, marker) for marker in field.metadata))
         if isinstance(value, BaseModel):
-            yield from _walk(value, f"{prefix}{name}.")
+            yield from _walk(value, f"{prefix}{name}.", markers)
         else:
             meaning = " ".join((field.description or "").split())
-            yield Key(
-                prefix + name,
-                describe_type(field.annotation, field.metadata),
-                value,
-                meaning,
-            )
+            yield Key(prefix + name, describe_type(field.annotation, field.metadata), value, meaning, markers)
 
 
 def _walk_sections(section: BaseModel, prefix: str) -> Iterable[tuple[str, BaseModel]]:
@@ -133,7 +141,7 @@ def _describe_bounds(metadata: Iterable[Any]) -> str:
 
 
 def value_of(config: BaseModel, key: str) -> object:
-    """What a configuration says under a dotted key."""
+    """The value of a dotted key. Raises AttributeError if there is no such key."""
     value: object = config
     for part in key.split("."):
         value = getattr(value, part)
@@ -141,14 +149,14 @@ def value_of(config: BaseModel, key: str) -> object:
 
 
 def with_value(config: C, key: str, value: object) -> C:
-    """The configuration with another value under a dotted key."""
+    """A copy of the configuration with another value of a dotted key; it is not validated."""
     name, _, rest = key.partition(".")
     inner = with_value(getattr(config, name), rest, value) if rest else value
     return config.model_copy(update={name: inner})
 
 
 def plain(value: Any) -> str:
-    """A value as one writes it on the command line: null, true, [console], ''."""
+    """A value as written on the command line: null, true, [console], ''."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(plain, value))}]"
     if isinstance(value, dict):
@@ -156,3 +164,29 @@ def plain(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(value) if value != "" else "''"
+
+
+def resolve_aliases(values: dict[str, Any], schema: type[BaseModel]) -> None:
+    """Move the values of aliases to their keys. Raises ConfigError for two different values above 1."""
+    for alias, key in ALIASES.get(schema, {}).items():
+        *path, last = alias.split(".")
+        section = _section_at(values, path)
+        if last not in section:
+            continue
+        other, (*path, last) = section.pop(last), key.split(".")
+        section = _section_at(values, path, create=True)
+        own = section.setdefault(last, 1)
+        if own == 1:
+            section[last] = other
+        elif other not in (1, own):
+            raise ConfigError(f"{key}={own} and {alias}={other} are two values of one key. Set only {key}.")
+
+
+def _section_at(values: Any, path: Sequence[str], create: bool = False) -> dict[str, Any]:
+    """The section of a path; an empty one that is not part of `values` if there is none, unless it is created."""
+    for part in path:
+        values = values.setdefault(part, {}) if create else values.get(part)
+        if not isinstance(values, dict):
+            return {}
+    assert isinstance(values, dict)
+    return values

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +24,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, in_map, plain, sections
+from alphaapollo.config.keys import ALIASES, accepted_keys, in_map, plain, resolve_aliases, sections
 from alphaapollo.config.unknown_keys import unknown_key_problem
 from alphaapollo.utils.redaction import secret_keys
 from alphaapollo.utils.registry import nearest
@@ -118,14 +119,15 @@ def read_own(file: str) -> dict[str, Any]:
 
 
 def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
-    """One strict conversion of plain values; every problem found is named in one ConfigError."""
+    """One strict conversion of plain values, which it may change; every problem found is named in one ConfigError."""
+    resolve_aliases(values, schema)
     for key in accepted_keys(schema).values():
         if key.type.startswith("text"):
             _number_as_text(values, key.name.split("."))
     try:
         return schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        problems = [_problem(schema, detail["type"], detail["loc"], values) for detail in error.errors()]
+        problems = [line for detail in error.errors() for line in _problems(schema, detail, values)]
         raise ConfigError(list(dict.fromkeys(problems))) from None
 
 
@@ -235,8 +237,8 @@ def _origin(
         if own_values is None
         else _set_by(own_values)
     )
-    whole = [f"{key}.{inner}" for key, value in named.items() if isinstance(value, dict) for inner in flat(value)]
-    return Origin(presets, frozenset([*(key for key in named if "." in key), *whole, *own]))
+    full = [f"{key}.{inner}" for key, value in named.items() if isinstance(value, dict) for inner in flat(value)]
+    return Origin(presets, frozenset([*(key for key in named if "." in key), *full, *own]))
 
 
 def _parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -269,7 +271,7 @@ def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel],
             if isinstance(got, str) and f"{name}={got}" not in _presets(folders):
                 presets = [preset for preset in _presets(folders) if preset.startswith(f"{name}=")]
                 problems.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
-        elif name not in known and not in_map(name, schema):
+        elif name not in known and not in_map(name, schema) and name not in ALIASES.get(schema, {}):
             problems.append(unknown_key_problem(name, schema, got))
     if problems:
         raise ConfigError(problems)
@@ -322,7 +324,9 @@ def _as_hydra_wants(override: Override, schema: type[BaseModel], chosen: set[str
     is_preset = _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list)
     if is_preset:
         return word if override.key_or_group in chosen else f"+{word}"
-    is_new = override.is_add() or isinstance(override.value(), dict) or in_map(override.key_or_group, schema)
+    key = override.key_or_group
+    is_new = override.is_add() or isinstance(override.value(), dict) or in_map(key, schema)
+    is_new |= key in ALIASES.get(schema, {})
     return f"++{word}" if is_new else word
 
 
@@ -332,19 +336,27 @@ def _in_one_line(error: Exception, name: str) -> str:
     return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{OWN})': ", "", text).split()).rstrip(".") + "."
 
 
-def _problem(schema: type[BaseModel], kind: str, loc: tuple[int | str, ...], values: dict[str, Any]) -> str:
-    """One line for one of pydantic's errors: key, what is expected, what was got, how to mend it."""
-    parts = [str(part) for part in loc]
-    if kind == "extra_forbidden":
-        return unknown_key_problem(".".join(parts), schema, _value_at(values, parts))
+def _problems(schema: type[BaseModel], detail: ErrorDetails, values: dict[str, Any]) -> Iterator[str]:
+    """One line per problem of one of pydantic's errors: key, expected, got, fix."""
+    parts = [str(part) for part in detail["loc"]]
+    if detail["type"] == "extra_forbidden":
+        yield unknown_key_problem(".".join(parts), schema, _value_at(values, parts))
+        return
     keys, groups = accepted_keys(schema), sections(schema)
-    while ".".join(parts) not in keys and ".".join(parts) not in groups:
+    rule = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else ""
+    while parts and not (rule and in_map(".".join(parts), schema)) and ".".join(parts) not in keys | groups:
         parts.pop()  # pydantic's own additions: the branch of a union, the index in a list
-    name, got = ".".join(parts), _value_at(values, parts)
-    if name in groups:
-        return f"{name}: expected a section with the keys {', '.join(groups[name])}, got {plain(got)}."
-    expected = keys[name].type
-    return f"{name}: expected {expected}, got {plain(got)} ({_kind(got)}).{_hint(name, expected, got)}"
+    name = ".".join(parts)
+    if rule and name in keys:  # of a field's type
+        yield f"{name}={plain(_value_at(values, parts))}: {rule}"
+    elif rule:  # of a section's fields (Section.problems)
+        yield from (f"{name}.{line}".removeprefix(".") for line in rule.splitlines())
+    elif name in groups:
+        got = plain(_value_at(values, parts))
+        yield f"{name}: expected a section with the keys {', '.join(groups[name])}, got {got}."
+    else:
+        expected, got = keys[name].type, _value_at(values, parts)
+        yield f"{name}: expected {expected}, got {plain(got)} ({_kind(got)}).{_hint(name, expected, got)}"
 
 
 def _value_at(values: Any, parts: Sequence[str]) -> Any:

@@ -34,7 +34,7 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
 
 def resolve_model(model: Model, device: Device) -> Model:
     """dtype, attention and kernels of training, without gradient checkpointing where the plan is to choose
-    (launch/memory_plan.py); whether the kernels know the architecture: launch/input_checks.py. Raises ValueError for
+    (launch/memory/plan.py); whether the kernels know the architecture: launch/input_checks.py. Raises ValueError for
     what the device cannot run."""
     dtype: Dtype = _device_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
@@ -65,11 +65,11 @@ def chosen_attention(model: Model) -> Attention:
 
 
 def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
-    """As asked for, else on GPUs as many as fit; not fewer than data_parallel_size."""
+    """As asked for, else on GPUs as many as fit; at least one."""
     if rollout.num_engines is not None:
         return rollout.num_engines
     fit = 1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size
-    return max(fit, rollout.data_parallel_size)
+    return max(fit, 1)
 
 
 def engine_processes(rollout: Rollout, nnodes: int) -> int:

@@ -1,4 +1,4 @@
-"""What became of verl's keys (verl_keys.yaml): renamed, dropped, not supported, or accepted with another meaning."""
+"""verl's keys that are renamed, dropped or not supported here, or have another meaning (verl_keys.yaml)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tables = dict[str, dict[str, Any]]
 
 @cache
 def verl_tables() -> dict[str, Tables]:
-    """verl_keys.yaml: command -> table -> key, or pattern with `*` -> what is said of it."""
+    """verl_keys.yaml: command -> table -> its entries, which the file describes."""
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
     found: dict[str, Tables] = yaml.safe_load(text)
     return found
@@ -25,22 +25,19 @@ def verl_tables() -> dict[str, Tables]:
 
 @cache
 def verl_keys() -> dict[str, dict[str, str]]:
-    """What became of those that are not accepted: command -> key or pattern -> `renamed to ...` and the like."""
+    """Keys that are not accepted: command -> key, or pattern with `*` -> `renamed to ...` and the like."""
     return {command: _verdicts(tables) for command, tables in verl_tables().items()}
 
 
 def _verdicts(tables: Tables) -> dict[str, str]:
     renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}
-    dropped = {key: f"dropped because {why}" for key, why in tables["dropped"].items()}
-    missing = {
-        key: f"not supported ({entry['why']}; instead: {entry['instead']})"
-        for key, entry in tables["not_supported"].items()
-    }
+    dropped = {key: f"dropped because {reason}" for reason, keys in tables["dropped"].items() for key in keys}
+    missing = {key: f"not supported ({reason})" for reason, keys in tables["not_supported"].items() for key in keys}
     return renamed | dropped | missing
 
 
 def verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
-    """What became of a key of verl's, from its own entry or the longest pattern that fits; None = not verl's."""
+    """Verdict on a key of verl, from its own entry or the longest pattern that matches; None if it is not verl's."""
     verdicts = [item for schema in schemas for item in verl_keys()[_command(schema)].items() if _fits(name, item[0])]
     return max(verdicts, key=lambda item: _weight(item[0]))[1] if verdicts else None
 
@@ -58,7 +55,7 @@ def _weight(pattern: str) -> tuple[bool, int]:
 
 
 def differences(schema: type[BaseModel]) -> dict[str, str]:
-    """Accepted keys that mean something else in verl, or have another default there: key -> what is different."""
+    """Accepted keys with another meaning or another default in verl: key -> the difference."""
     tables = verl_tables()[_command(schema)]
     meanings = tables.get("meaning", {})
     defaults = {key: f"verl's default is {plain(value)}" for key, value in tables.get("default", {}).items()}

@@ -20,7 +20,7 @@ def _mini_batch(config: Config, given: Set[str]) -> Iterator[str]:
     could_be_prompts = size <= config.data.train_batch_size  # as verl demands of it
     if MINI_BATCH in given and samples > 1 and could_be_prompts:
         yield (
-            f"{MINI_BATCH}={size} counts trajectories, in verl prompts: {config.optimiser_steps} optimiser steps an "
+            f"{MINI_BATCH}={size} counts trajectories, in verl prompts: {config.optimizer_steps} optimiser steps an "
             f"iteration. verl's {size} x {samples} samples is {size * samples} here."
         )
 

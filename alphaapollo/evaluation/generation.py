@@ -17,9 +17,9 @@ from alphaapollo.config.check import check
 from alphaapollo.config.resolve import engine_threads, resolve_controller, resolve_device, resolve_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
+from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, launch_workers
-from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.figures import Result, result_of
@@ -40,7 +40,7 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.resume import StartPoint, own_changes
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.models.folder_check import check_weights
-from alphaapollo.observability.counter import Counter
+from alphaapollo.observability.counter import ProgressCounter
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import GroupRequest, Prompt, Sampling
@@ -179,7 +179,7 @@ async def _play(generation: Generation, workers: WorkerGroups, terminal: Termina
     with (
         SPANS("generate"),
         ResultsFile(path, generation.finished) as file,
-        Counter("prompts", len(generation.prompts), done, terminal) as counter,
+        ProgressCounter("prompts", len(generation.prompts), done, terminal) as counter,
     ):
         async for _, group in workers.engines.generate(generation.requests):
             file.append(group)

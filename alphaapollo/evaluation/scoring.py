@@ -20,7 +20,7 @@ from alphaapollo.evaluation.figures import Result, graded
 from alphaapollo.evaluation.report import report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_same_command
-from alphaapollo.observability.counter import Counter
+from alphaapollo.observability.counter import ProgressCounter
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite
 from alphaapollo.observability.terminal import Terminal
@@ -122,7 +122,7 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
     count = sum(len(problem.responses) for problem in problems)
     await client.start()
     try:
-        with Counter("responses", count, terminal=terminal) as counter:
+        with ProgressCounter("responses", count, terminal=terminal) as counter:
 
             async def grade(prompt: Prompt, sample: int, text: str) -> Graded:
                 async with room:

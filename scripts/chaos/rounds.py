@@ -60,7 +60,7 @@ class Rounds:
                     self._note(harm)
 
         while left:
-            self._through(one, "trainer.stall_notice=2", "trainer.stall_timeout=200")
+            self._through(one, "trainer.stall_timeout=60")
 
     def damages(self, count: int) -> None:
         """The driver is killed, a file of its newest checkpoint spoiled, and the same command told to go on."""

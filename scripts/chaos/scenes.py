@@ -18,7 +18,7 @@ def compute_score(prompt, completion):
 """
 GAME = (
     *("env.env_name=guessing_game", "env.max_steps=3", "env.max_tokens_per_turn=8", "env.guessing_game.numbers=9"),
-    *('env.guessing_game.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
+    *('env.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
 )
 AHEAD = (
     *("trainer.async_mode=separate", "trainer.max_staleness=2", "algorithm.rollout_correction.method=tis"),

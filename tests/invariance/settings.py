@@ -57,7 +57,6 @@ def draw_config(
         "ppo_epochs": 2 if chance(0.2) else 1,
         "shuffle": chance(0.7),
         "loss_agg_mode": one_of(MODES),
-        "loss_agg_count": one_of(["all", "nonempty"]),
         "entropy_coeff": 0.01 if chance(0.3) else 0.0,
         "clip_ratio_c": 3.0 if chance(0.2) else None,
         "policy_loss": {
@@ -73,16 +72,12 @@ def draw_config(
         "gamma": one_of([1.0, 0.9]),
         "lam": one_of([1.0, 0.9]),
         "whiten_advantages": chance(0.5),
-        "adv_ddof": one_of([0, 1]),
-        "adv_singleton": one_of(["zero", "raw"]),
-        "reinforce_pp_level": one_of(["sequence", "token"]),
         "passk_k": min(2, episodes.largest_group),
         "overlong_filter": chance(0.4),
         "filtration": {"method": one_of(["best", "best_random", "best_worst"]) if chance(0.15) else None},
         "rollout_correction": _correction(generator, loss) if chance(0.3) else {},
     }
-    for switch in ("norm_adv_by_std_in_grpo", "gpg_std_norm", "gigpo_std_norm", "passk_std_norm"):
-        algorithm[switch] = chance(0.5)
+    algorithm["norm_adv_by_std_in_grpo"] = chance(0.5)
     if not estimator.no_shaping:
         actor["use_invalid_action_penalty"] = chance(0.5)
         algorithm["use_kl_in_reward"] = chance(0.3)

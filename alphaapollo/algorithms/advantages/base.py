@@ -7,8 +7,8 @@ def mine(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -85,14 +85,8 @@ class Estimator:
     per_token: bool = False  # the tokens of a trajectory have different advantages
     on_policy: bool = False  # derived for one optimiser step an iteration
     reads: tuple[str, ...] | None = None  # fields of Algorithm that it reads; None = unknown
-    reads_if: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # a true or false field -> those read if true
     no_shaping: str = ""  # why no KL or penalty may be taken off its rewards; empty = it may
     check: StartCheck | None = None  # (config.algorithm, group size); raises ValueError for what it cannot do
-
-    @property
-    def all_reads(self) -> frozenset[str]:
-        """Every field of Algorithm that it reads under some setting."""
-        return frozenset(self.reads or ()).union(*self.reads_if.values())
 
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         self._check_inputs(inputs)
@@ -148,7 +142,6 @@ def register_estimator(
     per_token: bool = False,
     on_policy: bool = False,
     reads: tuple[str, ...] | None = None,
-    reads_if: Mapping[str, tuple[str, ...]] | None = None,
     no_shaping: str = "",
     check: StartCheck | None = None,
 ) -> Callable[[EstimatorFn], EstimatorFn]:
@@ -161,9 +154,7 @@ def register_estimator(
         raise ValueError(f"estimator {name!r} needs {sorted(unknown)}; only {', '.join(NEEDS)} can be asked for.")
 
     def add(fn: EstimatorFn) -> EstimatorFn:
-        _estimators.register(name)(
-            Estimator(name, fn, needs, group, per_token, on_policy, reads, reads_if or {}, no_shaping, check)
-        )
+        _estimators.register(name)(Estimator(name, fn, needs, group, per_token, on_policy, reads, no_shaping, check))
         return fn
 
     return add
@@ -217,12 +208,3 @@ def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor])
     trajectories = Trajectories.of(inputs)
     advantages = trajectories.on_tokens(fn(trajectories.scores, trajectories.groups))
     return Advantages(advantages, advantages)
-
-
-DEVIATION = ("adv_ddof", "adv_eps")
-"""The fields that an estimator reads for its standard deviation."""
-
-
-def epsilon(config: Algorithm, default: float) -> float:
-    """What is added to a standard deviation: algorithm.adv_eps, or the estimator's own."""
-    return default if config.adv_eps is None else config.adv_eps

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
-    epsilon,
     register_estimator,
 )
 from alphaapollo.algorithms.end_to_end import EndToEnd
@@ -41,7 +39,6 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
     needs=("values",),
     per_token=True,
     reads=("gamma", "lam", "whiten_advantages"),
-    reads_if={"whiten_advantages": DEVIATION},
 )
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
@@ -49,5 +46,5 @@ def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, whole.join(inputs.values), whole.mask, config.gamma, config.lam)
     if config.whiten_advantages:
-        advantages = whiten(advantages, whole.mask, config.adv_ddof, epsilon(config, 1e-8))
+        advantages = whiten(advantages, whole.mask, ddof=1, eps=1e-8)
     return Advantages(whole.split(advantages), whole.split(returns))

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
     Trajectories,
-    epsilon,
     register_estimator,
 )
 from alphaapollo.algorithms.groups import Groups, Singleton, normalised
@@ -56,7 +54,7 @@ def _check_names(config: Algorithm, group_size: int) -> None:
     "gdpo",
     needs=("components",),
     group=True,
-    reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions", "adv_singleton", *DEVIATION),
+    reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions"),
     no_shaping="it sums the named rewards as the reward function gives them",
     check=_check_names,
 )
@@ -67,11 +65,8 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     names, weights = _named_rewards(inputs.components, config)
     rewards = conditioned(inputs.components, config.gdpo_conditions)
     components = torch.stack([trajectories.per_trajectory(rewards[name]) for name in names], dim=1)
-    eps = epsilon(config, 1e-4)
-    summed = gdpo_sum(
-        components, trajectories.groups, components.new_tensor(weights), config.adv_ddof, eps, config.adv_singleton
-    )
-    advantages = trajectories.on_tokens(standardised(summed, config.adv_ddof, eps, eps_inside=False))
+    summed = gdpo_sum(components, trajectories.groups, components.new_tensor(weights))
+    advantages = trajectories.on_tokens(standardised(summed, ddof=1, eps=1e-4, eps_inside=False))
     return Advantages(advantages, advantages)
 
 

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
-    epsilon,
     from_scores,
     register_estimator,
 )
@@ -24,8 +22,7 @@ from alphaapollo.config.schema import Algorithm
     needs=("turns",),
     group=True,
     per_token=True,
-    reads=("gamma", "gigpo_step_weight", "gigpo_std_norm", "adv_singleton"),
-    reads_if={"gigpo_std_norm": DEVIATION},
+    reads=("gamma", "gigpo_step_weight", "norm_adv_by_std_in_grpo"),
 )
 def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """A^E(trajectory) + omega A^S(turn) on each token of the turn (arXiv 2505.10978, Eq. 3, 7, 8).
@@ -43,9 +40,7 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def _relative(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
-    if not config.gigpo_std_norm:
-        return deviations(values, groups, singleton=config.adv_singleton)
-    return normalised(values, groups, ddof=config.adv_ddof, eps=epsilon(config, 1e-6), singleton=config.adv_singleton)
+    return deviations(values, groups) if config.norm_adv_by_std_in_grpo is False else normalised(values, groups)
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
-    epsilon,
     from_scores,
     register_estimator,
 )
@@ -41,11 +39,7 @@ def gpg(
     return gpg_alpha(scores, groups) * away
 
 
-@register_estimator("gpg", group=True, reads=("gpg_std_norm", "adv_singleton"), reads_if={"gpg_std_norm": DEVIATION})
+@register_estimator("gpg", group=True, reads=("norm_adv_by_std_in_grpo",))
 def _gpg(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    return from_scores(
-        inputs,
-        lambda scores, groups: gpg(
-            scores, groups, config.gpg_std_norm, config.adv_ddof, epsilon(config, 0.0), config.adv_singleton
-        ),
-    )
+    std_norm = bool(config.norm_adv_by_std_in_grpo)
+    return from_scores(inputs, lambda scores, groups: gpg(scores, groups, std_norm))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
-    epsilon,
     from_scores,
     register_estimator,
 )
@@ -17,22 +15,16 @@ from alphaapollo.config.schema import Algorithm
 @register_estimator(
     "grpo",
     group=True,
-    reads=("norm_adv_by_std_in_grpo", "adv_singleton"),
-    reads_if={"norm_adv_by_std_in_grpo": DEVIATION},
+    reads=("norm_adv_by_std_in_grpo",),
 )
 def _grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """(R - mean) / (std + eps) within the group (arXiv 2402.03300, section 4.1.2)."""
-    if not config.norm_adv_by_std_in_grpo:
+    if config.norm_adv_by_std_in_grpo is False:
         return _dr_grpo(inputs, config)
-    return from_scores(
-        inputs,
-        lambda scores, groups: normalised(
-            scores, groups, ddof=config.adv_ddof, eps=epsilon(config, 1e-6), singleton=config.adv_singleton
-        ),
-    )
+    return from_scores(inputs, normalised)
 
 
-@register_estimator("dr_grpo", group=True, reads=("adv_singleton",))
+@register_estimator("dr_grpo", group=True, reads=())
 def _dr_grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """R - mean within the group (arXiv 2503.20783); goes with loss_agg_mode=seq-mean-token-sum-norm."""
-    return from_scores(inputs, lambda scores, groups: deviations(scores, groups, singleton=config.adv_singleton))
+    return from_scores(inputs, deviations)

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
     Trajectories,
-    epsilon,
     register_estimator,
 )
 from alphaapollo.algorithms.groups import Groups, Singleton, deviations
@@ -42,7 +40,7 @@ def magistral(
     return advantages
 
 
-@register_estimator("magistral", needs=("mini_batches",), group=True, reads=("adv_singleton", *DEVIATION))
+@register_estimator("magistral", needs=("mini_batches",), group=True, reads=())
 def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Each mini-batch, which holds whole groups, is normalised by itself."""
     assert inputs.mini_batches is not None
@@ -52,9 +50,6 @@ def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         trajectories.scores,
         trajectories.groups,
         [(numbers == number).nonzero().squeeze(1) for number in numbers.unique()],
-        config.adv_ddof,
-        epsilon(config, 0.0),
-        config.adv_singleton,
     )
     on_tokens = trajectories.on_tokens(advantages)
     return Advantages(on_tokens, on_tokens)

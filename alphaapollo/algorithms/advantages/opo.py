@@ -18,9 +18,9 @@ def opo(scores: Tensor, lengths: Tensor, groups: Groups, singleton: Singleton = 
     return deviations(scores, groups, baseline, singleton)
 
 
-@register_estimator("opo", group=True, on_policy=True, reads=("adv_singleton",))
+@register_estimator("opo", group=True, on_policy=True, reads=())
 def _opo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     trajectories = Trajectories.of(inputs)
-    away = opo(trajectories.scores, trajectories.lengths, trajectories.groups, config.adv_singleton)
+    away = opo(trajectories.scores, trajectories.lengths, trajectories.groups)
     advantages = trajectories.on_tokens(away)
     return Advantages(advantages, advantages)

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
-    epsilon,
     from_scores,
     register_estimator,
 )
@@ -68,14 +66,10 @@ def _passk_pair(size: int, num_wrong: int, k: int) -> tuple[float, float]:
     return all_fail / std, (all_fail - all_fail_given_one) / std
 
 
-@register_estimator("grpo_passk", group=True, reads=("passk_std_norm",), reads_if={"passk_std_norm": DEVIATION})
+@register_estimator("grpo_passk", group=True, reads=("norm_adv_by_std_in_grpo",))
 def _grpo_passk(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    return from_scores(
-        inputs,
-        lambda scores, groups: passk_leave_one_out(
-            scores, groups, config.passk_std_norm, config.adv_ddof, epsilon(config, 1e-6)
-        ),
-    )
+    std_norm = bool(config.norm_adv_by_std_in_grpo)
+    return from_scores(inputs, lambda scores, groups: passk_leave_one_out(scores, groups, std_norm))
 
 
 def _check_k(config: Algorithm, group_size: int) -> None:

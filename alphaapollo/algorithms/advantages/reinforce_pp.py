@@ -5,11 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import (
-    DEVIATION,
     AdvantageInputs,
     Advantages,
-    Trajectories,
-    epsilon,
+    from_scores,
     register_estimator,
 )
 from alphaapollo.algorithms.end_to_end import EndToEnd
@@ -25,29 +23,17 @@ def reinforce_pp_baseline(
     return standardised(deviations(scores, groups, singleton=singleton), ddof, eps, eps_inside=False)
 
 
-@register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma", *DEVIATION))
+@register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Reward to go, whitened over the action tokens of the batch (Eq. 4-5); wants its KL in the reward (k1)."""
     whole = EndToEnd.of(inputs.mask, inputs.trajectory_ids)
     token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
     returns = reward_to_go(token_rewards, whole.mask, config.gamma)
-    advantages = whiten(returns, whole.mask, config.adv_ddof, epsilon(config, 1e-8))
+    advantages = whiten(returns, whole.mask, ddof=1, eps=1e-8)
     return Advantages(whole.split(advantages), whole.split(returns))
 
 
-@register_estimator(
-    "reinforce_plus_plus_baseline", group=True, reads=("reinforce_pp_level", "adv_singleton", *DEVIATION)
-)
+@register_estimator("reinforce_plus_plus_baseline", group=True, reads=())
 def _reinforce_plus_plus_baseline(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Eq. 6-7. algorithm.reinforce_pp_level: statistics over samples (paper, App. B.2) or tokens (authors' code)."""
-    trajectories = Trajectories.of(inputs)
-    eps = epsilon(config, 1e-8)
-    if config.reinforce_pp_level == "sequence":
-        whitened = reinforce_pp_baseline(
-            trajectories.scores, trajectories.groups, config.adv_ddof, eps, config.adv_singleton
-        )
-        advantages = trajectories.on_tokens(whitened)
-    else:
-        away = deviations(trajectories.scores, trajectories.groups, singleton=config.adv_singleton)
-        advantages = whiten(trajectories.on_tokens(away), inputs.mask, config.adv_ddof, eps)
-    return Advantages(advantages, advantages)
+    """Eq. 6-7, with batch statistics over samples (App. B.2; the authors' code takes them over tokens)."""
+    return from_scores(inputs, reinforce_pp_baseline)

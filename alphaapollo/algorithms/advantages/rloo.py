@@ -17,6 +17,6 @@ def rloo(scores: Tensor, groups: Groups, singleton: Singleton = "zero") -> Tenso
     return keep_singletons(advantages, scores, groups, singleton)
 
 
-@register_estimator("rloo", group=True, reads=("adv_singleton",))
+@register_estimator("rloo", group=True, reads=())
 def _rloo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    return from_scores(inputs, lambda scores, groups: rloo(scores, groups, config.adv_singleton))
+    return from_scores(inputs, rloo)

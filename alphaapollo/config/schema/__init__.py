@@ -1,8 +1,8 @@
-"""Every option of the project: its name, type, default and meaning. The only home of defaults.
+"""Every option of the project: name, type, default, meaning, and its rules. The only home of defaults.
 
-A file a section (`data.py` is `data.*`), and one a program (`ppo.py` is main_ppo's whole configuration). The docstring
-under a field is its documentation (docs/config.md is made from it). Key names follow verl where the meaning is the
-same. Unknown keys are errors. No torch, no Ray, no Hydra here.
+One file per section (`data.py` is `data.*`) and one per command (`ppo.py` is main_ppo's configuration). The docstring
+under a field is its documentation (docs/config/ is generated from it). Rules are declared beside the fields: see
+base.py. Key names follow verl where the meaning is the same. No torch, Ray or Hydra here.
 """
 
 from alphaapollo.config.schema.actor import Actor, AggregationMode, KLKind, PolicyLoss, Reference
@@ -10,7 +10,7 @@ from alphaapollo.config.schema.algorithm import (
     Algorithm,
     FilterGroups,
     Filtration,
-    KLController,
+    KLControl,
     LengthBudget,
     OverlongPenalty,
     ReferenceReset,
@@ -35,14 +35,14 @@ from alphaapollo.config.schema.env import (
 from alphaapollo.config.schema.eval import EvalConfig, EvalData, EvalTrainer
 from alphaapollo.config.schema.evolving import (
     Evolving,
+    EvolvingBudget,
     EvolvingConfig,
     EvolvingData,
+    EvolvingRole,
+    EvolvingRoles,
+    EvolvingToolRole,
     EvolvingTrainer,
-    Limits,
-    Role,
-    Roles,
     ServedModel,
-    ToolRole,
 )
 from alphaapollo.config.schema.export import ExportConfig
 from alphaapollo.config.schema.generation import GenerationConfig, GenerationData, GenerationRollout, GenerationTrainer
@@ -84,8 +84,12 @@ __all__ = [
     "EvalData",
     "EvalTrainer",
     "Evolving",
+    "EvolvingBudget",
     "EvolvingConfig",
     "EvolvingData",
+    "EvolvingRole",
+    "EvolvingRoles",
+    "EvolvingToolRole",
     "EvolvingTrainer",
     "ExportConfig",
     "FilterGroups",
@@ -101,10 +105,9 @@ __all__ = [
     "GuessingGame",
     "InformalMath",
     "Judge",
-    "KLController",
+    "KLControl",
     "KLKind",
     "LengthBudget",
-    "Limits",
     "Lora",
     "LoraForm",
     "McpServer",
@@ -126,9 +129,7 @@ __all__ = [
     "RewardModelPath",
     "RmConfig",
     "RmTrainer",
-    "Role",
     "RoleFsdp",
-    "Roles",
     "Rollout",
     "RolloutCorrection",
     "RunFolder",
@@ -141,7 +142,6 @@ __all__ = [
     "Teacher",
     "TeacherModel",
     "ToolLimits",
-    "ToolRole",
     "Trainer",
     "Training",
     "TuningConfig",

@@ -90,8 +90,6 @@ class Actor(Section):
     """Aggregation of token losses (docs/algorithms/aggregation.md)."""
     loss_scale_factor: Annotated[PositiveFloat | None, ActiveWhen("loss_agg_mode", "seq-mean-token-sum-norm")] = None
     """Constant of seq-mean-token-sum-norm; null = data.max_response_length."""
-    loss_agg_count: Annotated[Literal["all", "nonempty"], ActiveWhen("/algorithm.overlong_filter")] = "all"
-    """Denominator of seq-mean and group-mean modes: all trajectories (groups), or those with a token in the loss."""
     entropy_coeff: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
     use_kl_loss: bool = False
@@ -109,8 +107,8 @@ class Actor(Section):
     """Ranks that share every sequence (Ulysses sequence parallelism), for rows that do not fit one rank. Must divide
     the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
     use_prefix_grouper: Annotated[bool | Literal["auto"], ROUNDING] = "auto"
-    """Compute a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv 2506.05433). auto = if the
-    model supports it, in iterations where it saves enough."""
+    """Compute a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv 2506.05433). auto =
+    if the model supports it, in iterations where it saves enough."""
     optim: Optimizer = Optimizer()
     fsdp_config: RoleFsdp = RoleFsdp()
 
@@ -129,7 +127,7 @@ class Actor(Section):
             yield "kl_loss_coef=0 runs the reference model without effect. Raise it, or set use_kl_loss=false."
 
     def warnings(self) -> Iterator[str]:
-        kind, fix = self.kl_loss_type, "Set k2, or append + to the estimator, for the gradient of KL(policy||reference)."
+        kind, fix = self.kl_loss_type, "Append +, or set k2, for the gradient of KL(policy||reference)."
         if self.use_kl_loss and kind in ("kl", "k1"):
             yield f"kl_loss_type={kind} has an expected gradient of zero: as a loss it is noise. {fix}"
         elif self.use_kl_loss and kind in ("low_var_kl", "k3"):
@@ -145,13 +143,10 @@ class Reference(Section):
     """In the synchronous loop, compute the reference's log-probs of finished groups while others are still generating,
     each group in its own micro-batches. auto = if engines have their own GPUs (rollout.colocate=false). true is refused
     if engines share the training GPUs."""
-    ulysses_sequence_parallel_size: PositiveInt | None = None
-    """null = the actor's, which it must be: the reference computes beside it."""
     fsdp_config: Annotated[
         FrozenFsdp,
         ActiveUnless(
             "/actor_rollout_ref.model.lora_rank",
             because="with LoRA the reference is the policy without its adapters",
-            # any rank above 0
         ),
     ] = FrozenFsdp()

@@ -1,128 +1,157 @@
-"""`algorithm`: advantages, KL, and which samples count."""
+"""`algorithm`: advantages, KL, and which samples are trained on."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.base import (
+    ANOTHER_ALGORITHM,
+    CODE,
+    OTHER_CODE,
+    ActiveWhen,
+    OnResume,
+    Ratio,
+    Section,
+)
+
+STEERED = ActiveWhen("type", "adaptive", "doubling", "dual")
+ENABLED = ActiveWhen("enable")
+CORRECTED = ActiveWhen("method")
 
 
-class KLController(Section):
+class KLControl(Section):
     type: Literal["fixed", "adaptive", "doubling", "dual"] = "fixed"
-    """How kl_coef moves with the per-sequence KL: not, adaptive (arXiv 1909.08593), PPO's doubling, or dual ascent."""
-    kl_coef: NonNegativeFloat = 0.001
-    """The (initial) coefficient of the KL in the reward."""
-    target_kl: PositiveFloat = 6.0
-    """The per-sequence KL in nats to steer to (not for fixed)."""
-    horizon: PositiveFloat = 10000.0
-    """Adaptive: how slowly to steer, in trajectories."""
-    dual_step_size: PositiveFloat = 0.01
-    """Dual: how much the coefficient grows a nat above target_kl."""
+    """Controller of kl_coef: fixed, adaptive (arXiv 1909.08593), doubling (PPO's), or dual ascent."""
+    kl_coef: Annotated[
+        NonNegativeFloat,
+        ActiveWhen("/algorithm.use_kl_in_reward", quiet=0.0),
+        OnResume("kept", "the controller continues from the coefficient in the checkpoint", when=STEERED),
+    ] = 0.001
+    """Coefficient of the KL in the reward; the initial one if a controller changes it."""
+    target_kl: Annotated[PositiveFloat, STEERED] = 6.0
+    """Target KL per sequence, in nats."""
+    horizon: Annotated[PositiveFloat, ActiveWhen("type", "adaptive")] = 10000.0
+    """adaptive: time scale, in trajectories."""
 
 
 class FilterGroups(Section):
     enable: bool = False
-    """DAPO's dynamic sampling: drop groups whose samples all have the same metric; generate until the batch is full."""
-    metric: str = "accuracy"
-    """The reward component to look at, or `reward`."""
-    max_num_gen_batches: PositiveInt = 10
-    """Generation rounds an iteration at most; then it trains on the groups it has."""
+    """DAPO's dynamic sampling: drop groups whose samples all have the same metric, and generate until the batch is
+    full."""
+    metric: Annotated[str, ENABLED] = "accuracy"
+    """Reward component to compare, or `reward`."""
+    max_num_gen_batches: Annotated[PositiveInt, ENABLED] = 10
+    """Maximum generation rounds per iteration; then it trains on the groups it has."""
 
 
 class RolloutCorrection(Section):
     method: Literal["tis", "mask"] | None = None
-    """Weigh the policy loss by rho = pi_old / pi_engine: tis cuts rho to the bounds, mask zeroes it outside."""
-    level: Literal["token", "sequence", "geometric"] = "token"
-    """rho of each token, or of the whole row: the product over its tokens, or their geometric mean."""
-    low: NonNegativeFloat | None = None
+    """Weight the policy loss by rho = pi_old / pi_engine: tis truncates rho to the bounds, mask sets it to 0 outside;
+    null = off."""
+    level: Annotated[Literal["token", "sequence", "geometric"], CORRECTED] = "token"
+    """rho per token, or per trajectory: the product over its tokens, or their geometric mean."""
+    low: Annotated[NonNegativeFloat | None, CORRECTED] = None
     """Lower bound of rho; null = none."""
-    high: PositiveFloat | None = 2.0
+    high: Annotated[PositiveFloat | None, CORRECTED] = 2.0
     """Upper bound of rho; null = none."""
     bypass: bool = False
-    """Take the engine's log-probs as the old ones: the ratio of the loss then corrects by itself."""
+    """Use the engine's log-probs as the old ones, so that the ratio of the loss corrects by itself."""
+
+    def problems(self) -> Iterator[str]:
+        if not self.method:
+            return
+        if self.bypass:
+            yield f"method={self.method} and bypass=true correct twice. Set bypass=false, or method=null."
+        if self.low is None and self.high is None:
+            yield f"method={self.method} needs low or high. Set high=2.0."
+        elif self.low is not None and self.high is not None and self.low >= self.high:
+            yield f"low={self.low:g} must be below high={self.high:g}. Set low below 1 and high above 1."
+
+    def warnings(self) -> Iterator[str]:
+        low, high = self.low or 0.0, self.high or math.inf
+        if self.method and self.level == "geometric" and low < 0.9 and high > 1.1:
+            yield (
+                f"level=geometric with bounds {low:g} and {high:g} never acts: a mean over all tokens stays near 1. "
+                "Set low=0.99 and high=1.01."
+            )
 
 
 class OverlongPenalty(Section):
     enable: bool = False
-    """DAPO's soft punishment of responses near data.max_response_length (arXiv 2503.14476, Eq. 13)."""
-    cache: PositiveInt | None = None
-    """It starts so many tokens before data.max_response_length; null = a fifth of it, the paper's share."""
-    factor: PositiveFloat = 1.0
-    """It falls to minus this."""
+    """DAPO's soft penalty for responses near data.max_response_length (arXiv 2503.14476, Eq. 13)."""
+    cache: Annotated[PositiveInt | None, ENABLED] = None
+    """Tokens before data.max_response_length where it begins; null = a fifth of it, as in the paper."""
+    factor: Annotated[PositiveFloat, ENABLED] = 1.0
+    """Largest penalty."""
 
 
 class LengthBudget(Section):
     mode: Literal["exact", "max"] | None = None
-    """L1's reward for keeping to a row's own extra_info.length_budget (arXiv 2503.04697); null = none."""
-    coef: PositiveFloat = 3e-4
-    """What a token away from the budget costs (the paper's alpha)."""
-    slack: Ratio = 0.5
-    """max: the share of the reward left when the budget is just met (the paper's delta)."""
+    """L1's reward for keeping to the row's extra_info.length_budget (arXiv 2503.04697); null = off. With max, an answer
+    that just meets the budget keeps half of its reward."""
+    coef: Annotated[PositiveFloat, ActiveWhen("mode")] = 3e-4
+    """Penalty per token away from the budget (the paper's alpha)."""
 
 
 class Filtration(Section):
     method: Literal["best", "best_random", "best_worst"] | None = None
-    """PF-PPO (arXiv 2409.06957): learn from a group's best sample, from it and others, or it and the worst."""
+    """PF-PPO (arXiv 2409.06957): train on a group's best sample, on it and random others, or on best and worst; null =
+    off."""
 
 
 class ReferenceReset(Section):
     every: PositiveInt | None = None
-    """ProRL (arXiv 2505.24864): every so many iterations the policy becomes the reference and the optimiser forgets."""
+    """ProRL (arXiv 2505.24864): replace the reference by the policy and reset the optimizer every so many iterations;
+    null = never."""
     patience: PositiveInt | None = None
-    """The same after so many validations in a row without a better val/accuracy; null = never."""
-    min_gain: NonNegativeFloat = 0.0
-    """A validation is better if it gains more than this."""
+    """The same after so many validations without a better val/accuracy; null = never."""
 
 
 class Algorithm(Section):
-    adv_estimator: str = "gae"
-    """The advantage estimator alone, by name in the registry (docs/algorithms); algorithm=NAME takes a whole recipe."""
+    adv_estimator: Annotated[str, ANOTHER_ALGORITHM] = "gae"
+    """Advantage estimator, by its registered name (docs/algorithms). algorithm=NAME sets a complete recipe."""
     gamma: Ratio = 1.0
-    """Discount."""
+    """Discount factor."""
     lam: Ratio = 1.0
-    """GAE's lambda."""
+    """Lambda of GAE."""
     whiten_advantages: bool = True
-    """gae: whiten the advantages over the action tokens of the batch."""
-    norm_adv_by_std_in_grpo: bool = True
-    """grpo: divide by the group's standard deviation; false = Dr. GRPO's advantage."""
-    adv_ddof: Literal[0, 1] = 1
-    """Standard deviations of the estimators divide by N - this."""
-    adv_eps: NonNegativeFloat | None = None
-    """Added to those deviations; null = the estimator's own (grpo 1e-6)."""
-    adv_singleton: Literal["zero", "raw"] = "zero"
-    """Advantage of a group that has one sample left: zero, or its raw reward."""
-    reinforce_pp_level: Literal["sequence", "token"] = "sequence"
-    """reinforce_plus_plus_baseline: batch statistics over samples, or over tokens (long answers weigh more)."""
-    gpg_std_norm: bool = False
-    """gpg: divide by the group's standard deviation."""
+    """gae: whiten advantages over the action tokens of the batch."""
+    norm_adv_by_std_in_grpo: bool | None = None
+    """grpo, gigpo, gpg, grpo_passk: divide by the standard deviation; null = as in the paper: true for grpo and gigpo,
+    false for gpg and grpo_passk. grpo with false is Dr. GRPO's advantage."""
     gdpo_rewards: list[str] = []
-    """gdpo: the named rewards to sum; empty = all, but not `accuracy` where `task` tells the same."""
+    """gdpo: reward components to sum; empty = all, without `accuracy` where `task` is the same."""
     gdpo_weights: list[float] = []
-    """gdpo: their weights, one each in the order of gdpo_rewards; empty = 1."""
+    """gdpo: weights in the order of gdpo_rewards; empty = 1 each."""
     gdpo_conditions: dict[str, tuple[str, float]] = {}
-    """gdpo: pay a reward only where another one reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
+    """gdpo: pay a component only if another one reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
     gigpo_step_weight: NonNegativeFloat = 1.0
-    """gigpo: weight of the turns' advantages beside the episode's (the paper's omega)."""
-    gigpo_std_norm: bool = True
-    """gigpo: divide both by their standard deviations."""
-    passk_std_norm: bool = False
-    """grpo_passk: divide by the group's standard deviation."""
+    """gigpo: weight of the per-turn advantages (the paper's omega)."""
     passk_k: PositiveInt = 4
     """grpo_passk_analytic: the k of pass@k; at most the group size."""
     use_kl_in_reward: bool = False
     """Subtract the KL to the reference model from the token rewards."""
-    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"] = "kl"
-    """The estimator of the KL in the reward."""
-    kl_ctrl: KLController = KLController()
+    kl_penalty: Annotated[
+        Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"], ActiveWhen("use_kl_in_reward")
+    ] = "kl"
+    """Estimator of the KL in the reward."""
+    kl_ctrl: Annotated[KLControl, ActiveWhen("use_kl_in_reward")] = KLControl()
     filter_groups: FilterGroups = FilterGroups()
     overlong_filter: bool = False
-    """DAPO: no loss on trajectories cut by the token limit; they stay in their group's statistics."""
+    """DAPO: no loss on trajectories cut by the token limit; they still count in their group's statistics."""
     overlong_penalty: OverlongPenalty = OverlongPenalty()
     length_budget: LengthBudget = LengthBudget()
     filtration: Filtration = Filtration()
     rollout_correction: RolloutCorrection = RolloutCorrection()
     reference_reset: ReferenceReset = ReferenceReset()
-    custom_module: str = ""
+    custom_module: Annotated[str, OTHER_CODE, CODE] = ""
     """Python file that registers your own estimators or losses."""
+
+    def problems(self) -> Iterator[str]:
+        starts_at_zero = self.kl_ctrl.type == "dual"  # dual ascent raises it when the KL exceeds its target
+        if self.use_kl_in_reward and self.kl_ctrl.kl_coef == 0 and not starts_at_zero:
+            yield "kl_ctrl.kl_coef=0 runs the reference model without effect. Raise it, or set use_kl_in_reward=false."

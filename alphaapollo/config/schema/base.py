@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
+Verdict = Literal["applied", "kept", "refused", "ignored"]
 
 
 class ActiveWhen:
@@ -30,13 +31,14 @@ class ActiveWhen:
             (`/trainer.save_freq`); `@device` is the device of the run. A key that a command does not have is ignored.
         values: the values of `key`; none given = any value but false, null, 0 and empty.
         because: the reason shown; "" = `KEY is VALUE`.
+        shown: the key in the reason, where `key` is a property.
         quiet: a value of the field that requests nothing, so it is not reported.
     """
 
     expected = True
 
-    def __init__(self, key: str, *values: object, because: str = "", quiet: object = ...):
-        self.key, self.values, self.because, self.quiet = key, values, because, quiet
+    def __init__(self, key: str, *values: object, because: str = "", shown: str = "", quiet: object = ...):
+        self.key, self.values, self.because, self.shown, self.quiet = key, values, because, shown or key, quiet
 
     def is_met(self, value: object) -> bool:
         """Whether the field has an effect where `key` has this value."""
@@ -55,11 +57,14 @@ CPU_ONLY = ActiveWhen("@device", "cpu", because="it is for machines without GPUs
 
 @dataclass(frozen=True)
 class OnResume:
-    """What happens when a run resumes with another value of the field, and why."""
+    """What happens when a run resumes with another value of the field, and why.
 
-    verdict: Literal["applied", "kept", "refused"]
+    `when`: the condition of the rule; without it, the new value is applied.
+    """
+
+    verdict: Verdict
     why: str = ""
-    when: ActiveWhen | None = None  # else the new value is applied
+    when: ActiveWhen | None = None
 
 
 def Identity(why: str) -> OnResume:
@@ -72,6 +77,7 @@ def Free(why: str = "") -> OnResume:
     return OnResume("applied", why)
 
 
+ONLY_AT_START = OnResume("ignored")
 ANOTHER_MODEL = Identity("another model")
 ANOTHER_ALGORITHM = Identity("another algorithm")
 ANOTHER_ENVIRONMENT = Identity("another environment")
@@ -97,7 +103,7 @@ class FilePath:
     `required`: it must not be empty, where the field has an effect.
     """
 
-    kind: Literal["data", "model", "code", "folder"]
+    kind: Literal["data", "model", "tokenizer", "code", "folder"]
     required: bool = False
 
 

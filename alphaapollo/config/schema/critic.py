@@ -1,16 +1,18 @@
-"""`critic`: the value model."""
+"""`critic`: the value model of PPO."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.base import ANOTHER_MODEL, FilePath, Section
 from alphaapollo.config.schema.model import Lora, Optimizer, RoleFsdp
 
 
 class CriticModel(Lora):
-    path: str = ""
-    """The critic's trunk (its value head is fresh); empty = actor_rollout_ref.model.path."""
+    path: Annotated[str, ANOTHER_MODEL, FilePath("model")] = ""
+    """Model that the critic starts from, with a new value head; empty = actor_rollout_ref.model.path."""
 
 
 class Critic(Section):
@@ -19,9 +21,7 @@ class Critic(Section):
     ppo_epochs: PositiveInt = 1
     """Passes of the critic over a batch."""
     grad_clip: PositiveFloat = 1.0
-    """Largest gradient norm of the critic."""
+    """Maximum gradient norm."""
     cliprange_value: PositiveFloat | None = 0.5
-    """Value clipping around the old values; null = off."""
-    ulysses_sequence_parallel_size: PositiveInt | None = None
-    """null = the actor's, which it must be: both get the same micro-batches."""
+    """Clip range of values around the old ones; null = off."""
     fsdp_config: RoleFsdp = RoleFsdp()

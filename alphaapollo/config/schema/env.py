@@ -1,135 +1,156 @@
-"""`env`: what the model acts in, its tools among it."""
+"""`env`: the environment of an episode, and its tools."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Scalar, Section
+from alphaapollo.config.schema.base import (
+    ANOTHER_ENVIRONMENT,
+    CODE,
+    OTHER_CODE,
+    OTHER_DATA,
+    ActiveUnless,
+    ActiveWhen,
+    Scalar,
+    Section,
+)
+
+HAS_TURNS = ActiveUnless("env_name", "single_turn", because="env.env_name is single_turn, which has one turn")
+PROMPTED = ("informal_math", "reasoning_gym", "guessing_game", "grid_world", "openenv")
+WITH_MEMORY = ActiveWhen("context", "memory")
+
+
+def _section_of(name: str) -> ActiveWhen:
+    """A section that one environment reads; an environment of the user's may read all of them."""
+    return ActiveWhen("section_read", name, None, shown="env_name")
 
 
 class EnvRollout(Section):
     n: PositiveInt = 1
-    """Group size: trajectories a prompt."""
+    """Group size: trajectories per prompt."""
 
 
 class GuessingGame(Section):
     numbers: PositiveInt = 100
-    """The number to guess is one of 1 to this."""
-    prompt: str = ""
-    """Instructions in place of the game's own; `{numbers}` and `{steps}` are filled in."""
+    """The number to guess is between 1 and this."""
 
 
 class GridWorld(Section):
     size: Annotated[int, Field(ge=2, le=50)] = 5
     """Rows and columns of the grid."""
     walls: Annotated[float, Field(ge=0.0, le=0.5)] = 0.2
-    """Share of the cells that are walls."""
+    """Share of cells that are walls."""
     view: Literal["map", "coordinates"] = "map"
-    """What is seen each turn: the grid drawn, or in words where one is, where the goal is, and the walls beside."""
-    step_penalty: NonNegativeFloat = 0.0
-    """What each step costs."""
-    prompt: str = ""
-    """Instructions in place of the game's own; `{size}`, `{steps}`, `{legend}` and `{view}` are filled in."""
+    """Observation: a drawing of the grid, or coordinates of agent, goal and adjacent walls in words."""
 
 
 class ReasoningGym(Section):
-    tasks: list[str] = []
-    """Tasks of the package reasoning-gym by name, one is drawn for each row; [all] = all of them."""
+    tasks: Annotated[list[str], OTHER_DATA] = []
+    """Names of reasoning-gym tasks, one of which is drawn per row; [all] = all of them."""
     level: NonNegativeInt | None = None
-    """Difficulty, in the package's curriculum of each task; null = the task's default settings."""
+    """Difficulty level in the package's curriculum of each task; null = the task's defaults."""
     settings: dict[str, dict[str, Scalar | list[Scalar]]] = {}
-    """Settings of tasks, e.g. {chain_sum: {max_terms: 3}}; they win over the level's."""
-    prompt: str = ""
-    """What is asked in place of the environment's own words; `{question}` is filled in."""
+    """Settings of tasks, which override the level's, e.g. {chain_sum: {max_terms: 3}}."""
 
 
 class Verifiers(Section):
-    name: str = ""
-    """What `verifiers.load_environment` takes: the name of an installed environment."""
+    name: Annotated[str, ANOTHER_ENVIRONMENT] = ""
+    """Argument of `verifiers.load_environment`: the name of an installed environment."""
     args: dict[str, Scalar | list[Scalar]] = {}
-    """Arguments that it is loaded with."""
+    """Its keyword arguments."""
 
 
 class OpenEnv(Section):
     url: str = ""
-    """The environment server, e.g. http://localhost:8000."""
+    """URL of the environment server, e.g. http://localhost:8000."""
     action_field: str = "message"
-    """The field of its action that takes the model's answer, unless that is a JSON object: then it is the action."""
+    """Field of the action that receives the model's answer; an answer that is a JSON object is the whole action."""
     observation_field: str = ""
-    """The field of its observation that the model sees; empty = all of it, as JSON."""
-    prompt: str = ""
-    """What is said first in place of the environment's own words; `{observation}` is filled in."""
+    """Field of the observation that the model sees; empty = all of it as JSON."""
 
 
 class InformalMath(Section):
     enable_python_code: bool = True
-    """The model may run Python in the sandbox."""
+    """Let the model run Python in the sandbox."""
     enable_local_rag: bool = False
-    """The model may search the index of env.tool_settings.local_rag.index."""
-    python_code_timeout: PositiveFloat = 10.0
-    """Seconds for one piece of code, at most env.tool_limits.timeout."""
-    prompt: str = ""
-    """What is asked in place of the environment's own words; `{question}` is filled in."""
+    """Let the model search the index env.tool_settings.local_rag.index."""
+    python_code_timeout: Annotated[
+        PositiveFloat, ActiveWhen("/env.runs_python", because="env.informal_math.enable_python_code is false")
+    ] = 10.0
+    """Seconds per piece of code, at most env.tool_limits.timeout."""
 
 
 class ToolLimits(Section):
     timeout: PositiveFloat = 30.0
-    """Seconds a tool call may take."""
+    """Seconds per tool call."""
     max_concurrent: PositiveInt = 32
-    """Calls of one tool at work at a time, on each rollout worker."""
+    """Concurrent calls of one tool, per rollout worker."""
     max_output: PositiveInt = 8192
-    """Characters of a tool's answer; more are cut from its middle."""
+    """Maximum characters of a tool's output; more are cut from its middle."""
 
 
 class McpServer(Section):
     command: list[str] = []
-    """The program and its arguments, which speaks over stdin and stdout; or give its url."""
+    """Program and arguments of a server that speaks over stdin and stdout; or set url."""
     url: str = ""
-    """The address of its streamable HTTP endpoint, e.g. http://localhost:8000/mcp."""
+    """URL of a streamable HTTP server, e.g. http://localhost:8000/mcp."""
     environment: list[str] = []
-    """Names of environment variables that are handed on to the program."""
+    """Environment variables that are passed to the program."""
     tools: list[str] = []
-    """Those of its tools that are offered; empty = all."""
+    """Tools that are offered to the model; empty = all."""
 
 
 class Env(Section):
-    env_name: str = "single_turn"
-    """The environment, by name in the registry."""
+    env_name: Annotated[str, ANOTHER_ENVIRONMENT] = "single_turn"
+    """Environment, by its registered name."""
     seed: int = 0
     """Seed of the environments' own randomness."""
-    custom_module: str = ""
+    prompt: Annotated[str, ActiveWhen("section_read", *PROMPTED, None, shown="env_name")] = ""
+    """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`;
+    guessing_game `{numbers}` and `{steps}`; grid_world `{size}`, `{steps}`, `{legend}` and `{view}`; openenv
+    `{observation}`."""
+    custom_module: Annotated[str, OTHER_CODE, CODE] = ""
     """Python file that registers your own environments."""
-    max_steps: PositiveInt = 1
-    """Turns of an episode at most."""
+    max_steps: Annotated[PositiveInt, HAS_TURNS] = 1
+    """Maximum turns per episode."""
     max_tokens_per_turn: PositiveInt | None = None
-    """Tokens sampled in one turn at most; null = what is left of data.max_response_length."""
-    context: Literal["append", "memory"] = "append"
-    """How the model sees the past: one growing sequence, or a fresh prompt each turn from remembered steps."""
-    history_length: PositiveInt = 2
-    """memory: steps that a fresh prompt shows, the newest among them."""
-    memory_type: Literal["simple", "score", "ndimensional"] = "simple"
-    """memory: which steps: the last ones, those of best score, or those of best rank by score and brevity."""
+    """Maximum tokens sampled per turn; null = what is left of data.max_response_length."""
+    context: Annotated[Literal["append", "memory"], HAS_TURNS] = "append"
+    """Prompt of a turn: append = one growing sequence; memory = a fresh prompt from remembered steps."""
+    history_length: Annotated[PositiveInt, WITH_MEMORY] = 2
+    """memory: number of steps in a fresh prompt, including the newest."""
+    memory_type: Annotated[Literal["simple", "score", "ndimensional"], WITH_MEMORY] = "simple"
+    """memory: which steps: the last ones, those with the best score, or the best rank by score and brevity."""
     episode_timeout: PositiveFloat = 600.0
-    """Seconds that the environment of one episode may take, over all turns. The engine's time does not count, nor do
-    queues for graders, tools and threads: a long response ends at its token limit."""
+    """Seconds that the environment of one episode may take, over all turns; time in the engine and in queues is not
+    counted."""
     rollout: EnvRollout = EnvRollout()
     action_format: Literal["tags", "chat_template"] = "tags"
-    """How the model calls tools and answers: in tags, or as it was trained to, by its chat template."""
-    tool_parser: str = ""
-    """chat_template: vLLM's parser of the model's calls, e.g. hermes; empty = the tokenizer's own response_template."""
+    """Format of tool calls and answers: tags, or the native format of the model's chat template."""
+    tool_parser: Annotated[str, ActiveWhen("action_format", "chat_template")] = ""
+    """chat_template: vLLM's parser of tool calls, e.g. hermes; empty = the tokenizer's response_template."""
     tools: list[str] = []
-    """Tools by name, for environments that use them: python_code, local_rag, your own."""
+    """Tools by name: python_code, local_rag, or your own."""
     mcp_servers: dict[str, McpServer] = {}
-    """MCP servers by a name of yours, e.g. {files: {command: [my-server, --root, data]}}: each has a command or a url,
-    names of environment variables that the command sees, and which of its tools are offered (default all)."""
+    """MCP servers by a name of your choice, e.g. {files: {command: [my-server, --root, data]}}. Each has a command or a
+    url, and optionally environment (names of variables to pass) and tools (default all)."""
     tool_limits: ToolLimits = ToolLimits()
     tool_settings: dict[str, dict[str, Scalar]] = {}
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
-    informal_math: InformalMath = InformalMath()
-    guessing_game: GuessingGame = GuessingGame()
-    grid_world: GridWorld = GridWorld()
-    reasoning_gym: ReasoningGym = ReasoningGym()
-    verifiers: Verifiers = Verifiers()
-    openenv: OpenEnv = OpenEnv()
+    informal_math: Annotated[InformalMath, _section_of("informal_math")] = InformalMath()
+    guessing_game: Annotated[GuessingGame, _section_of("guessing_game")] = GuessingGame()
+    grid_world: Annotated[GridWorld, _section_of("grid_world")] = GridWorld()
+    reasoning_gym: Annotated[ReasoningGym, _section_of("reasoning_gym")] = ReasoningGym()
+    verifiers: Annotated[Verifiers, _section_of("verifiers")] = Verifiers()
+    openenv: Annotated[OpenEnv, _section_of("openenv")] = OpenEnv()
+
+    @property
+    def section_read(self) -> str | None:
+        """Name of the section that the environment reads; None: it may read all of them."""
+        return None if self.custom_module else self.env_name
+
+    @property
+    def runs_python(self) -> bool:
+        return self.informal_math.enable_python_code or "python_code" in self.tools

@@ -1,28 +1,30 @@
-"""The whole configuration of main_eval."""
+"""Configuration of main_eval."""
 
 from __future__ import annotations
 
-from alphaapollo.config.schema.base import Section
+from typing import Annotated
+
+from alphaapollo.config.schema.base import FilePath, FolderName, Section
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.trainer import RunFolder
 
 
 class EvalData(Section):
-    path: str | list[str] = ""
-    """What to score: one or several parquet or jsonl files with prompts and responses (required)."""
+    path: Annotated[str | list[str], FilePath("data", required=True)] = ""
+    """Prompts and responses to score: one or several parquet or jsonl files (required)."""
     prompt_key: str = "prompt"
-    """Column with the prompt, as in main_ppo."""
+    """Column of the prompt, as in main_ppo."""
     response_key: str = ""
-    """Column with a response, or with a list of them; empty = `responses`, else `response`."""
+    """Column of a response or a list of responses; empty = `responses`, or `response`."""
 
 
 class EvalTrainer(RunFolder):
-    experiment_name: str = "eval"
+    experiment_name: FolderName = "eval"
     """Second folder of the run under output_dir."""
 
 
 class EvalConfig(Section):
-    """The whole configuration of main_eval."""
+    """Configuration of main_eval."""
 
     data: EvalData = EvalData()
     reward: Reward = Reward()

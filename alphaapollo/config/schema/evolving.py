@@ -1,150 +1,238 @@
-"""The whole configuration of evolving.main."""
+"""Configuration of evolving.main."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.base import (
+    CODE,
+    ONLY_AT_START,
+    FilePath,
+    FolderName,
+    Free,
+    Identity,
+    PositiveRatio,
+    Section,
+)
 from alphaapollo.config.schema.env import Env
-from alphaapollo.config.schema.generation import GenerationData, GenerationRollout
+from alphaapollo.config.schema.generation import ROLLOUT_OF_TRAINING, GenerationData, GenerationRollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.trainer import WatchedRun
 
+REQUESTED = Identity("it determines what is requested, and from which model")
+NEW_CHOICE = Free("the choice is made again")
+
 
 class EvolvingData(GenerationData):
-    path: str | list[str] = ""
-    """The problems: one or several parquet or jsonl files (required). Without a ground truth they are in no figure."""
+    path: Annotated[str | list[str], FilePath("data", required=True)] = ""
+    """Problems: one or several parquet or jsonl files (required). Problems without a ground truth are in no metric."""
     n_samples: PositiveInt = 1
-    """Solutions that a branch writes in a round."""
+    """Solutions per branch and round."""
     max_prompt_length: PositiveInt = 4096
-    """Tokens that an engine of this run is shown at most in one call: question, past solutions, turns."""
+    """Maximum prompt tokens of one call to an engine of this run: question, past solutions, turns."""
     max_response_length: PositiveInt = 1024
-    """Tokens of one reply at most, unless a role has its own limit."""
+    """Maximum tokens of one reply, unless a role has its own limit."""
 
 
 class ServedModel(Section):
-    """One model: served by this run (`path`), or by a server that is there (`base_url`)."""
+    """A model: served by this run (`path`), or by an existing server (`base_url` and `name`)."""
 
-    path: str = ""
-    """Hugging Face hub id or a local folder: an engine of this run serves it."""
-    tokenizer_path: str = ""
-    """Where its tokenizer lies, when not with it."""
+    path: Annotated[str, FilePath("model")] = ""
+    """Hugging Face hub id or local folder, served by an engine of this run."""
+    tokenizer_path: Annotated[str, FilePath("tokenizer")] = ""
+    """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
-    """Run the Python code that its folder brings along."""
+    """Run Python code that comes with the model."""
     base_url: str = ""
-    """An OpenAI-compatible server, e.g. http://localhost:8000/v1."""
+    """URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1."""
     name: str = ""
-    """What that server calls the model."""
+    """Name of the model on that server."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable with the server's key; without one, none is sent."""
+    """Environment variable with the API key; if unset, no key is sent."""
     timeout: PositiveFloat = 600.0
-    """Seconds for one request to a server."""
+    """Seconds per request to a server."""
     max_retries: NonNegativeInt = 4
-    """Further requests after 429, 5xx, a time-out or a broken connection, with growing pauses."""
+    """Retries after 429, 5xx, a timeout or a broken connection, with exponential backoff."""
     max_concurrent: PositiveInt = 64
-    """Calls in flight at a time."""
+    """Maximum concurrent calls."""
     price_in: NonNegativeFloat = 0.0
-    """Money for a million tokens that it reads."""
+    """Price per million prompt tokens."""
     price_out: NonNegativeFloat = 0.0
-    """Money for a million tokens that it writes."""
+    """Price per million generated tokens."""
+
+    def problems(self) -> Iterator[str]:
+        if bool(self.path) == bool(self.base_url or self.name):
+            yield "path or base_url: set either path (served by this run) or base_url and name (an existing server)."
+        elif self.base_url and not self.name:
+            yield "name: required with base_url. Set the name of the model on that server."
 
 
-class Role(Section):
-    """Who does one part of the work."""
+class EvolvingRole(Section):
+    """One role of the evolution, and its sampling."""
 
     plugin: str = ""
-    """The role by its registered name, yours among them; empty = nobody does it."""
+    """Implementation of the role, by its registered name; empty = the role is skipped."""
     model: str = ""
-    """The model by its name in `models`; empty = that of the branch."""
+    """Name of the model in `models`; empty = the branch's model."""
     temperature: NonNegativeFloat = 1.0
-    """At which it writes; 0 = greedy."""
-    top_p: Ratio = 1.0
-    """Nucleus."""
+    """Sampling temperature; 0 = greedy."""
+    top_p: PositiveRatio = 1.0
+    """Nucleus sampling."""
     max_tokens: PositiveInt | None = None
-    """Tokens of one of its replies at most; null = data.max_response_length."""
+    """Maximum tokens of one reply; null = data.max_response_length."""
 
 
-class ToolRole(Role):
+class EvolvingToolRole(EvolvingRole):
     tools: bool = True
-    """It may call the tools that the environment is given."""
+    """Let the role call the tools of the environment."""
 
 
-class Roles(Section):
-    proposer: Role = Role(plugin="proposer")
-    summariser: Role = Role(plugin="summariser", temperature=0.0)
-    verifier: ToolRole = ToolRole(plugin="verifier")
-    verifier_of_verifiers: Role = Role()
-    aggregator: Role = Role()
-    referee: Role = Role(plugin="referee")
+class EvolvingRoles(Section):
+    proposer: EvolvingRole = EvolvingRole(plugin="proposer")
+    summariser: EvolvingRole = EvolvingRole(plugin="summariser", temperature=0.0)
+    verifier: EvolvingToolRole = EvolvingToolRole(plugin="verifier")
+    verifier_of_verifiers: EvolvingRole = EvolvingRole()
+    aggregator: EvolvingRole = EvolvingRole()
+    referee: EvolvingRole = EvolvingRole(plugin="referee")
 
 
 class Evolving(Section):
     rounds: PositiveInt = 4
-    """Rounds; the first one is round 0."""
+    """Number of rounds; the first one is round 0."""
     branches: list[str] = []
-    """The models that propose, by their names in `models`: each is a branch, and all share one memory; empty = one
-    branch with the first model."""
+    """Models that propose, by their names in `models`: one branch each, with a shared memory; empty = one branch with
+    the first model."""
     votes: NonNegativeInt = 3
-    """Verifiers of a solution; 0 = nobody judges."""
+    """Verifications per solution; 0 = none."""
     asks: NonNegativeInt = 2
-    """Further times that a role is asked whose reply lacks what is wanted of it, e.g. a report."""
+    """Repeated requests when a reply lacks a required part, e.g. the report."""
     memory_type: Literal["simple", "score", "ndimensional"] = "ndimensional"
-    """Which past solutions a proposer is shown: the last ones, those of most votes, or by rank of votes and brevity."""
+    """Past solutions in the proposer's prompt: the last ones, those with most votes, or by votes and brevity."""
     memory_size: NonNegativeInt = 3
-    """Past solutions that a proposer is shown; 0 = none: the rounds are independent."""
+    """Number of past solutions in the proposer's prompt; 0 = the rounds are independent."""
     select: Literal["vote", "tournament"] = "vote"
-    """The solution that is chosen at the end: by votes and brevity, or the winner of a tournament of the best."""
+    """Final choice: by votes and brevity, or the winner of a tournament of the best solutions."""
     finalists: Annotated[int, Field(ge=2)] = 4
     """Solutions in the tournament."""
     max_failures: PositiveInt = 20
-    """Calls of one model that fail in a row for want of its server before the run stops; the same command goes on."""
-    custom_module: str = ""
+    """Consecutive calls of one model that may fail because its server is unavailable; then the run stops and can be
+    resumed."""
+    custom_module: Annotated[str, CODE] = ""
     """Python file that registers your own roles."""
 
 
-class Limits(Section):
-    """What a run may take in all, over all its processes."""
+class EvolvingBudget(Section):
+    """Limits of a run, over all its processes."""
 
     tokens: PositiveInt | None = None
-    """Tokens read and written by all models."""
+    """Prompt and generated tokens of all models."""
     calls: PositiveInt | None = None
-    """Calls of models."""
+    """Calls of all models."""
     seconds: PositiveFloat | None = None
-    """Seconds at work."""
+    """Working time in seconds."""
     money: PositiveFloat | None = None
-    """Money, by the models' prices."""
+    """Cost, by price_in and price_out of the models."""
     reserve: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of each limit that is kept for the end: the tournament, and writing the results."""
+    """Share of each limit reserved for the tournament and for writing results."""
 
 
 class EvolvingTrainer(WatchedRun):
-    experiment_name: str = "evolving"
+    experiment_name: FolderName = "evolving"
     """Second folder of the run under output_dir."""
-    resume_mode: Literal["auto", "disable"] = "auto"
-    """auto = what the run's pool.jsonl holds is not asked again; disable = start anew."""
+    resume_mode: Annotated[Literal["auto", "disable"], ONLY_AT_START] = "auto"
+    """auto = reuse the replies in the run's pool.jsonl; disable = start from scratch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where engines of this run work; auto = cuda if there is a GPU."""
+    """Device of this run's engines; auto = cuda if there is a GPU."""
     seed: int = 0
-    """Seed of everything that is drawn: each call has its own, by what it is for."""
-    dry_run: bool = False
-    """Compose, check, print the plan, and stop."""
+    """Seed; each call has its own, derived from its purpose."""
+    dry_run: Annotated[bool, ONLY_AT_START] = False
+    """Check the configuration, print the plan, and stop."""
+
+
+class EvolvingEnv(Env):
+    action_format: Literal["tags"] = "tags"
+    """Format of tool calls and answers: tags, which work with every server."""
+    context: Literal["append"] = "append"
+    """An episode is one growing sequence; evolving.memory_* is about past solutions."""
 
 
 class EvolvingConfig(Section):
-    """The whole configuration of evolving.main."""
+    """Configuration of evolving.main."""
+
+    unread = {
+        **{f"rollout.{name}": why for name, why in ROLLOUT_OF_TRAINING.items()},
+        **{f"rollout.{name}": "roles.ROLE sets the sampling" for name in ("temperature", "top_p", "top_k")},
+        "env.rollout.n": "data.n_samples is the number of solutions",
+        "rollout.num_engines": "each model has one engine",
+        **{f"env.{name}": "evolving.memory_* sets the memory" for name in ("history_length", "memory_type")},
+        "env.max_tokens_per_turn": "roles.proposer.max_tokens sets it",
+    }
+    on_resume = {
+        "": REQUESTED,
+        **dict.fromkeys(("budget", "rollout", "trainer"), Free()),
+        **dict.fromkeys(("rollout.name", "rollout.dtype", "rollout.engine_kwargs.vllm", "trainer.seed"), REQUESTED),
+        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), Free()),
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), Free()),
+        "evolving.rounds": Free("the new total"),
+        **dict.fromkeys(("evolving.select", "evolving.finalists"), NEW_CHOICE),
+        "models": Free("existing replies stay; the new model answers the remaining requests"),
+    }
 
     data: EvolvingData = EvolvingData()
     models: dict[str, ServedModel] = {}
-    """Models by a name of yours, e.g. {policy: {path: outputs/model}, judge: {base_url: ..., name: ...}}: each has a
-    path or a base_url; tokenizer_path, trust_remote_code, api_key_env, timeout, max_retries, max_concurrent, price_in
-    and price_out are as docs/evolving.md says (required)."""
-    roles: Roles = Roles()
+    """Models by a name of your choice (required), e.g. {policy: {path: outputs/model}, judge: {base_url: ..., name:
+    ...}}. Each has a path or a base_url, and optionally tokenizer_path, trust_remote_code, api_key_env, timeout,
+    max_retries, max_concurrent, price_in and price_out (docs/evolving.md)."""
+    roles: EvolvingRoles = EvolvingRoles()
     evolving: Evolving = Evolving()
-    budget: Limits = Limits()
+    budget: EvolvingBudget = EvolvingBudget()
     rollout: GenerationRollout = GenerationRollout()
-    env: Env = Env()
+    env: EvolvingEnv = EvolvingEnv()
     reward: Reward = Reward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
     trainer: EvolvingTrainer = EvolvingTrainer()
+
+    @property
+    def all_roles(self) -> dict[str, EvolvingRole]:
+        """The sections of `roles` by name."""
+        return {name: getattr(self.roles, name) for name in type(self.roles).model_fields}
+
+    def problems(self) -> Iterator[str]:
+        evolving, named = self.evolving, {}
+        named |= {f"evolving.branches[{index}]": name for index, name in enumerate(evolving.branches)}
+        named |= {f"roles.{role}.model": section.model for role, section in self.all_roles.items() if section.model}
+        for key, name in named.items():
+            if self.models and name not in self.models:
+                yield f"{key}={name} is not in models. Set one of {', '.join(self.models)}."
+        if not self.roles.proposer.plugin:
+            yield "roles.proposer.plugin is empty, so nothing would be proposed. Set roles.proposer.plugin=proposer."
+        if evolving.votes and not self.roles.verifier.plugin:
+            yield f"evolving.votes={evolving.votes} needs roles.verifier.plugin. Set it, or evolving.votes=0."
+        if evolving.select == "tournament" and not self.roles.referee.plugin:
+            yield "evolving.select=tournament needs roles.referee.plugin. Set it, or evolving.select=vote."
+        longest = self.data.max_response_length
+        for name, role in self.all_roles.items():
+            if role.max_tokens and role.max_tokens > longest:
+                yield (
+                    f"roles.{name}.max_tokens={role.max_tokens} exceeds data.max_response_length={longest}, for which "
+                    "engines are built. Raise that, or lower this."
+                )
+        if self.budget.money is not None and not any(one.price_in or one.price_out for one in self.models.values()):
+            yield (
+                f"budget.money={self.budget.money:g} needs prices. Set price_in and price_out of a model in `models`, "
+                "or budget.money=null."
+            )
+
+    def warnings(self) -> Iterator[str]:
+        evolving, samples = self.evolving, self.data.n_samples
+        if evolving.rounds > 1 and not evolving.memory_size:
+            yield "evolving.memory_size=0: the rounds do not build on each other; all solutions are independent."
+        if evolving.rounds > 1 and not evolving.votes:
+            yield "evolving.votes=0: solutions are not verified; memory and final choice use brevity alone."
+        if self.roles.proposer.temperature == 0 and samples > 1:
+            yield f"data.n_samples={samples} at roles.proposer.temperature=0: all solutions will be equal."
+        if self.roles.verifier.temperature == 0 and evolving.votes > 1:
+            yield f"evolving.votes={evolving.votes} at roles.verifier.temperature=0: all verdicts will be equal."

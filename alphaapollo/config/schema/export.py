@@ -1,29 +1,28 @@
-"""The whole configuration of main_export."""
+"""Configuration of main_export."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.base import FilePath, Section
 from alphaapollo.config.schema.model import LoraForm
 
 
 class ExportConfig(Section):
-    """The whole configuration of main_export."""
+    """Configuration of main_export."""
 
-    checkpoint: str = ""
-    """A checkpoint of main_ppo or main_sft, or a run's folder, for its newest one (required)."""
+    checkpoint: Annotated[str, FilePath("folder", required=True)] = ""
+    """Checkpoint folder, or a run folder for its newest checkpoint (required)."""
     output: str = ""
-    """The folder to write; empty = <run>/exported/<checkpoint>."""
-    model_path: str = ""
-    """The model that the run began with, if it has moved (configuration and tokenizer come from it)."""
+    """Folder to write; empty = <run>/exported/<checkpoint>."""
+    model_path: Annotated[str, FilePath("model")] = ""
+    """Model that the run started from, if it has moved; its configuration and tokenizer are used."""
     role: Literal["policy", "critic"] = "policy"
-    """Of a run with a critic: which of the two. A critic becomes a token classifier with one label."""
+    """Model to export. A critic becomes a token classifier with one label."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights; auto = the run's model.dtype or, where that is auto, that of the model it began with."""
+    """Type of the weights; auto = the run's model.dtype or, if that is auto, the type of the model it started from."""
     export_lora: LoraForm = "merged"
-    """Of a run with LoRA: whole weights with the adapters merged into them, or a policy's adapters alone (peft's
-    folder)."""
+    """With LoRA: full weights with the adapters merged in, or the policy's adapters alone (peft's format)."""
     push_to: str = ""
-    """OWNER/NAME on the Hugging Face hub to upload the folder to, with your own token (hf auth login, or HF_TOKEN); a
-    new repository is private. Empty = nowhere."""
+    """Hub repository OWNER/NAME to upload the folder to, with your own token (hf auth login, or HF_TOKEN); a new
+    repository is private. Empty = none."""

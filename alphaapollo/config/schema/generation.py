@@ -1,75 +1,116 @@
-"""The whole configuration of main_generation."""
+"""Configuration of main_generation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Scalar, Section
+from alphaapollo.config.schema.base import (
+    NEEDS_GPU,
+    ONLY_AT_START,
+    FilePath,
+    FolderName,
+    Free,
+    Identity,
+    PositiveRatio,
+    Section,
+    TemplateArguments,
+)
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import Rollout
+from alphaapollo.config.schema.sizes import engine_step_problem
 from alphaapollo.config.schema.trainer import WatchedRun
+
+ROLLOUT_OF_TRAINING = dict.fromkeys(
+    ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs"), "it is about training"
+)
+MODEL_OF_TRAINING = dict.fromkeys(
+    (
+        *("attention", "enable_gradient_checkpointing", "router_aux_loss_coef"),
+        *("lora_rank", "lora_alpha", "target_modules"),
+    ),
+    "it is about training",
+)
+SAMPLED = Identity("it determines what is sampled")
 
 
 class GenerationData(Section):
-    path: str | list[str] = ""
-    """The prompts: one or several parquet or jsonl files (required)."""
+    path: Annotated[str | list[str], FilePath("data", required=True)] = ""
+    """Prompts: one or several parquet or jsonl files (required)."""
     prompt_key: str = "prompt"
-    """Column with the prompt, as in main_ppo."""
+    """Column of the prompt, as in main_ppo."""
     n_samples: PositiveInt = 1
-    """Samples a prompt."""
+    """Samples per prompt."""
     max_prompt_length: PositiveInt = 512
-    """Tokens of a rendered prompt at most."""
+    """Maximum tokens of a rendered prompt."""
     max_response_length: PositiveInt = 512
-    """Tokens that follow the prompt at most, over all turns."""
+    """Maximum tokens after the prompt, over all turns."""
     truncation: Literal["error", "left", "right", "drop"] = "error"
-    """A prompt over max_prompt_length: stop, cut its start, cut its end, or leave the row out (counted)."""
-    apply_chat_template_kwargs: dict[str, Scalar] = {}
-    """Arguments of the chat template, given at every rendering, e.g. {enable_thinking: false}."""
+    """For a prompt over max_prompt_length: stop, cut its start, cut its end, or drop the row (counted)."""
+    apply_chat_template_kwargs: TemplateArguments = {}
+    """Arguments of the chat template, e.g. {enable_thinking: false}."""
 
 
 class GenerationRollout(Rollout):
     temperature: NonNegativeFloat = 1.0
-    """Temperature; 0 = greedy."""
+    """Sampling temperature; 0 = greedy."""
     num_engines: PositiveInt | None = None
-    """Engine replicas; null = all GPUs / tensor_model_parallel_size, data_parallel_size on a CPU."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Share of a GPU's memory that the engine may take: no trainer needs any."""
+    """Number of engines; null = all GPUs / tensor_model_parallel_size, 1 on a CPU."""
+    gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.9
+    """Share of a GPU's memory that an engine may use."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the engine; auto = model.dtype."""
 
+    def warnings(self) -> Iterator[str]:
+        return iter(())  # truncated sampling biases training only
+
 
 class GenerationTrainer(WatchedRun):
-    experiment_name: str = "generation"
+    experiment_name: FolderName = "generation"
     """Second folder of the run under output_dir."""
-    resume_mode: Literal["auto", "disable"] = "auto"
-    """auto = prompts with all samples in the run's results.jsonl are not repeated; disable = start anew."""
-    n_gpus_per_node: PositiveInt = 1
-    """GPUs a node that engines take."""
-    nnodes: PositiveInt = 1
-    """Nodes."""
+    resume_mode: Annotated[Literal["auto", "disable"], ONLY_AT_START] = "auto"
+    """auto = skip prompts whose samples are all in the run's results.jsonl; disable = start from scratch."""
+    n_gpus_per_node: Annotated[PositiveInt, NEEDS_GPU] = 1
+    """GPUs per node that engines use."""
+    nnodes: Annotated[PositiveInt, NEEDS_GPU] = 1
+    """Number of nodes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to generate; auto = cuda if there is a GPU."""
+    """Device to generate on; auto = cuda if there is a GPU."""
     seed: int = 0
-    """Seed of the samples: each is a function of it, the prompt's row, and the sample's number."""
+    """Seed of the samples; each is a function of it, the row, and the number of the sample."""
     controller: Literal["ray", "local"] = "ray"
-    """ray = worker processes; local = one engine, and everything else in this process."""
+    """ray = worker processes; local = one engine, everything in this process."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that nodes of a cluster may take to come, and then the engines to start."""
-    dry_run: bool = False
-    """Compose, check, print the plan, and stop."""
+    """Seconds that cluster nodes may take to join, and then the engines to start."""
+    dry_run: Annotated[bool, ONLY_AT_START] = False
+    """Check the configuration, print the plan, and stop."""
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all nodes that engines take."""
+        """GPUs of all nodes that engines use."""
         return self.n_gpus_per_node * self.nnodes
 
 
 class GenerationConfig(Section):
-    """The whole configuration of main_generation."""
+    """Configuration of main_generation."""
+
+    unread = {
+        **{f"rollout.{name}": why for name, why in ROLLOUT_OF_TRAINING.items()},
+        **{f"model.{name}": why for name, why in MODEL_OF_TRAINING.items()},
+        "env.rollout.n": "data.n_samples is the number of samples",
+    }
+    on_resume = {  # prompts are compared one by one, so data.path may change
+        "": SAMPLED,
+        **dict.fromkeys(("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), Free()),
+        **dict.fromkeys(("reward.timeout", "reward.num_workers"), Free()),
+        **{f"reward.judge.{name}": Free() for name in ("base_url", "api_key_env", "timeout")},
+        **{f"rollout.{name}": SAMPLED for name in ("name", "temperature", "top_p", "top_k", "dtype")},
+        **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLED),
+    }
 
     data: GenerationData = GenerationData()
     model: Model = Model()
@@ -78,3 +119,11 @@ class GenerationConfig(Section):
     reward: Reward = Reward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
     trainer: GenerationTrainer = GenerationTrainer()
+
+    def problems(self) -> Iterator[str]:
+        longest = self.data.max_prompt_length + self.data.max_response_length
+        yield from engine_step_problem("rollout", self.rollout, longest)
+
+    def warnings(self) -> Iterator[str]:
+        if self.rollout.temperature == 0 and self.data.n_samples > 1:
+            yield f"data.n_samples={self.data.n_samples} at rollout.temperature=0: all samples will be equal."

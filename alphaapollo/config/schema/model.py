@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from alphaapollo.config.schema.base import (
     ANOTHER_MODEL,
@@ -58,7 +58,7 @@ class Lora(Section):
 class Model(Lora):
     path: Annotated[str, ANOTHER_MODEL, FilePath("model", required=True)] = ""
     """Hugging Face hub id, or local folder with config, weights and tokenizer (required)."""
-    tokenizer_path: Annotated[str, Identity("another tokenizer")] = ""
+    tokenizer_path: Annotated[str, Identity("another tokenizer"), FilePath("tokenizer")] = ""
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
@@ -84,8 +84,8 @@ class Model(Lora):
         yield from super().problems()
         if self.router_aux_loss_coef and self.lora_rank:
             yield (
-                f"router_aux_loss_coef={self.router_aux_loss_coef:g} trains the routers, but lora_rank={self.lora_rank} "
-                "freezes them. Set one of them to 0."
+                f"router_aux_loss_coef={self.router_aux_loss_coef:g} trains the routers, but "
+                f"lora_rank={self.lora_rank} freezes them. Set one of them to 0."
             )
 
 
@@ -94,13 +94,11 @@ class Optimizer(Section):
     """Peak learning rate of AdamW; 1e-6 to 1e-3 are usual."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """AdamW betas."""
-    eps: PositiveFloat = 1e-8
-    """AdamW epsilon."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of matrices; norms and biases have none."""
     lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1
     """Linear warmup in optimizer steps; -1 = use lr_warmup_steps_ratio."""
-    lr_warmup_steps_ratio: Annotated[Ratio, ActiveWhen("lr_warmup_steps", -1, because="lr_warmup_steps is set")] = 0.0
+    lr_warmup_steps_ratio: Annotated[Ratio, ActiveWhen("lr_warmup_steps", -1)] = 0.0
     """Linear warmup as a share of all optimizer steps."""
     warmup_style: Literal["constant", "cosine"] = "constant"
     """Schedule after the warmup."""

@@ -1,8 +1,9 @@
-"""The whole configuration of main_ppo."""
+"""Configuration of main_ppo."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from alphaapollo.config.schema.actor import Actor, Reference
 from alphaapollo.config.schema.algorithm import Algorithm
@@ -12,9 +13,14 @@ from alphaapollo.config.schema.data import Data
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel
-from alphaapollo.config.schema.rollout import Rollout
+from alphaapollo.config.schema.rollout import LARGEST_LORA_RANK, Rollout
+from alphaapollo.config.schema.sizes import adapter_export_problem, engine_step_problem, rank_group_problems
 from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
+
+MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
+CORRECTION = "algorithm.rollout_correction"
+MOST_TRAJECTORIES = 10_000_000  # per iteration: the driver holds all of them in memory
 
 
 class ActorRolloutRef(Section):
@@ -25,7 +31,7 @@ class ActorRolloutRef(Section):
 
 
 class Config(Section):
-    """The whole configuration of main_ppo."""
+    """Configuration of main_ppo."""
 
     data: Data = Data()
     actor_rollout_ref: ActorRolloutRef = ActorRolloutRef()
@@ -40,28 +46,135 @@ class Config(Section):
 
     @property
     def group_size(self) -> int:
-        """Trajectories a prompt: env.rollout.n, or actor_rollout_ref.rollout.n where only that is set."""
-        return max(self.env.rollout.n, self.actor_rollout_ref.rollout.n)
+        """Trajectories per prompt."""
+        return self.env.rollout.n
 
     @property
     def trajectories(self) -> int:
-        """An iteration's, where its batch is full."""
+        """Trajectories of a full batch."""
         return self.data.train_batch_size * self.group_size
 
     @property
     def mini_batches(self) -> int:
-        """Of a full batch."""
+        """Mini-batches of a full batch."""
         return math.ceil(self.trajectories / self.actor_rollout_ref.actor.ppo_mini_batch_size)
 
     @property
-    def optimiser_steps(self) -> int:
-        """An iteration's, where its batch is full."""
+    def optimizer_steps(self) -> int:
+        """Optimizer steps per iteration with a full batch."""
         return self.mini_batches * self.actor_rollout_ref.actor.ppo_epochs
 
+    @property
+    def needs_ref_columns(self) -> bool:
+        """A KL compares log-probs of sampled tokens with the reference's."""
+        actor = self.actor_rollout_ref.actor
+        return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.full_kl)
+
     def policy_steps(self, iterations: int) -> int:
-        """The policy's optimiser steps in so many iterations: none in those that train the critic alone."""
-        return max(0, iterations - self.trainer.critic_warmup) * self.optimiser_steps
+        """The policy's optimizer steps in so many iterations, without those that train the critic alone."""
+        return max(0, iterations - self.trainer.critic_warmup) * self.optimizer_steps
 
     def critic_steps(self, iterations: int) -> int:
-        """The critic's optimiser steps in so many iterations."""
+        """The critic's optimizer steps in so many iterations."""
         return iterations * self.mini_batches * self.critic.ppo_epochs
+
+    def problems(self) -> Iterator[str]:
+        yield from self._batch_problems()
+        yield from self._algorithm_problems()
+        yield from self._model_problems()
+        yield from self._rank_problems()
+        yield from self._async_problems()
+
+    def _batch_problems(self) -> Iterator[str]:
+        prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
+        if self.trajectories > MOST_TRAJECTORIES:
+            yield (
+                f"data.train_batch_size={prompts} x groups of {self.group_size} are {self.trajectories} trajectories "
+                f"per iteration. Set at most {MOST_TRAJECTORIES}."
+            )
+        elif size < self.trajectories and self.trajectories % size:
+            small = [d for d in range(1, math.isqrt(self.trajectories) + 1) if self.trajectories % d == 0]
+            divisors = [*small, *(self.trajectories // d for d in small)]
+            yield (
+                f"{ACTOR}.ppo_mini_batch_size={size} must divide the {self.trajectories} trajectories of an iteration "
+                f"({prompts} prompts x {self.group_size}). Set {max(d for d in divisors if d < size)} or "
+                f"{min(d for d in divisors if d > size)}."
+            )
+        for key, value in (
+            ("algorithm.filter_groups.enable", self.algorithm.filter_groups.enable),
+            ("algorithm.filtration.method", self.algorithm.filtration.method),
+        ):
+            if value and self.group_size == 1:
+                yield f"{key}={str(value).lower()} needs groups of several samples. Set env.rollout.n=8."
+
+    def _algorithm_problems(self) -> Iterator[str]:
+        actor, algorithm, reset = self.actor_rollout_ref.actor, self.algorithm, self.algorithm.reference_reset
+        if actor.use_kl_loss and algorithm.use_kl_in_reward:
+            yield f"{ACTOR}.use_kl_loss and algorithm.use_kl_in_reward are both true. Set one of them to false."
+        cache, longest = algorithm.overlong_penalty.cache, self.data.max_response_length
+        if algorithm.overlong_penalty.enable and cache is not None and cache > longest:
+            yield (
+                f"algorithm.overlong_penalty.cache={cache} exceeds data.max_response_length={longest}, so every "
+                "response would be penalized. Set null for a fifth of it."
+            )
+        if self.teacher.whole and actor.full_kl:
+            yield (
+                f"teacher.divergence={self.teacher.divergence} and {ACTOR}.kl_loss_type=full: an update can compare "
+                "distributions with one model only. Set kl_loss_type=low_var_kl+, or teacher.divergence=sampled."
+            )
+        if reset.every is None and reset.patience is None:
+            return
+        if not (actor.use_kl_loss or algorithm.use_kl_in_reward):
+            yield f"algorithm.reference_reset needs a reference model. Set {ACTOR}.use_kl_loss=true."
+        if rank := self.actor_rollout_ref.model.lora_rank:
+            yield (
+                f"algorithm.reference_reset does not work with {MODEL}.lora_rank={rank}: the reference is the model "
+                "without adapters. Leave the reset out, or set lora_rank=0."
+            )
+
+    def _model_problems(self) -> Iterator[str]:
+        rank = self.actor_rollout_ref.model.lora_rank
+        longest = self.data.max_prompt_length + self.data.max_response_length
+        yield from engine_step_problem(ROLLOUT, self.actor_rollout_ref.rollout, longest)
+        yield from adapter_export_problem(MODEL, self.actor_rollout_ref.model, self.trainer)
+        if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= LARGEST_LORA_RANK:
+            yield (
+                f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {LARGEST_LORA_RANK}, got {rank}. Set it, or "
+                f"{ROLLOUT}.lora=merged."
+            )
+
+    def _rank_problems(self) -> Iterator[str]:
+        actor, trainer, name = self.actor_rollout_ref.actor, self.trainer, "ulysses_sequence_parallel_size"
+        sizes = {
+            f"{ACTOR}.{name}": actor.ulysses_sequence_parallel_size,
+            f"{ACTOR}.fsdp_config.fsdp_size": actor.fsdp_config.fsdp_size,
+            "critic.fsdp_config.fsdp_size": self.critic.fsdp_config.fsdp_size,
+        }
+        yield from rank_group_problems(sizes, trainer)
+        if trainer.controller == "local" and (self.actor_rollout_ref.rollout.num_engines or 1) > 1:
+            engines = self.actor_rollout_ref.rollout.num_engines
+            yield f"trainer.controller=local has one engine, got {ROLLOUT}.num_engines={engines}. Set it to 1."
+
+    def _async_problems(self) -> Iterator[str]:
+        trainer, rollout, correction = self.trainer, self.actor_rollout_ref.rollout, self.algorithm.rollout_correction
+        if trainer.async_mode and self.actor_rollout_ref.ref.log_probs_ahead is True:
+            yield (
+                f"actor_rollout_ref.ref.log_probs_ahead=true needs synchronous training, got "
+                f"trainer.async_mode={trainer.async_mode}. Set log_probs_ahead=auto."
+            )
+        if not trainer.async_mode or not trainer.max_staleness:
+            return
+        stale = f"trainer.max_staleness={trainer.max_staleness}"
+        if not correction.method:
+            off = f"{CORRECTION}.bypass=false " if correction.bypass else ""
+            yield (
+                f"{stale} trains on tokens of older weights without a correction. Set {off}{CORRECTION}.method=tis (or "
+                "mask), or trainer.max_staleness=0."
+            )
+        if rollout.lora == "adapter":
+            yield f"{ROLLOUT}.lora=adapter needs trainer.max_staleness=0, got {stale}. Set {ROLLOUT}.lora=merged."
+        if rollout.router_replay:
+            yield (
+                f"{ROLLOUT}.router_replay=true needs trainer.max_staleness=0, got {stale}: a response over several "
+                f"weight versions has no single list of experts. Set {ROLLOUT}.router_replay=false."
+            )

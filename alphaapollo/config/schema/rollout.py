@@ -49,8 +49,6 @@ class EngineKwargs(Section):
 class Rollout(Section):
     name: Annotated[Literal["vllm", "hf", "fake"], ROUNDING] = "vllm"
     """Engine: vllm; hf = slow reference implementation with transformers; fake = mock for tests of the loop."""
-    n: PositiveInt = 1
-    """Group size, if env.rollout.n is not set."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of training rollouts; the trainer's log-probs use the same."""
     top_p: PositiveRatio = 1.0
@@ -60,9 +58,7 @@ class Rollout(Section):
     tensor_model_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
     """GPUs (on a CPU: processes) per engine."""
     num_engines: Annotated[PositiveInt | None, ROUNDING] = None
-    """Number of engines; null = training ranks / tensor_model_parallel_size on GPUs, data_parallel_size on a CPU."""
-    data_parallel_size: PositiveInt = 1
-    """Replicas that verl serves as one engine. Here each is an engine of its own, so it must divide their number."""
+    """Number of engines; null = training ranks / tensor_model_parallel_size on GPUs, 1 on a CPU."""
     colocate: Annotated[bool, NEEDS_GPU] = True
     """Engines share the training GPUs; false = they get their own GPUs."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], ROUNDING] = "auto"
@@ -78,8 +74,6 @@ class Rollout(Section):
     """Sequences that an engine decodes at a time."""
     max_num_batched_tokens: Annotated[PositiveInt, ROUNDING] = 8192
     """Maximum tokens per engine step."""
-    block_size: Annotated[PositiveInt, CPU_ONLY, ROUNDING] = 32
-    """Tokens per KV cache block (CPU only)."""
     enforce_eager: Annotated[bool | None, ROUNDING] = None
     """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
     lora: LoraForm = "merged"
@@ -98,11 +92,6 @@ class Rollout(Section):
         parallel = self.tensor_model_parallel_size
         if parallel > 1 and self.name != "vllm":
             yield f"tensor_model_parallel_size={parallel} needs name=vllm, got name={self.name}. Set one of them."
-        if self.num_engines is not None and self.num_engines % self.data_parallel_size:
-            yield (
-                f"data_parallel_size={self.data_parallel_size} does not divide num_engines={self.num_engines}. Set "
-                "num_engines only."
-            )
         if self.lora == "adapter" and self.name != "vllm":
             yield f"lora=adapter needs name=vllm, got name={self.name}. Set lora=merged."
         elif self.lora == "adapter" and parallel > 1:
@@ -115,7 +104,7 @@ class Rollout(Section):
         if self.name != "vllm":
             yield f"router_replay=true needs name=vllm, got name={self.name}. Set router_replay=false."
         elif not self.enable_prefix_caching:
-            yield "router_replay=true needs vLLM's prefix cache, which stores the experts. Set enable_prefix_caching=true."
+            yield "router_replay=true needs vLLM's prefix cache. Set enable_prefix_caching=true."
         elif self.lora == "adapter":
             yield "router_replay=true with lora=adapter is not supported. Set lora=merged."
 

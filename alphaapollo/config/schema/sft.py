@@ -1,49 +1,66 @@
-"""The whole configuration of main_sft."""
+"""Configuration of main_sft."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import PositiveInt
 
-from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.base import (
+    OTHER_DATA,
+    OTHER_VALIDATION,
+    ActiveUnless,
+    ActiveWhen,
+    FilePath,
+    FolderName,
+    Section,
+)
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import ValSampling
 from alphaapollo.config.schema.tuning import TuningConfig, TuningData, TuningTrainer
 
+WITH_PROMPTS = ActiveWhen("/data.val_prompts")
+
 
 class SftData(TuningData):
-    messages_key: str = "messages"
-    """Column with the whole chat; the assistant's messages are trained on."""
-    prompt_key: str = "prompt"
-    """Column with the prompt, where there is no messages column, and in val_prompts."""
-    response_key: str = "response"
-    """Column with the response, where there is no messages column."""
-    val_prompts: str | list[str] = ""
-    """Prompts that the model answers at every validation, rewarded as data.val_files of main_ppo are (docs/sft.md): one
-    or several parquet or jsonl files; empty = none. val_max_samples and truncation hold for them, too."""
-    max_prompt_length: PositiveInt = 512
-    """Tokens of a rendered prompt of val_prompts at most."""
-    max_response_length: PositiveInt = 512
-    """Tokens that follow a prompt of val_prompts at most, over all turns."""
+    messages_key: Annotated[str, OTHER_DATA] = "messages"
+    """Column of the chat; the assistant's messages are trained on."""
+    prompt_key: Annotated[str, OTHER_DATA] = "prompt"
+    """Column of the prompt, in files without a messages column, and in val_prompts."""
+    response_key: Annotated[str, OTHER_DATA] = "response"
+    """Column of the response, in files without a messages column."""
+    val_prompts: Annotated[
+        str | list[str], ActiveUnless("/trainer.test_freq", -1), OTHER_VALIDATION, FilePath("data")
+    ] = ""
+    """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): one or
+    several parquet or jsonl files; empty = none. val_max_samples and truncation apply."""
+    max_prompt_length: Annotated[PositiveInt, WITH_PROMPTS, OTHER_VALIDATION] = 512
+    """Maximum tokens of a rendered prompt of val_prompts."""
+    max_response_length: Annotated[PositiveInt, WITH_PROMPTS, OTHER_VALIDATION] = 512
+    """Maximum tokens after a prompt of val_prompts, over all turns."""
 
 
 class SftRollout(Section):
     max_num_seqs: PositiveInt = 64
-    """Answers that a rank samples at a time: they share the forward passes, and their keys and values take memory."""
+    """Answers that a rank samples at a time; their KV caches use memory."""
     val_kwargs: ValSampling = ValSampling()
 
 
 class SftTrainer(TuningTrainer):
-    experiment_name: str = "sft"
+    experiment_name: FolderName = "sft"
     """Second folder of the run under output_dir."""
 
 
 class SftConfig(TuningConfig):
-    """The whole configuration of main_sft."""
+    """Configuration of main_sft."""
+
+    unread = {"env.rollout.n": "rollout.val_kwargs.n is the number of samples"}
+    on_resume = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), OTHER_VALIDATION)
 
     data: SftData = SftData()
-    rollout: SftRollout = SftRollout()
-    env: Env = Env()
-    reward: Reward = Reward()
-    custom_reward_function: CustomRewardFunction = CustomRewardFunction()
+    rollout: Annotated[SftRollout, WITH_PROMPTS] = SftRollout()
+    env: Annotated[Env, WITH_PROMPTS] = Env()
+    reward: Annotated[Reward, WITH_PROMPTS] = Reward()
+    custom_reward_function: Annotated[CustomRewardFunction, WITH_PROMPTS] = CustomRewardFunction()
     trainer: SftTrainer = SftTrainer()

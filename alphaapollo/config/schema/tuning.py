@@ -1,59 +1,80 @@
-"""What the configurations of all kinds of fine-tuning have in common: SFT (sft.py), and what comes beside it."""
+"""Sections that all kinds of fine-tuning share."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import Frequency, Scalar, Section
+from alphaapollo.config.schema.base import (
+    NEW_LENGTH,
+    OTHER_DATA,
+    OTHER_SELECTION,
+    OTHER_VALIDATION,
+    REORDERED,
+    ROUNDING,
+    FilePath,
+    Frequency,
+    Section,
+    TemplateArguments,
+)
+from alphaapollo.config.schema.data import MaxSamples
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
+from alphaapollo.config.schema.sizes import adapter_export_problem, rank_group_problems
 from alphaapollo.config.schema.trainer import Training
 
 
 class TuningData(Section):
-    train_files: str | list[str] = ""
-    """Training data: one or several parquet or jsonl files (required). Each is a source."""
-    val_files: str | list[str] = ""
-    """Validation data, as train_files; of several files each has its own figures, too. Empty = none."""
+    train_files: Annotated[str | list[str], OTHER_DATA, FilePath("data", required=True)] = ""
+    """Training data: one or several parquet or jsonl files (required). Each file is a source."""
+    val_files: Annotated[str | list[str], OTHER_VALIDATION, FilePath("data")] = ""
+    """Validation data, as train_files, with metrics per file; empty = none."""
     train_batch_size: PositiveInt = 32
-    """Examples an optimiser step, over all ranks."""
-    max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens of one micro-batch at most, on each rank (ranks that share sequences: together so many times more)."""
-    max_length: PositiveInt = 2048
-    """Tokens of an example at most."""
-    truncation: Literal["error", "left", "right", "drop"] = "error"
-    """What to do with a longer example."""
-    source_weights: list[PositiveFloat] | None = None
-    """How often an epoch passes over each of train_files, e.g. [2,0.5]: twice over the first, over half of the second,
-    and over its other half in the next epoch; null = once over each."""
-    shuffle: bool = True
-    """Shuffle anew each epoch (a function of data.seed and the epoch)."""
-    seed: int = 0
-    """Seed of the shuffle, and of the choice that train_max_samples and val_max_samples make."""
-    train_max_samples: int = Field(default=-1, ge=-1)
-    """Training examples at most: so many, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
-    val_max_samples: int = Field(default=-1, ge=-1)
-    """Validation examples at most, chosen as train_max_samples chooses; -1 or 0 = all."""
-    apply_chat_template_kwargs: dict[str, Scalar] = {}
-    """Arguments of the chat template, given at every rendering, e.g. {enable_thinking: false}."""
+    """Examples per optimizer step, over all ranks."""
+    max_token_len_per_gpu: Annotated[PositiveInt, ROUNDING] = 16384
+    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size)."""
+    max_length: Annotated[PositiveInt, OTHER_SELECTION] = 2048
+    """Maximum tokens per example."""
+    truncation: Annotated[Literal["error", "left", "right", "drop"], OTHER_SELECTION] = "error"
+    """For a longer example: stop, cut its start, cut its end, or drop it (counted)."""
+    source_weights: Annotated[list[PositiveFloat] | None, REORDERED] = None
+    """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
+    shuffle: Annotated[bool, REORDERED] = True
+    """Shuffle each epoch (a function of data.seed and epoch)."""
+    seed: Annotated[int, REORDERED] = 0
+    """Seed of the shuffle, and of the rows chosen by train_max_samples and val_max_samples."""
+    train_max_samples: Annotated[MaxSamples, REORDERED] = -1
+    """Maximum training examples, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
+    val_max_samples: Annotated[MaxSamples, OTHER_VALIDATION] = -1
+    """Maximum validation examples, chosen as for train_max_samples; -1 or 0 = all."""
+    apply_chat_template_kwargs: TemplateArguments = {}
+    """Arguments of the chat template, e.g. {enable_thinking: false}."""
+
+    def problems(self) -> Iterator[str]:
+        files = [self.train_files] if isinstance(self.train_files, str) else self.train_files
+        if self.source_weights is not None and len(self.source_weights) != len(files):
+            yield (
+                f"source_weights has {len(self.source_weights)} weights, but train_files has {len(files)} files. Set "
+                "one weight per file."
+            )
 
 
 class TuningTrainer(Training):
-    total_epochs: PositiveInt = 1
-    """Passes over the data, unless total_training_steps is given."""
+    total_epochs: Annotated[PositiveInt, NEW_LENGTH] = 1
+    """Passes over the data, if total_training_steps is not set."""
     save_freq: Frequency = -1
-    """Checkpoint every so many steps, and at the end; -1 = never."""
+    """Write a checkpoint every so many steps, and at the end; -1 = never."""
     test_freq: Frequency = -1
     """Validate every so many steps, and at the end; -1 = never."""
     log_freq: PositiveInt = 10
     """Write metrics every so many steps."""
     on_bad_step: Literal["stop", "skip"] = "stop"
-    """An optimiser step whose gradient is not finite: stop = end the run there; skip = leave it out, count it
-    (train/steps_skipped), and go on, unless many are bad in a row."""
+    """For an optimizer step with a non-finite gradient: stop = end the run; skip = leave it out (train/steps_skipped),
+    unless many follow each other."""
     controller: Literal["auto", "ray", "local"] = "auto"
-    """ray = a worker process a rank; local = one rank, in this process; auto = local for one rank, unless RAY_ADDRESS
-    names a cluster."""
+    """ray = one worker process per rank; local = one rank in this process; auto = local for one rank, unless
+    RAY_ADDRESS names a cluster."""
 
 
 class TuningConfig(Section):
@@ -61,9 +82,16 @@ class TuningConfig(Section):
     model: Model = Model()
     optim: Optimizer = Optimizer(lr=1e-5)
     grad_clip: PositiveFloat = 1.0
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
     fsdp_config: Fsdp = Fsdp()
-    ulysses_sequence_parallel_size: PositiveInt = 1
-    """Ranks that share every sequence, each with a part of its tokens and, in attention, of the heads (Ulysses). Must
-    divide the ranks and the model's attention heads."""
+    ulysses_sequence_parallel_size: Annotated[PositiveInt, ROUNDING] = 1
+    """Ranks that share every sequence (Ulysses sequence parallelism). Must divide the ranks and the attention heads."""
     trainer: TuningTrainer = TuningTrainer()
+
+    def problems(self) -> Iterator[str]:
+        yield from adapter_export_problem("model", self.model, self.trainer)
+        sizes = {
+            "fsdp_config.fsdp_size": self.fsdp_config.fsdp_size,
+            "ulysses_sequence_parallel_size": self.ulysses_sequence_parallel_size,
+        }
+        yield from rank_group_problems(sizes, self.trainer)

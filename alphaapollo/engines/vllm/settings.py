@@ -166,7 +166,7 @@ def _update_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     return {
-        "block_size": spec.rollout.block_size,  # vLLM's default of 128 shares no shorter prefixes
+        "block_size": 32,  # vLLM's default of 128 shares no shorter prefixes
         "kv_cache_memory_bytes": int(spec.rollout.kv_cache_gib * 2**30),
         "enable_chunked_prefill": False,  # crashes the CPU engine with per-request seeds
         "distributed_executor_backend": "uni" if spec.rollout.tensor_model_parallel_size == 1 else "mp",

@@ -1,26 +1,22 @@
-r"""Answers that need no algebra: numbers, letters of multiple choice, words, units, clock times and ratios.
+r"""Answers that need no algebra: letters of multiple choice, words, units, clock times and numbers in a base.
 
-Each function gets two tidy answers (rewards.math.latex) and says True or False, or None where they are not of its kind.
+The comparisons take two normalized answers (see `latex.normalize`) and return True or False, or None if the answers are
+not of their kind.
 """
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
-from alphaapollo.rewards.math.latex import plain
+from alphaapollo.rewards.math.latex import extract_words
 
 LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
-LETTER_IN_BRACKETS = re.compile(r"\(\s*([A-J])\s*\)\s")  # and the choice's text
+LETTER_IN_BRACKETS = re.compile(r"\(\s*([A-J])\s*\)\s")  # followed by the text of the choice
 LETTER_FIRST = re.compile(r"(?:option|choice)?\s*(?:\(\s*([A-J])\s*\)|([A-J])(?=\s*[.):]|$))", re.IGNORECASE)
-LETTERS = re.compile(r"\(?[A-J](?:(?:\s*,|\s+and\b|\s*&)\s*(?:and\s+)?[A-J])+\)?")
 BASED = re.compile(r"(\w+)\s*_\s*\{?(\d+)\}?")
-PLAIN_NUMBER = re.compile(r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})", re.ASCII)
 CLOCK = re.compile(r"(\d{1,2}):(\d{2})\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
-RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+")
 WORD = re.compile(r"[^\W\d_]{3,}")
-FILLERS = {"a", "an", "the"}
-SAME_WORDS = {
+SYNONYMOUS_WORDS = {
     "does not exist": "none", "dne": "none", "undefined": "none", "no solution": "none", "no solutions": "none",
     "no real solution": "none", "no real solutions": "none", r"\emptyset": "none", "empty set": "none",
     "all real numbers": r"\mathbb{r}", "all reals": r"\mathbb{r}", r"(-\infty,\infty)": r"\mathbb{r}",
@@ -45,81 +41,68 @@ WORD_UNIT = re.compile(rf"({NUMBER})(\s*)((?!and\b|or\b)[a-zA-Z]{{2}}[a-zA-Z /.]
 LETTER_UNIT = re.compile(rf"({NUMBER})\s*([mglsh](?:{POWER})?)")
 
 
-def same_number(truth: str, answer: str) -> bool | None:
-    """Whether two plain numbers are equal; None where one is no such, or both differ and one is a decimal."""
-    if not PLAIN_NUMBER.fullmatch(truth) or not PLAIN_NUMBER.fullmatch(answer):
+def compare_letters(truth: str, answer: str) -> bool | None:
+    """Compare letters of multiple choice; the answer may continue with the text of the choice, `(C) 12`."""
+    text = extract_words(truth)
+    expected = LETTER.fullmatch(text) or LETTER_IN_BRACKETS.match(text)
+    found = LETTER_FIRST.match(extract_words(answer)) if expected else None
+    if not expected or not found:
         return None
-    return Fraction(truth) == Fraction(answer) or (None if "." in truth + answer else False)
+    return (found[1] or found[2]).upper() == expected[1]
 
 
-def same_letter(truth: str, answer: str) -> bool | None:
-    """Whether a letter of multiple choice is meant; the answer may go on with the choice's text, `(C) 12`."""
-    if LETTERS.fullmatch(plain(truth)) and LETTERS.fullmatch(plain(answer)):
-        return set(re.findall(r"\b[A-J]\b", plain(truth))) == set(re.findall(r"\b[A-J]\b", plain(answer)))
-    wanted = LETTER.fullmatch(plain(truth)) or LETTER_IN_BRACKETS.match(plain(truth))
-    got = LETTER_FIRST.match(plain(answer)) if wanted else None
-    if not wanted or not got:
+def compare_based_numbers(truth: str, answer: str) -> bool | None:
+    """Compare digits and base of two numbers like 1011_2."""
+    expected, found = BASED.fullmatch(truth), BASED.fullmatch(answer)
+    if not expected or not found or not any(map(str.isdigit, expected[1])):
         return None
-    return (got[1] or got[2]).upper() == wanted[1]
+    return expected.groups() == found.groups()
 
 
-def same_based_number(truth: str, answer: str) -> bool | None:
-    """Whether digits and base are the same, where both name one: 1011_2."""
-    said, got = BASED.fullmatch(truth), BASED.fullmatch(answer)
-    if not said or not got or not any(map(str.isdigit, said[1])):
+def compare_clock_times(truth: str, answer: str) -> bool | None:
+    """Compare two times of the day, at least one with am or pm, which must agree if both have it."""
+    expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
+    if not expected or not found or not (expected[3] or found[3]):
         return None
-    return said.groups() == got.groups()
+    halves = {half.lower() for half in (expected[3], found[3]) if half}
+    return expected.group(1, 2) == found.group(1, 2) and len(halves) == 1
 
 
-def same_words(truth: str, answer: str) -> bool | None:
-    """Whether they are the same words, in any order where they are listed; None if the truth is no words."""
-    wanted, got, said = _words(truth), _words(answer), plain(truth)
-    if not WORD.search(said):
+def compare_words(truth: str, answer: str) -> bool | None:
+    """Compare words, in any order if they are listed; None if the ground truth has no words."""
+    expected, found, text = _normalize_words(truth), _normalize_words(answer), extract_words(truth)
+    if not WORD.search(text):
         return None
-    if wanted == got:
+    if expected == found:
         return True
-    if re.search(r"[\d\\^_=+{}]", said) or not ("\\text" in truth or len(said) > 4):
+    if re.search(r"[\d\\^_=+{}]", text) or not ("\\text" in truth or len(text) > 4):
         return None
-    return sorted(re.split(r",? and |, ?| or ", wanted)) == sorted(re.split(r",? and |, ?| or ", got))
+    return sorted(re.split(r",? and |, ?| or ", expected)) == sorted(re.split(r",? and |, ?| or ", found))
 
 
-def _words(text: str) -> str:
-    words = [word for word in plain(text).casefold().split() if word not in FILLERS]
-    joined = " ".join(words).strip(" .,;:!\"'")
-    return SAME_WORDS.get(joined, joined)
-
-
-def same_clock_or_ratio(truth: str, answer: str) -> bool | None:
-    """Whether two times of the day, or two ratios `a : b`, are the same (am and pm count where both have them)."""
-    said, got = plain(truth), plain(answer)
-    times = CLOCK.fullmatch(said), CLOCK.fullmatch(got)
-    if times[0] and times[1] and (times[0][3] or times[1][3]):
-        halves = {half.lower() for half in (times[0][3], times[1][3]) if half}
-        return times[0].group(1, 2) == times[1].group(1, 2) and len(halves) == 1
-    if not RATIO.fullmatch(said) or not RATIO.fullmatch(got):
-        return None
-    wanted, parts = ([Fraction(part) for part in text.replace(" ", "").split(":")] for text in (said, got))
-    return len(wanted) == len(parts) and all(
-        wanted[i] * parts[i + 1] == wanted[i + 1] * parts[i] for i in range(len(parts) - 1)
-    )
+def _normalize_words(text: str) -> str:
+    words = extract_words(text).casefold().strip(" .,;:!\"'")
+    return SYNONYMOUS_WORDS.get(words, words)
 
 
 def split_unit(text: str, other: str) -> tuple[str, str]:
-    r"""(value, unit), e.g. `12 \text{ cm}` -> `12`, `cm`; the unit is a known one in its short form, or empty.
+    r"""Split into (value, unit), e.g. `12 \text{ cm}` into `12`, `cm`; the unit is a known one in short form, or empty.
 
-    Words in `\text` after a value go, known or not. Bare letters after a number (2ab) go if they are a known unit or a
-    word that stands apart; one letter (5 m) only if the `other` answer is a number alone.
+    Words in `\text` after a value are removed, known or not. Bare letters after a number (2ab) are removed if they are
+    a known unit or a separate word; one letter (5 m) only if the `other` answer is a number alone.
     """
     if match := TEXT_UNIT.fullmatch(text):
-        return match[1], _unit(match[2])
+        return match[1], _find_unit(match[2])
     if match := WORD_UNIT.fullmatch(text):
-        word = match[2] and WORD.search(match[3])
-        return (match[1], _unit(match[3])) if word or _unit(match[3]) else (text, "")
+        is_word = match[2] and WORD.search(match[3])
+        return (match[1], _find_unit(match[3])) if is_word or _find_unit(match[3]) else (text, "")
     match = LETTER_UNIT.fullmatch(text) if re.fullmatch(NUMBER, other) else None
-    return (match[1], _unit(match[2])) if match else (text, "")
+    return (match[1], _find_unit(match[2])) if match else (text, "")
 
 
-def _unit(text: str) -> str:
-    """The known unit that the text names first, in its short form, e.g. `square centimeters` -> `cm`."""
-    names = [name for name in re.findall("[a-z]+", plain(text).lower()) if name not in ("square", "sq", "cubic")]
+def _find_unit(text: str) -> str:
+    """Return the known unit that the text names first, in its short form, e.g. `cm` for `square centimeters`."""
+    names = [
+        name for name in re.findall("[a-z]+", extract_words(text).lower()) if name not in ("square", "sq", "cubic")
+    ]
     return UNITS.get(names[0], UNITS.get(names[0].removesuffix("s"), "")) if names else ""

@@ -12,7 +12,7 @@ from alphaapollo.algorithms.kl import (
     kl_penalty,
     make_kl_controller,
 )
-from alphaapollo.config.schema import KLController as KLControllerConfig
+from alphaapollo.config.schema import KLControl
 from tests.unit.plain import kl_full
 
 
@@ -106,9 +106,9 @@ def test_controllers():
         ("fixed", FixedKL(0.3)),
         ("adaptive", AdaptiveKL(4.0, 500.0)),
         ("doubling", DoublingKL(4.0)),
-        ("dual", DualKL(4.0, 0.2)),
+        ("dual", DualKL(4.0, 0.01)),
     ],
 )
 def test_controller_from_config(kind: str, expected: object):
-    config = KLControllerConfig(type=kind, kl_coef=0.3, target_kl=4.0, horizon=500.0, dual_step_size=0.2)
+    config = KLControl(type=kind, kl_coef=0.3, target_kl=4.0, horizon=500.0)
     assert make_kl_controller(config) == expected

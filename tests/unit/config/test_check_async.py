@@ -6,7 +6,7 @@ from alphaapollo.config.check import check
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.worker_counts import Machine, make_placement
+from alphaapollo.controller.placement import Machine, make_placement
 from alphaapollo.trainer.setup.plan import make_plan
 
 CORRECTED = "algorithm.rollout_correction.method=tis"
@@ -32,7 +32,6 @@ def outcome(argv: list[str], num_gpus: int = 0, num_cores: int = 8) -> list[str]
         ((CARRY, CORRECTED), 8, 8),
         ((SEPARATE, CORRECTED), 0, 2),
         ((SEPARATE, CORRECTED, *OWN_GPUS), 8, 8),
-        ((SEPARATE, CORRECTED, *OWN_GPUS, "trainer.keep_kv_cache=true"), 8, 8),
         ((CARRY, "trainer.max_staleness=0"), 0, 1),  # nothing is stale
     ],
 )
@@ -43,19 +42,23 @@ def test_what_works(needed: list[str], overrides: tuple[str, ...], gpus: int, co
 @pytest.mark.parametrize(
     ("overrides", "gpus", "cores", "says"),
     [
-        ((CARRY,), 0, 8, "nothing corrects for that .* Set algorithm.rollout_correction.method=tis"),
-        ((SEPARATE,), 0, 8, "trainer.max_staleness=1: .* Set algorithm.rollout_correction.method=tis"),
+        ((CARRY,), 0, 8, "without a correction. Set algorithm.rollout_correction.method=tis"),
+        ((SEPARATE,), 0, 8, "trainer.max_staleness=1 trains on tokens of older weights"),
         ((CARRY, "algorithm.rollout_correction.bypass=true"), 0, 8, "Set algorithm.rollout_correction.bypass=false"),
-        ((SEPARATE, CORRECTED), 0, 1, "cores of their own, 1 and 1 a node, and there are 1. .*async_mode=carry"),
-        ((SEPARATE, CORRECTED, "trainer.cpu_threads=2"), 0, 2, "cores of their own, 1 and 2 a node.*cpu_threads"),
-        ((SEPARATE, CORRECTED), 8, 8, "Set actor_rollout_ref.rollout.colocate=false"),
-        ((CARRY, CORRECTED, "trainer.keep_kv_cache=true"), 8, 8, "keep_kv_cache=true: engines that share"),
         (
-            (CARRY, CORRECTED, "actor_rollout_ref.rollout.name=hf", "trainer.keep_kv_cache=true"),
+            (SEPARATE, CORRECTED),
             0,
-            8,
-            "name=hf keeps no cache",
+            1,
+            "1 cores for engines and 1 for training per node, but there are 1. .*async_mode=carry",
         ),
+        (
+            (SEPARATE, CORRECTED, "trainer.cpu_threads=2"),
+            0,
+            2,
+            "1 cores for engines and 2 for training per node.*cpu_threads",
+        ),
+        ((SEPARATE, CORRECTED), 8, 8, "Set actor_rollout_ref.rollout.colocate=false"),
+        ((CARRY, CORRECTED, "actor_rollout_ref.rollout.router_replay=true"), 0, 8, "no single list of experts"),
         (
             (CARRY, CORRECTED, "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.lora=adapter"),
             0,
@@ -76,16 +79,9 @@ def test_a_negative_staleness_is_refused(needed: list[str]) -> None:
         outcome([*needed, CARRY, CORRECTED, "trainer.max_staleness=-1"])
 
 
-def test_keys_of_a_mode_that_is_off_are_noticed(needed: list[str]) -> None:
-    (line,) = outcome([*needed, "trainer.max_staleness=4"])
-    assert line == "trainer.max_staleness=4 has no effect: trainer.async_mode is null."
-    (line,) = outcome([*needed, CARRY, "trainer.max_staleness=0", "trainer.keep_kv_cache=true"])
-    assert line == "trainer.keep_kv_cache=true has no effect: trainer.max_staleness=0: nothing is in flight."
-
-
 @pytest.mark.parametrize(("mode", "threads"), [("carry", 8), ("separate", 6)])
 def test_separate_engines_have_their_own_cores(needed: list[str], mode: str, threads: int) -> None:
-    config = load_config(Config, "ppo", [*needed, f"trainer.async_mode={mode}"])
+    config = load_config(Config, "ppo", [*needed, CORRECTED, f"trainer.async_mode={mode}"])
     rollout = config.actor_rollout_ref.rollout.model_copy(update={"num_engines": 2})
     placement = make_placement(config.trainer, rollout, "cpu", Machine(8, 0), 1, False, False)
     assert placement.threads == threads
@@ -97,8 +93,8 @@ REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.ref.
 @pytest.mark.parametrize(
     ("overrides", "gpus", "says"),
     [
-        ((), 8, r"log_probs_ahead=true: the engines share the training GPUs.*Set actor_rollout_ref.rollout.colocate="),
-        ((CARRY, CORRECTED), 0, r"log_probs_ahead=true is the synchronous loop's, and trainer.async_mode=carry"),
+        ((), 8, r"log_probs_ahead=true needs engines with their own GPUs.*Set actor_rollout_ref.rollout.colocate="),
+        ((CARRY, CORRECTED), 0, r"log_probs_ahead=true needs synchronous training, got trainer.async_mode=carry"),
     ],
 )
 def test_a_reference_that_cannot_work_beside_engines(
@@ -106,11 +102,6 @@ def test_a_reference_that_cannot_work_beside_engines(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         outcome([*needed, *REFERENCE, *overrides], gpus)
-
-
-def test_a_reference_that_nobody_asks_is_not_ahead(needed: list[str]) -> None:
-    (told,) = outcome([*needed, REFERENCE[1]])
-    assert told == f"{REFERENCE[1]} has no effect: no KL compares log-probs with the reference's."
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
-from alphaapollo.config.docs import config_page
+from alphaapollo.config.docs import pages
 from alphaapollo.config.explain import explain
 from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, sections
 from alphaapollo.config.schema import Config
@@ -51,9 +51,9 @@ def test_no_key_is_listed_twice():
 @pytest.mark.parametrize(
     ("key", "line"),
     [
-        ("trainer.nnodes", "trainer.nnodes: accepted (default 1, Nodes)"),
-        ("+trainer.nnodes=4", "trainer.nnodes: accepted (default 1, Nodes)"),
-        ("data.max_length", "data.max_length: accepted (default 2048 in main_sft, Tokens of an example at most)"),
+        ("trainer.nnodes", "trainer.nnodes: accepted (default 1, Number of nodes)"),
+        ("+trainer.nnodes=4", "trainer.nnodes: accepted (default 1, Number of nodes)"),
+        ("data.max_length", "data.max_length: accepted (default 2048 in main_sft, Maximum tokens per example)"),
         (
             "actor_rollout_ref.actor.optim.clip_grad",
             "actor_rollout_ref.actor.optim.clip_grad: renamed to actor_rollout_ref.actor.grad_clip",
@@ -80,7 +80,7 @@ def test_explain_is_one_line(key: str, line: str):
 
 
 def test_explain_knows_names_in_maps():
-    said = "reward.components.format: accepted (a name in the map reward.components: Extra rewards by name"
+    said = "reward.components.format: accepted (a name in the map reward.components: Extra reward components"
     assert explain("reward.components.format").startswith(said)
 
 
@@ -107,11 +107,22 @@ def test_nearest_prefers_keys_that_end_alike():
     assert set(found) == {"actor_rollout_ref.actor.optim.lr", "critic.optim.lr"}
 
 
-def test_the_page_is_current():
-    page = PACKAGE.parent / "docs" / "config.md"
-    if not page.exists():
+def test_the_pages_are_current():
+    docs = PACKAGE.parent / "docs"
+    if not docs.exists():
         pytest.skip("an installed package has no docs folder")
-    assert page.read_text(encoding="utf-8") == config_page(), "run: python -m alphaapollo.config docs"
+    written = {str(page.relative_to(docs)) for page in docs.glob("config/*.md")} | {"config.md", "verl_keys.md"}
+    assert written == pages().keys()
+    outdated = [path for path, text in pages().items() if (docs / path).read_text(encoding="utf-8") != text]
+    assert outdated == [], "run: make docs"
+
+
+def test_the_pages_name_every_key_once():
+    keys = {key.rpartition(".")[2] for schema in COMMANDS.values() for key in accepted_keys(schema)}
+    text = "\n".join(pages().values())
+    assert [key for key in keys if not re.search(rf"^\| `([\w.]+\.)?{key}` \|", text, flags=re.MULTILINE)] == []
+    rows = re.findall(r"^\| `([\w.]+)`", pages()["config/main_ppo.md"], flags=re.MULTILINE)
+    assert len(rows) == len({*rows}) and {*rows} <= accepted_keys(Config).keys()
 
 
 def test_every_accepted_key_has_a_reader():
@@ -123,7 +134,7 @@ def test_every_accepted_key_has_a_reader():
         "rollout/worker.py",
     )
     if not all((PACKAGE / reader).exists() for reader in readers):
-        pytest.skip("the rooms that read most keys are not there yet")
+        pytest.skip("the packages that read most keys are not there yet")
     sources = [file for file in PACKAGE.rglob("*.py") if "config" not in file.relative_to(PACKAGE).parts[:1]]
     sources.append(PACKAGE / "config" / "resolve.py")  # which chooses by keys, once for all
     text = "\n".join(file.read_text(encoding="utf-8") for file in sources)

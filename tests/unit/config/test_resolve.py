@@ -45,10 +45,10 @@ def test_engines_fill_the_training_gpus():
     assert num_engines(Rollout(num_engines=3), "cuda", 8) == 3
 
 
-def test_verls_replicas_are_engines():
-    assert num_engines(Rollout(data_parallel_size=2), "cpu", 1) == 2
-    assert num_engines(Rollout(data_parallel_size=2, tensor_model_parallel_size=2), "cuda", 8) == 4
-    assert num_engines(Rollout(data_parallel_size=4), "cuda", 2) == 4  # more than fit, which is refused
+def test_the_number_of_engines():
+    assert num_engines(Rollout(num_engines=3), "cuda", 8) == 3
+    assert num_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
+    assert num_engines(Rollout(), "cpu", 4) == num_engines(Rollout(tensor_model_parallel_size=4), "cuda", 2) == 1
 
 
 @pytest.mark.parametrize(

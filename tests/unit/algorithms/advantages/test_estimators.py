@@ -11,9 +11,13 @@ from alphaapollo.algorithms.advantages import (
     get_estimator,
     register_estimator,
 )
+from alphaapollo.algorithms.advantages.magistral import magistral
+from alphaapollo.algorithms.advantages.passk import passk_leave_one_out
+from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
+from alphaapollo.algorithms.advantages.rloo import rloo
+from alphaapollo.algorithms.groups import Groups, normalised
 from alphaapollo.config.schema import Algorithm
 
-ROOT3 = math.sqrt(3.0)
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
 
 
@@ -54,41 +58,39 @@ def estimate(name: str, scores: list[float], config: Algorithm | None = None, **
 @pytest.mark.parametrize(
     ("name", "options", "scores", "expected"),
     [
-        ("grpo", {"adv_ddof": 0, "adv_eps": 0.0}, [1, 3, 5, 5], [-1, 1, 0, 0]),
-        ("grpo", {"adv_ddof": 1, "adv_eps": 0.0}, [1, 3, 5, 5], [-math.sqrt(0.5), math.sqrt(0.5), 0, 0]),
-        ("grpo", {"adv_ddof": 0, "adv_eps": 1.0}, [1, 3, 5, 5], [-0.5, 0.5, 0, 0]),
+        ("grpo", {}, [1, 3, 5, 5], [-math.sqrt(0.5), math.sqrt(0.5), 0, 0]),
         ("grpo", {"norm_adv_by_std_in_grpo": False}, [1, 3, 5, 5], [-1, 1, 0, 0]),
         ("dr_grpo", {}, [1, 3, 5, 6], [-1, 1, -0.5, 0.5]),
         ("rloo", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),
         # lengths 2, 3: b = (2*1 + 3*3)/5 = 2.2; lengths 1, 1: b = 5.5
         ("opo", {}, [1, 3, 5, 6], [-1.2, 0.8, -0.5, 0.5]),
         ("gpg", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),  # alpha = 4 / (4 - 2)
-        ("gpg", {"gpg_std_norm": True, "adv_ddof": 0}, [1, 5, 5, 5], [-2, 2, 0, 0]),
-        # centred -1, 1, -3, 3: mean 0, var 20/3 with ddof 1, 5 with ddof 0
-        ("magistral", {"adv_ddof": 0}, [1, 3, 0, 6], [x / math.sqrt(5.0) for x in (-1, 1, -3, 3)]),
-        (
-            "reinforce_plus_plus_baseline",
-            {"adv_ddof": 0, "adv_eps": 0.0},
-            [1, 3, 0, 6],
-            [x / math.sqrt(5.0) for x in (-1, 1, -3, 3)],
-        ),
+        ("gpg", {"norm_adv_by_std_in_grpo": True}, [1, 5, 5, 5], [-math.sqrt(2), math.sqrt(2), 0, 0]),
+        # centred -1, 1, -3, 3: mean 0, var 20/3
+        ("magistral", {}, [1, 3, 0, 6], [x / math.sqrt(20 / 3) for x in (-1, 1, -3, 3)]),
+        ("reinforce_plus_plus_baseline", {}, [1, 3, 0, 6], [x / math.sqrt(20 / 3) for x in (-1, 1, -3, 3)]),
         ("grpo_passk", {}, [1, 3, 5, 5], [0, 2, 0, 0]),
-        ("grpo_passk", {"passk_std_norm": True, "adv_ddof": 0, "adv_eps": 1.0}, [1, 3, 5, 5], [0, 1, 0, 0]),
+        ("grpo_passk", {"norm_adv_by_std_in_grpo": True}, [1, 3, 5, 5], [0, math.sqrt(2), 0, 0]),
         ("grpo_passk_analytic", {"passk_k": 1}, [1, 0, 1, 1], [1, -1, 0, 0]),
         # k = N: one right sample makes the group right: no spread left
         ("grpo_passk_analytic", {"passk_k": 2}, [1, 0, 0, 0], [0, 0, 0, 0]),
     ],
 )
 def test_one_value_a_trajectory(name: str, options: dict, scores: list[float], expected: list[float]):
-    assert estimate(name, scores, Algorithm(**options)) == pytest.approx(expected, abs=1e-12)
+    assert estimate(name, scores, Algorithm(**options)) == pytest.approx(expected, abs=2e-6)
 
 
-def test_reinforce_pp_baseline_over_tokens():
-    config = Algorithm(reinforce_pp_level="token", adv_ddof=0, adv_eps=0.0)
-    # centred -1, 1, 0, 0 on 2, 3, 1, 1 tokens: mean 1/7, mean square 5/7
-    std = math.sqrt(5 / 7 - 1 / 49)
-    expected = [(x - 1 / 7) / std for x in (-1, 1, 0, 0)]
-    assert estimate("reinforce_plus_plus_baseline", [1, 3, 5, 5], config) == pytest.approx(expected)
+def test_deviations_of_other_kinds():
+    """Arguments of the functions alone: what the standard deviation divides by, what is added to it, a group of one."""
+    scores, groups = torch.tensor([1.0, 3, 5, 5], dtype=torch.float64), Groups.of(torch.tensor([0, 0, 1, 1]))
+    assert normalised(scores, groups, ddof=0, eps=0.0).tolist() == [-1, 1, 0, 0]
+    assert normalised(scores, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.5, 0, 0]
+    assert passk_leave_one_out(scores, groups, std_norm=True, ddof=0, eps=1.0).tolist() == [0, 1, 0, 0]
+    assert rloo(torch.tensor([1.0, 3, 5]), Groups.of(torch.tensor([0, 0, 1])), "raw").tolist() == [-2, 2, 5]
+    spread = torch.tensor([1.0, 3, 0, 6], dtype=torch.float64)
+    expected = pytest.approx([x / math.sqrt(5.0) for x in (-1, 1, -3, 3)])
+    assert magistral(spread, groups, ddof=0).tolist() == expected
+    assert reinforce_pp_baseline(spread, groups, ddof=0, eps=0.0).tolist() == expected
 
 
 def test_gae_by_hand():
@@ -116,9 +118,9 @@ def test_remax_by_hand():
 
 
 def test_reinforce_plus_plus_whitens_returns():
-    result = get_estimator("reinforce_plus_plus")(batch([1, 1, 8, 8]), Algorithm(adv_ddof=0, adv_eps=0.0))
-    # returns: 5 tokens of 1, 2 tokens of 8: mean 3, mean square 19, var 10
-    expected = [(x - 3) / math.sqrt(10) for x in (1, 1, 8, 8)]
+    result = get_estimator("reinforce_plus_plus")(batch([1, 1, 8, 8]), Algorithm())
+    # returns: 5 tokens of 1, 2 tokens of 8: mean 3, sum of squares 70, var 70/6
+    expected = [(x - 3) / math.sqrt(70 / 6) for x in (1, 1, 8, 8)]
     assert per_row(result.advantages) == pytest.approx(expected)
     assert per_row(result.returns) == [1, 1, 8, 8]
 
@@ -164,8 +166,8 @@ def two_turns(memory: bool, **more: object) -> AdvantageInputs:
         ("gae", {"whiten_advantages": False, "gamma": 0.5, "lam": 0.5}, [0.0375, 0.15, 0.6, -0.3]),
         ("remax", {}, [0.5, 0.5, 0.5, -0.5]),
         ("remax", {"gamma": 0.5}, [-0.25, 0.0, 0.5, -0.5]),
-        # returns 1, 1, 1, 0: mean 3/4, var 3/16
-        ("reinforce_plus_plus", {"adv_ddof": 0, "adv_eps": 0.0}, [1 / ROOT3, 1 / ROOT3, 1 / ROOT3, -ROOT3]),
+        # returns 1, 1, 1, 0: mean 3/4, var 1/4
+        ("reinforce_plus_plus", {}, [0.5, 0.5, 0.5, -1.5]),
     ],
 )
 @pytest.mark.parametrize("memory", [False, True])
@@ -176,9 +178,9 @@ def test_credit_runs_across_the_turns_of_a_trajectory(name: str, options: dict, 
 
 
 def test_magistral_normalises_each_mini_batch_by_itself():
-    # centred -1, 1 in the first and -3, 3 in the second
+    # centred -1, 1 in the first and -3, 3 in the second: std sqrt(2) and sqrt(18)
     numbers = {"mini_batches": torch.tensor([0, 0, 1, 1])}
-    assert estimate("magistral", [1, 3, 0, 6], Algorithm(adv_ddof=0), **numbers) == pytest.approx([-1, 1, -1, 1])
+    assert estimate("magistral", [1, 3, 0, 6], **numbers) == pytest.approx([x / math.sqrt(2) for x in (-1, 1, -1, 1)])
 
 
 COMPONENTS = {
@@ -198,9 +200,9 @@ COMPONENTS = {
 )
 def test_gdpo_normalises_each_reward_then_the_batch(options: dict, summed: list[float]):
     """By default `accuracy` is left out where `task` tells the same."""
-    config = Algorithm(adv_ddof=0, adv_eps=0.0, **options)
-    std = math.sqrt(sum(x * x for x in summed) / 4)
-    expected = pytest.approx([x / std for x in summed])
+    config = Algorithm(**options)
+    std = math.sqrt(sum(x * x for x in summed) / 3)
+    expected = pytest.approx([x / std for x in summed], rel=1e-3)  # epsilon 1e-4
     assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS | {"task": COMPONENTS["accuracy"]}) == expected
     if "task" not in options.get("gdpo_rewards", ()):
         assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS) == expected
@@ -219,9 +221,11 @@ def test_gdpo_normalises_each_reward_then_the_batch(options: dict, summed: list[
 def test_gdpo_pays_a_reward_only_where_another_is_reached(conditions: dict, summed: list[float]):
     rewards = {"accuracy": [1.0, 0.0, 1.0, 1.0], "short": [1.0, 1.0, 1.0, 0.0]}
     components = {name: torch.tensor(values, dtype=torch.float64) for name, values in rewards.items()}
-    config = Algorithm(adv_ddof=0, adv_eps=0.0, gdpo_conditions=conditions)
-    std = math.sqrt(sum(x * x for x in summed) / 4)
-    assert estimate("gdpo", [0, 0, 0, 0], config, components=components) == pytest.approx([x / std for x in summed])
+    config = Algorithm(gdpo_conditions=conditions)
+    std = math.sqrt(sum(x * x for x in summed) / 3)
+    assert estimate("gdpo", [0, 0, 0, 0], config, components=components) == pytest.approx(
+        [x / std for x in summed], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(

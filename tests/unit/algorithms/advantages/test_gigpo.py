@@ -55,7 +55,7 @@ def test_discounted_returns():
 
 @pytest.mark.parametrize("batch", [append_rows(), memory_rows()])
 def test_without_deviations(batch):
-    config = Algorithm(gamma=0.5, gigpo_std_norm=False, gigpo_step_weight=2.0)
+    config = Algorithm(gamma=0.5, norm_adv_by_std_in_grpo=False, gigpo_step_weight=2.0)
     result = get_estimator("gigpo")(batch, config)
     # episodes 1, -0.5, 0: mean 1/6. From A: 0.5, -0.5, 0, 0: mean 0. From B: 1, 0: mean 0.5.
     episode = [5 / 6, 5 / 6, -2 / 3, -2 / 3, -2 / 3, -1 / 6]
@@ -66,12 +66,14 @@ def test_without_deviations(batch):
 
 @pytest.mark.parametrize("batch", [append_rows(), memory_rows()])
 def test_with_deviations(batch):
-    result = get_estimator("gigpo")(batch, Algorithm(gamma=0.5, adv_eps=0.0))
+    result = get_estimator("gigpo")(batch, Algorithm(gamma=0.5))
     # squares about 1/6: 25/36 + 16/36 + 1/36 = 7/6, over 2. From A: 0.5, over 3. From B: 0.5, over 1.
     of_episode, of_a, of_b = math.sqrt(7 / 12), math.sqrt(1 / 6), math.sqrt(1 / 2)
     episode = [x / of_episode for x in (5 / 6, 5 / 6, -2 / 3, -2 / 3, -2 / 3, -1 / 6)]
     turn = [0.5 / of_a, 0.5 / of_b, -0.5 / of_a, 0.0, -0.5 / of_b, 0.0]
-    assert per_turn(batch, result.advantages) == pytest.approx([e + t for e, t in zip(episode, turn, strict=True)])
+    assert per_turn(batch, result.advantages) == pytest.approx(
+        [e + t for e, t in zip(episode, turn, strict=True)], rel=1e-5
+    )
 
 
 def test_a_weight_of_zero_is_grpo():

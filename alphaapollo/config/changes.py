@@ -1,0 +1,81 @@
+"""Differences between the configuration of a run and that of its resume, judged by the OnResume rules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from alphaapollo.config.effects import full_name
+from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, plain, resolve_aliases, value_of
+from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, Free, OnResume, Section, Verdict
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs."""
+
+    key: str
+    old: Any
+    new: Any
+    verdict: Verdict
+    why: str = ""
+
+    def __str__(self) -> str:
+        """`trainer.seed: 0 -> 1: applied`"""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.key}: {plain(self.old)} -> {plain(self.new)}: {self.verdict}{why}"
+
+
+def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
+    """Every key of `config` whose value differs from `saved`, the plain values of a config.yaml.
+
+    A key that `saved` lacks had its default; a key that only `saved` has is ignored: another version wrote it.
+    """
+    now, saved = config.model_dump(mode="json"), deepcopy(dict(saved))
+    resolve_aliases(saved, type(config))
+    defaults = type(config)().model_dump(mode="json")
+    found = []
+    for key in accepted_keys(type(config)).values():
+        rule = resume_rule(config, key)
+        new = _lookup(now, key.name, None)
+        old = _lookup(saved, key.name, _lookup(defaults, key.name, None))
+        if rule.verdict != "ignored" and _comparable(key, old) != _comparable(key, new):
+            found.append(Change(key.name, old, new, rule.verdict, rule.why))
+    return found
+
+
+def resume_rule(config: Section, key: Key) -> OnResume:
+    """What happens when a run resumes with another value of the key."""
+    if any(rule.verdict == "ignored" for _, rule in key.rules(OnResume)):
+        return ONLY_AT_START
+    parts = key.name.split(".")
+    for length in range(len(parts), -1, -1):
+        if (rule := config.on_resume.get(".".join(parts[:length]))) is not None:
+            return rule
+    for section, rule in reversed(key.rules(OnResume)):
+        is_met = rule.when is None or rule.when.is_met(value_of(config, full_name(section, rule.when.key)))
+        return rule if is_met else Free()
+    return Free()
+
+
+def command_of(saved: Mapping[str, Any]) -> str | None:
+    """The command that wrote a configuration, by its sections: `main_sft`; None = another version's."""
+    return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved.keys()), None)
+
+
+def _lookup(values: Any, key: str, default: Any) -> Any:
+    for part in key.split("."):
+        if not isinstance(values, Mapping) or part not in values:
+            return default
+        values = values[part]
+    return values
+
+
+def _comparable(key: Key, value: Any) -> Any:
+    """Different spellings of the same files are equal: `./a.parquet`, `[a.parquet]`."""
+    if not value or not key.rules(FilePath):
+        return value
+    return [os.path.abspath(os.path.expanduser(one)) for one in (value if isinstance(value, list) else [value])]
