@@ -84,7 +84,8 @@ def path_problems(config: Section) -> Iterator[str]:
                 "'models={policy: {base_url: http://localhost:8000/v1, name: NAME}}'."
             )
     if isinstance(config, Config) and not (config.data.val_files and config.trainer.test_freq > 0):
-        if (patience := config.algorithm.reference_reset.patience) is not None:
+        patience = config.algorithm.reference_reset.patience
+        if patience is not None:
             yield f"algorithm.reference_reset.patience={patience} needs data.val_files and trainer.test_freq. Set both."
     if isinstance(trainer := getattr(config, "trainer", None), RunFolder):
         yield from _run_folder_problems(trainer)

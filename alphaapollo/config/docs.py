@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from inspect import get_annotations
 from typing import NamedTuple
 
 from pydantic import BaseModel
@@ -93,7 +94,7 @@ def _declaring_class(command: str, name: str) -> type[BaseModel]:
     section, _, last = name.rpartition(".")
     owner = COMMANDS[command]
     section_class = type(value_of(owner(), section)) if section else owner
-    return next(one for one in section_class.__mro__ if last in one.__dict__.get("__annotations__", {}))
+    return next(one for one in section_class.__mro__ if last in get_annotations(one))
 
 
 def _keys_at(place: Place, group: type[BaseModel]) -> list[Key]:

@@ -1,0 +1,139 @@
+"""Differences between two configurations of a run, and what becomes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.changes import command_of, find_changes, resume_rule
+from alphaapollo.config.keys import COMMANDS, accepted_keys
+from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, GenerationConfig, RmConfig, SftConfig
+from alphaapollo.config.schema.base import Section, Verdict
+
+LORA = ("lora_rank", "lora_alpha", "target_modules")
+FINETUNING = {f"model.{name}" for name in ("path", "tokenizer_path", *LORA)} | {"data.train_files"}
+PAIRS = FINETUNING | {f"data.{name}_key" for name in ("prompt", "chosen", "rejected")}
+REFUSED: dict[type[Section], set[str]] = {
+    Config: {
+        *(f"actor_rollout_ref.model.{name}" for name in ("path", "tokenizer_path", *LORA)),
+        *(f"critic.model.{name}" for name in ("path", *LORA)),
+        *("algorithm.adv_estimator", "algorithm.custom_module", "actor_rollout_ref.actor.policy_loss.loss_mode"),
+        *("data.train_files", "data.prompt_key", "env.reasoning_gym.tasks"),
+        *("env.env_name", "env.custom_module", "env.verifiers.name"),
+    },
+    SftConfig: FINETUNING | {f"data.{name}_key" for name in ("messages", "prompt", "response")},
+    DpoConfig: PAIRS | {"data.response_key", "data.label_key", "preference.loss", "preference.custom_module"},
+    RmConfig: PAIRS | {"data.margin_key"},
+}
+
+
+def keys_with(schema: type[Section], verdict: Verdict) -> set[str]:
+    config = schema()
+    return {name for name, key in accepted_keys(schema).items() if resume_rule(config, key).verdict == verdict}
+
+
+@pytest.mark.parametrize("schema", REFUSED, ids=lambda schema: schema.__name__)
+def test_the_identity_of_a_run(schema: type[Section]) -> None:
+    assert keys_with(schema, "refused") == REFUSED[schema]
+    assert keys_with(schema, "kept") == ({"trainer.val_before_train"} if schema is Config else set())
+    starts = {"trainer.resume_mode", "trainer.resume_from_path", "trainer.dry_run"}
+    assert keys_with(schema, "ignored") == starts
+
+
+@pytest.mark.parametrize(
+    ("command", "applied", "refused"),
+    [
+        (
+            "main_generation",
+            [
+                "data.path",
+                "rollout.num_engines",
+                "trainer.n_gpus_per_node",
+                "reward.judge.timeout",
+                "env.episode_timeout",
+            ],
+            ["data.n_samples", "rollout.top_p", "rollout.engine_kwargs.vllm", "trainer.seed", "reward.judge.model"],
+        ),
+        (
+            "evolving",
+            ["evolving.rounds", "budget.money", "models", "rollout.num_engines", "reward.timeout"],
+            ["data.path", "evolving.votes", "roles.proposer.temperature", "rollout.name", "trainer.seed"],
+        ),
+    ],
+)
+def test_what_determines_requests_must_not_change(command: str, applied: list[str], refused: list[str]) -> None:
+    schema = COMMANDS[command]
+    config = schema()
+    assert isinstance(config, Section)
+    verdicts = {name: resume_rule(config, accepted_keys(schema)[name]).verdict for name in (*applied, *refused)}
+    assert verdicts == dict.fromkeys(applied, "applied") | dict.fromkeys(refused, "refused")
+
+
+def test_tables_of_whole_configurations_name_keys_that_exist() -> None:
+    for schema in COMMANDS.values():
+        assert issubclass(schema, Section)
+        known = accepted_keys(schema)
+        for name in (*schema.unread, *schema.on_resume):
+            assert not name or name in known or any(key.startswith(f"{name}.") for key in known), name
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "line"),
+    [
+        ("trainer.seed", 0, 1, "applied (all later draws differ)"),
+        ("trainer.val_before_train", "true", "false", "kept (the run has begun)"),
+        ("data.seed", 0, 1, "applied (the remaining rows of the epoch come in another order)"),
+        ("env.rollout.n", 1, 2, "applied"),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.n",
+            1,
+            2,
+            "applied (validations before and after are not comparable)",  # a rule of the section
+        ),
+    ],
+)
+def test_a_change_says_what_becomes_of_it(key: str, old: object, new: object, line: str) -> None:
+    from alphaapollo.config.load import load_config
+
+    saved = Config().model_dump(mode="json")
+    assert [str(change) for change in find_changes(saved, load_config(Config, "ppo", [f"{key}={new}"]))] == [
+        f"{key}: {old} -> {new}: {line}"
+    ]
+
+
+def test_a_controller_keeps_the_coefficient_of_the_checkpoint() -> None:
+    saved = Config().model_dump(mode="json")
+    for kind, verdict in (("fixed", "applied"), ("dual", "kept")):
+        now = Config(algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.2}})
+        found = {change.key: change.verdict for change in find_changes(saved, now)}
+        assert found["algorithm.kl_ctrl.kl_coef"] == verdict
+
+
+def test_how_a_start_is_requested_and_how_files_are_spelled_is_no_difference() -> None:
+    saved = SftConfig(data={"train_files": "a/b.parquet"}).model_dump(mode="json")
+    now = SftConfig(
+        data={"train_files": [str(Path("a/../a/b.parquet").absolute())]},
+        trainer={"resume_mode": "resume_path", "resume_from_path": "x", "dry_run": True},
+    )
+    assert find_changes(saved, now) == []
+
+
+def test_a_file_of_another_version_has_defaults_for_new_keys_and_may_have_old_ones() -> None:
+    saved = SftConfig(grad_clip=2.0).model_dump(mode="json") | {"gone": {"key": 1}}
+    del saved["optim"]["betas"], saved["trainer"]["seed"]
+    now = SftConfig(grad_clip=2.0, trainer={"seed": 3})
+    assert [change.key for change in find_changes(saved, now)] == ["trainer.seed"]
+
+
+def test_a_file_with_verls_name_of_a_key() -> None:
+    saved = Config().model_dump(mode="json")
+    saved["actor_rollout_ref"]["rollout"]["n"] = 4
+    assert find_changes(saved, Config(env={"rollout": {"n": 4}})) == []
+
+
+def test_the_command_is_known_by_its_sections() -> None:
+    commands = {"main_ppo": Config, "main_sft": SftConfig, "main_generation": GenerationConfig, "main_eval": EvalConfig}
+    for command, schema in commands.items():
+        assert command_of(schema().model_dump(mode="json")) == command
+    assert command_of({"data": {}}) is None
