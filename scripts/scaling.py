@@ -17,8 +17,14 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import plain  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.launch.memory_plan import Roles, cheapest_keys, plan_memory, with_keys  # noqa: E402
-from alphaapollo.launch.model_memory import GIB, MemoryPlan  # noqa: E402
+from alphaapollo.launch.memory.plan import (  # noqa: E402
+    GIB,
+    MemoryPlan,
+    ModelRoles,
+    cheapest_keys,
+    plan_memory,
+    with_keys,
+)
 
 PAGE = ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- scripts/scaling.py writes from here -->\n", "<!-- to here -->\n"
@@ -29,7 +35,7 @@ MODELS = {
     "32B": "qwen2.5-32b",
     "235B-A22B": "qwen3-235b-a22b",
 }
-GRPO = Roles(reference=False, full_kl=False, critic=False, reward_model=False)
+GRPO = ModelRoles(reference=False, full_kl=False, critic=False, reward_model=False)
 COMMON = {"data.max_prompt_length": 1024, "data.max_response_length": 7168, "env.rollout.n": 8}
 TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 

@@ -19,8 +19,8 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning import pairs
 from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.memory import MemoryRequest
 from alphaapollo.finetuning.task import FinetuningTask
+from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.models.load import check_reward_model_family, is_causal_lm, load_config, reward_model_class
 from alphaapollo.types import Row
 

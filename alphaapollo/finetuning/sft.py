@@ -17,8 +17,8 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.layout import Layout, distribute_rows
-from alphaapollo.finetuning.memory import MemoryRequest
 from alphaapollo.finetuning.task import FinetuningTask
+from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.types import Prompt, Row
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.finetuning.layout import Layout
-from alphaapollo.finetuning.memory import MemoryRequest
 from alphaapollo.finetuning.progress import Progress
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
-from alphaapollo.launch.model_memory import MemoryPlan
+from alphaapollo.launch.memory.finetuning import MemoryRequest
+from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker

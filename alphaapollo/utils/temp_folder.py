@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import getpass
 import multiprocessing.forkserver
+import multiprocessing.process
 import multiprocessing.util
 import os
 import re
@@ -32,6 +33,7 @@ SOCKETS, RAY_SOCKETS = 70, 38  # bytes of the longest folder path for sockets: a
 CLEAN_EXITS = (0, 130)  # exit codes: done, interrupted
 
 _active: list[Path] = []
+_multiprocessing_owner: int | None = None  # pid of the process that created multiprocessing's folder here
 
 
 def run_in_temp_folder(command: Callable[[], int]) -> int:
@@ -91,6 +93,15 @@ def _make(base: Path) -> tuple[Path, FileLock]:
     return folder, lock
 
 
+def _multiprocessing_folder() -> list[str]:
+    """multiprocessing's folder of this process, which outlives the command; empty if a parent process owns it."""
+    global _multiprocessing_owner
+    current: Any = multiprocessing.process.current_process()
+    if current._config.get("tempdir") is None:  # a fork inherits its parent's folder
+        _multiprocessing_owner = os.getpid()
+    return [multiprocessing.util.get_temp_dir()] if _multiprocessing_owner == os.getpid() else []
+
+
 @contextmanager
 def _temporary_files_in(folder: Path, base: Path) -> Iterator[None]:
     """Redirect tempfile, Ray and everything that reads TMPDIR. torch keeps its compilation cache where later commands
@@ -101,7 +112,7 @@ def _temporary_files_in(folder: Path, base: Path) -> Iterator[None]:
     own = {name: value for name, value in own.items() if name == "TMPDIR" or name not in os.environ}
     before, cached = {name: os.environ.get(name) for name in own}, tempfile.tempdir
     _active.append(folder)
-    register_cleanup([multiprocessing.util.get_temp_dir()])  # one per process, which outlives the command
+    register_cleanup(_multiprocessing_folder())
     os.environ.update(own)
     tempfile.tempdir = str(folder)
     try:

@@ -1,4 +1,4 @@
-"""The planner's memory of an update (launch/memory/model.py) against the measured peak of a real policy worker, on a CPU.
+"""Planned memory of an update (launch/memory/model.py) against the measured peak of a real policy worker, on a CPU.
 
     .venv/bin/python scripts/bench/memory.py
 

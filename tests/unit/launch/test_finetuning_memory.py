@@ -9,8 +9,7 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.finetuning.memory import fit, micro_batch
-from alphaapollo.finetuning.task import MemoryRequest
+from alphaapollo.launch.memory.finetuning import MemoryRequest, fit_finetuning, micro_batch
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30
@@ -24,7 +23,7 @@ def on_ranks(ranks: int, **sections: Any) -> SftConfig:
 
 def fitted(name: str, ranks: int, gib: int, memory_request: MemoryRequest = LONG, **model: object):
     config = on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model)
-    return fit(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
+    return fit_finetuning(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
 
 
 def test_gradient_checkpointing_is_enabled_if_needed():
@@ -58,7 +57,7 @@ def test_reference_and_checkpoint_copies_are_counted():
     assert fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE, lora_rank=4)[1].peak[1].frozen == 0
     trainer = {"n_gpus_per_node": 8, "save_freq": 5}
     config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
-    plans = [fit(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)]
+    plans = [fit_finetuning(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1] for host in (64, 4)]
     assert plans[0].copies == pytest.approx(6 * frozen * 8, rel=1e-3)
     assert [plan.saves_in_background for plan in plans] == [True, False]
 
@@ -69,4 +68,4 @@ def test_kv_cache_of_answers_is_counted():
     plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]
     assert plan.moments["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
     problem = fitted("qwen2.5-0.5b", 1, 80, many)[1].problem
-    assert "at its peak (answers). Lower rollout.max_num_seqs" in problem
+    assert "at its peak (answers: " in problem and "Lower rollout.max_num_seqs" in problem

@@ -1,0 +1,110 @@
+"""Memory plan of fine-tuning: chooses gradient checkpointing and refuses what cannot fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alphaapollo.config.resolve import resolve_controller
+from alphaapollo.config.schema import Model, TuningConfig
+from alphaapollo.config.schema.base import Device
+from alphaapollo.launch.memory.model import (
+    FLOAT32,
+    MemoryUsage,
+    TrainedModel,
+    bytes_of,
+    frozen_slices,
+    inference_of,
+    largest_micro_batch,
+    trained_model,
+)
+from alphaapollo.launch.memory.plan import RAY, RUNTIME, MemoryPlan
+
+ANSWERING = "answers"  # the moment of a validation in which prompts are answered
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """What a task needs to run on its examples."""
+
+    longest: int  # tokens of the longest row
+    rows: int = 1  # rows per example, which stay together
+    head: bool = True  # whether log-probs over the vocabulary are computed, rather than one number per row
+    reference: bool = False  # whether a frozen copy of the model is kept (with LoRA the base model serves as such)
+    answers: tuple[int, int, int] | None = None  # sampled at a time on a rank: number, prompt tokens, response tokens
+
+
+def fit_finetuning(
+    config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int, host: int = 0
+) -> tuple[Model, MemoryPlan]:
+    """Enable gradient checkpointing if it is needed and `auto`, and plan the memory. The plan has a problem if the run
+    cannot fit.
+
+    Args:
+        model: resolved.
+        capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
+        host: bytes of host memory of a GPU node; 0: unknown.
+    """
+
+    def planned(one: Model, offload: bool = False) -> MemoryPlan:
+        fsdp = config.fsdp_config.model_copy(update={"offload_policy": True}) if offload else config.fsdp_config
+        return _plan(config.model_copy(update={"fsdp_config": fsdp}), one, device, request, capacity)
+
+    checkpointing = model.model_copy(update={"enable_gradient_checkpointing": True})
+    plan = planned(model)
+    if config.model.enable_gradient_checkpointing == "auto" and not plan.comfortable:
+        model, plan = checkpointing, planned(checkpointing)
+    if plan.fits:
+        return model, plan.with_copies(device, host)
+    if plan.peak[0] == ANSWERING:
+        advice = "Lower rollout.max_num_seqs, data.max_prompt_length or data.max_response_length."
+    elif planned(checkpointing).fits:
+        advice = "Set model.enable_gradient_checkpointing=true."
+    elif device == "cuda" and planned(checkpointing, offload=True).fits:
+        advice = (
+            "Set fsdp_config.offload_policy=true and model.enable_gradient_checkpointing=true, or raise "
+            "trainer.n_gpus_per_node."
+        )
+    else:
+        advice = (
+            "Raise trainer.n_gpus_per_node or trainer.nnodes, lower data.max_token_len_per_gpu and data.max_length, or "
+            "set model.lora_rank=16."
+        )
+    return model, plan.refused(advice)
+
+
+def _plan(config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int) -> MemoryPlan:
+    trainer, size = config.trainer, micro_batch(config, request)
+    trained = trained_model(model, config.fsdp_config, device, trainer.num_ranks, size, request.head)
+    fixed = MemoryUsage(runtime=RUNTIME[device])
+    if request.reference and not trained.adapters and not trained.offload_policy:
+        fixed += MemoryUsage(frozen=frozen_slices(trained.sizes, trained.shards, bytes_of(model.dtype)))
+    own = trained.updating()
+    if request.answers:
+        own[ANSWERING] = _answering(trained, model, *request.answers)
+    moments = {name: usage + fixed for name, usage in own.items()}
+    copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
+    if device == "cuda":
+        offloaded = trained.host_bytes() * trainer.n_gpus_per_node
+        return MemoryPlan(moments, capacity, "a GPU", 0, host=offloaded, copies=copies)
+    driver = MemoryUsage(runtime=RUNTIME["cpu"] + RAY) if resolve_controller(trainer) == "ray" else MemoryUsage()
+    node = {name: usage * trainer.n_gpus_per_node + driver for name, usage in moments.items()}
+    return MemoryPlan(node, capacity, "this machine", 0, copies=copies)
+
+
+def _answering(trained: TrainedModel, model: Model, count: int, prompt: int, response: int) -> MemoryUsage:
+    """While a rank samples `count` answers at a time: the prompts in one forward pass, then the cache of all tokens."""
+    sizes, width = trained.sizes, trained.dtype_bytes
+    return trained.idle() + MemoryUsage(
+        gathered=width * (sizes.root + 2 * sizes.unit),
+        activations=inference_of(model, count * prompt),
+        logits=2 * FLOAT32 * count * (sizes.head // sizes.hidden_size),
+        kv_cache=width * sizes.kv_elements * count * (prompt + response),
+    )
+
+
+def micro_batch(config: TuningConfig, request: MemoryRequest) -> tuple[int, int]:
+    """Number and length of the rows of a rank's largest micro-batch."""
+    data, shared = config.data, config.ulysses_sequence_parallel_size
+    longest, ranks = request.longest * request.rows, config.trainer.num_ranks
+    examples, tokens = largest_micro_batch(longest, data.train_batch_size, data.max_token_len_per_gpu, ranks, shared)
+    return examples * request.rows, max(1, tokens // request.rows)

@@ -1,0 +1,398 @@
+"""Memory plan of a run: bytes on each device (on a CPU: the machine) at each moment, and the keys that reduce them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from alphaapollo.algorithms.divergence import REVERSE, Divergence, divergence_of
+from alphaapollo.config.keys import plain, with_value
+from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
+from alphaapollo.config.schema.base import Device
+from alphaapollo.launch.builders import critic_model, teacher_model
+from alphaapollo.launch.memory.model import (
+    MemoryUsage,
+    TrainedModel,
+    bytes_of,
+    frozen_slices,
+    inference_of,
+    largest_micro_batch,
+    sizes_of,
+    trained_model,
+)
+from alphaapollo.models.activations import Activations
+from alphaapollo.weight_sync.buckets import BUCKET_BYTES
+
+GIB = 2**30
+RUNTIME = {"cuda": GIB, "cpu": GIB * 6 // 10}  # per process: CUDA's context and NCCL's buffers; imported libraries
+RAY = GIB * 9 // 10  # of Ray's own processes on a node
+COMFORTABLE = 0.9  # share of a device; fragmentation takes the rest
+NAMES = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "frozen": "reference, teacher and reward model",
+    "gathered": "gathered layers",
+    "activations": "activations",
+    "logits": "logits chunk",
+    "engine": "engine",
+    "kv_cache": "KV cache",
+    "buckets": "transfer buckets",
+    "checkpoint": "copy for a checkpoint",
+    "runtime": "runtime",
+}
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+DEFAULT_CACHE = Rollout().kv_cache_gib
+ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
+UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # of a model's code that cannot run without data
+
+
+def unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:
+    """Notice about a model whose memory cannot be planned because of one of the UNMEASURED errors."""
+    reason = str(error).strip().split("\n")[0].rstrip(".!")
+    chosen = " Gradient checkpointing stays off." * may_choose
+    return f"the memory of {path} is not planned: without data it fails with {type(error).__name__}: {reason}.{chosen}"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory of one device at each moment of an iteration."""
+
+    moments: dict[str, MemoryUsage]
+    capacity: int  # bytes; 0: unknown
+    what: str  # the device, for messages
+    kv_tokens: int  # capacity of an engine's KV cache
+    host: int = 0  # bytes offloaded by GPUs to a node's host memory
+    copies: int = 0  # bytes of the copies that checkpoints are written from, in a node's host memory
+    saves_in_background: bool = True  # the copies fit
+    problem: str = ""  # why the run cannot fit, and the keys that help
+
+    @property
+    def peak(self) -> tuple[str, MemoryUsage]:
+        return max(self.moments.items(), key=lambda item: item[1].total)
+
+    @property
+    def fits(self) -> bool:
+        return not self.capacity or self.peak[1].total <= self.capacity
+
+    @property
+    def comfortable(self) -> bool:
+        return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
+
+    def refused(self, advice: str) -> MemoryPlan:
+        """The plan with a problem: its peak does not fit."""
+        moment, usage = self.peak
+        largest = sorted(usage.by_kind().items(), key=lambda item: -item[1])[:3]
+        parts = ", ".join(f"{NAMES[kind]} {size / GIB:.1f}" for kind, size in largest)
+        needed = f"memory: {usage.total / GIB:.1f} GiB are needed on {self.what} at its peak ({moment}: {parts})."
+        return replace(self, problem=f"{needed} {advice}")
+
+    def with_copies(self, device: Device, host: int) -> MemoryPlan:
+        """The plan with the copies for checkpoints, if they fit. host: bytes of host memory of a GPU node, 0:
+        unknown."""
+        if device == "cuda":
+            return replace(self, saves_in_background=not host or self.host + self.copies <= COMFORTABLE * host)
+        copies = MemoryUsage(checkpoint=self.copies)
+        plan = replace(self, moments={name: usage + copies for name, usage in self.moments.items()})
+        return plan if plan.comfortable else replace(self, saves_in_background=False)
+
+
+@dataclass(frozen=True)
+class ModelRoles:
+    """Models of a run besides the policy."""
+
+    reference: bool
+    full_kl: bool  # the reference's whole distribution is compared in the policy's update
+    critic: bool
+    reward_model: bool
+
+
+def plan_memory(config: Config, device: Device, roles: ModelRoles, capacity: int) -> MemoryPlan:
+    """Memory of a checked configuration whose `model` and `rollout` sections are resolved.
+
+    capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
+    """
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    rank, engine = _training_rank(config, device, roles), _engine(config, device, capacity)
+    sizes, width = rank.policy.sizes, bytes_of(rollout.dtype)
+    copies = rank.copies * trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
+    publish = rank.publishing + MemoryUsage(buckets=_transfer_buckets(rank.policy, width))
+    kv_token = sizes.kv_elements * width // min(rollout.tensor_model_parallel_size, sizes.kv_heads)
+    kv_tokens = engine.kv_cache // kv_token
+    moments = rank.updates | {"publish": publish, "generate": rank.idle}
+    if device == "cpu":
+        shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_other_processes(config, roles))
+        node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in moments.items()}
+        return MemoryPlan(node, capacity, "this machine", kv_tokens, copies=copies)
+    if not rollout.colocate:
+        moments = rank.updates | {"publish": publish, "generate (an engine's GPU)": engine}
+    elif rollout.free_cache_engine:
+        weights = MemoryUsage(engine=_engine_weights(config))
+        moments |= {"publish": publish + weights, "generate": rank.idle + engine}
+    else:
+        moments = {name: usage + engine for name, usage in moments.items()}
+    what = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
+    return MemoryPlan(moments, capacity, what, kv_tokens, rank.host * trainer.n_gpus_per_node, copies)
+
+
+def _other_processes(config: Config, roles: ModelRoles) -> int:
+    """Bytes of the libraries of all processes besides the policy's ranks, for a run on one machine."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    if trainer.controller == "local":
+        return 0  # everything is in the policy's process
+    ranks = trainer.n_gpus_per_node * (roles.critic + roles.reward_model)
+    per_engine = 3 if rollout.name == "vllm" else 1  # its worker; vLLM's core, and the server that forked it
+    driver = 1
+    return (ranks + per_engine * (rollout.num_engines or 1) + driver) * RUNTIME["cpu"] + RAY
+
+
+@dataclass(frozen=True)
+class _TrainingRank:
+    """Memory of a training rank without engines."""
+
+    policy: TrainedModel
+    idle: MemoryUsage  # while engines generate
+    publishing: MemoryUsage  # in the policy's phase, after its update
+    host: int  # bytes offloaded to host memory
+    copies: int  # bytes of the copies for checkpoints
+    updates: dict[str, MemoryUsage]
+
+
+def _training_rank(config: Config, device: Device, roles: ModelRoles) -> _TrainingRank:
+    role = config.actor_rollout_ref
+    on_gpu = device == "cuda"
+    against = divergence_of(config.teacher) if config.teacher.whole else REVERSE if roles.full_kl else None
+    policy = _trained(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, against)
+    trained = {"policy": policy}
+    if roles.critic:
+        own, steps = config.critic, config.mini_batches * config.critic.ppo_epochs
+        trained["critic"] = _trained(config, device, critic_model(role.model, own), own.fsdp_config, steps, head=False)
+    runtime, reference, reward = MemoryUsage(runtime=RUNTIME[device]), MemoryUsage(), MemoryUsage()
+    width, shards = bytes_of(role.model.dtype), policy.shards
+    if roles.reference and not policy.adapters and not (role.ref.fsdp_config.offload_policy and on_gpu):
+        reference = MemoryUsage(frozen=frozen_slices(policy.sizes, shards, width))
+    scorer = config.reward_model.model
+    if roles.reward_model and not ((scorer.fsdp_config.param_offload or scorer.fsdp_config.offload_policy) and on_gpu):
+        sizes = sizes_of(role.model.model_copy(update={"path": scorer.path}))
+        reward = MemoryUsage(frozen=frozen_slices(sizes, config.trainer.num_ranks, width))
+    idle = MemoryUsage() if role.ref.fsdp_config.param_offload and on_gpu else reference
+    in_update = reference if roles.full_kl else idle
+    host = reference.total - idle.total
+    updates: dict[str, MemoryUsage] = {}
+    if config.teacher.divergence:
+        teacher = _teacher(config, device, shards)
+        host += teacher.slices.total - teacher.idle.total
+        idle, in_update = idle + teacher.idle, in_update + teacher.in_update
+        others = _idle(trained, "policy", runtime + reward + in_update)
+        updates["the teacher's pass"] = policy.after_step() + teacher.forward + others
+    for name, one in trained.items():
+        others = _idle(trained, name, runtime + reward + (in_update if name == "policy" else idle))
+        updates |= {f"update of the {name}, {moment}": usage + others for moment, usage in one.updating().items()}
+    copies = sum(one.checkpoint_bytes() for one in trained.values())
+    if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
+        copies += frozen_slices(policy.sizes, shards, width)
+    return _TrainingRank(
+        policy,
+        _idle(trained, "", runtime + reward + idle),
+        policy.after_step() + _idle(trained, "policy", runtime + reward + in_update),
+        host + sum(one.host_bytes() for one in trained.values()),
+        copies,
+        updates,
+    )
+
+
+def _idle(trained: Mapping[str, TrainedModel], active: str, others: MemoryUsage) -> MemoryUsage:
+    """Trained models besides the active one between their phases, and `others`."""
+    return sum((one.idle() for name, one in trained.items() if name != active), others)
+
+
+@dataclass(frozen=True)
+class _TeacherUsage:
+    """Memory of a teacher on one rank."""
+
+    slices: MemoryUsage
+    idle: MemoryUsage  # between its phases
+    in_update: MemoryUsage  # while whole distributions are compared: with its head, which stays gathered
+    forward: MemoryUsage  # its forward pass, besides `in_update`
+
+
+def _teacher(config: Config, device: Device, shards: int) -> _TeacherUsage:
+    own, model = config.teacher, teacher_model(config.actor_rollout_ref.model, config.teacher)
+    sizes, width, fsdp, on_gpu = sizes_of(model), bytes_of(model.dtype), own.model.fsdp_config, device == "cuda"
+    rows, length = micro_batch(config)
+    none = MemoryUsage()
+    slices = none if fsdp.offload_policy and on_gpu else MemoryUsage(frozen=frozen_slices(sizes, shards, width))
+    idle = none if fsdp.param_offload and on_gpu else slices
+    layers = MemoryUsage(gathered=2 * width * sizes.unit, activations=inference_of(model, rows * length))
+    root = MemoryUsage(gathered=width * sizes.root)
+    if own.whole:
+        return _TeacherUsage(slices, idle, slices + root, layers)
+    return _TeacherUsage(slices, idle, idle, layers + root + (none if idle == slices else slices))
+
+
+def _trained(
+    config: Config,
+    device: Device,
+    model: Model,
+    fsdp: RoleFsdp,
+    steps: int,
+    against: Divergence | None = None,
+    head: bool = True,
+) -> TrainedModel:
+    """steps: optimizer steps of an update."""
+    trained = trained_model(model, fsdp, device, config.trainer.num_ranks, micro_batch(config), head, against)
+    trained = replace(trained, activations=_with_shared_keys(trained, config, model))
+    return replace(trained, offload_weights=fsdp.param_offload and device == "cuda", one_step=steps == 1)
+
+
+def _with_shared_keys(trained: TrainedModel, config: Config, model: Model) -> Activations:
+    """Activations with the keys and values of shared prompts, which attention copies for each sample, for prompts of
+    the maximum length and responses of a quarter of theirs."""
+    actor, samples, kept = config.actor_rollout_ref.actor, config.group_size, trained.activations
+    if actor.use_prefix_grouper is False:
+        return kept
+    prompt, response = config.data.max_prompt_length, max(1, config.data.max_response_length // 4)
+    copies = samples * (prompt + response) / (prompt + samples * response) - 1
+    rows, length = micro_batch(config)
+    of_layer = int(copies * rows * length * trained.sizes.kv_elements * trained.dtype_bytes / trained.sizes.num_layers)
+    if model.enable_gradient_checkpointing:
+        return replace(kept, layer=kept.layer + of_layer)
+    return replace(kept, kept=kept.kept + of_layer * trained.sizes.num_layers)
+
+
+def micro_batch(config: Config) -> tuple[int, int]:
+    """Number and length of the rows of a rank's largest micro-batch."""
+    data, actor = config.data, config.actor_rollout_ref.actor
+    return largest_micro_batch(
+        longest=data.max_prompt_length + data.max_response_length,
+        step_rows=min(actor.ppo_mini_batch_size, config.trajectories),
+        max_tokens=actor.ppo_max_token_len_per_gpu,
+        ranks=config.trainer.num_ranks,
+        shared=actor.ulysses_sequence_parallel_size,
+    )
+
+
+def _engine_weights(config: Config) -> int:
+    role = config.actor_rollout_ref
+    size = bytes_of(role.rollout.dtype) * sizes_of(role.model).parameters
+    return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
+
+
+def _engine(config: Config, device: Device, capacity: int) -> MemoryUsage:
+    """An engine that generates, on one device. On a GPU it takes its share and fills it with the KV cache."""
+    rollout, model, weights = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, _engine_weights(config)
+    if rollout.name == "fake":
+        return MemoryUsage()
+    if device == "cpu":
+        return MemoryUsage(engine=weights, kv_cache=int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0)
+    sizes, longest = sizes_of(model), config.data.max_prompt_length + config.data.max_response_length
+    tokens = max(rollout.max_num_batched_tokens, longest)
+    logits = 2 * 4 * rollout.max_num_seqs * (sizes.head // sizes.hidden_size)  # float32, and a copy to sample from
+    used = weights + inference_of(model, tokens) // rollout.tensor_model_parallel_size + logits
+    return MemoryUsage(engine=used, kv_cache=max(0, int(rollout.gpu_memory_utilization * capacity) - used))
+
+
+def _transfer_buckets(policy: TrainedModel, width: int) -> int:
+    """Bytes of a weight sync: a bucket of about BUCKET_BYTES and the same packed, and the next one, for which a layer
+    is gathered."""
+    sizes = policy.sizes
+    full = min(width * sizes.parameters, BUCKET_BYTES + width * sizes.head)
+    return width * max(sizes.unit, sizes.root) + 3 * full
+
+
+def fit_memory(
+    config: Config, device: Device, roles: ModelRoles, capacity: int, may_choose: bool, host: int = 0
+) -> tuple[Config, MemoryPlan]:
+    """Enable gradient checkpointing if it is needed and `may_choose`, and plan the memory. The plan has a problem if
+    the run cannot fit.
+
+    host: bytes of host memory of a GPU node; 0: unknown.
+    """
+    plan = plan_memory(config, device, roles, capacity)
+    if may_choose and not plan.comfortable:
+        config = with_keys(config, {CHECKPOINTING: True})
+        plan = plan_memory(config, device, roles, capacity)
+    if device == "cpu" and (problem := _small_cache(config, plan)):
+        return config, replace(plan, problem=problem)
+    if not plan.fits:
+        return config, plan.refused(_advice(config, device, roles, capacity))
+    if host and plan.host > host:
+        problem = (
+            f"memory: offloading needs {plan.host / GIB:.0f} GiB of host memory per node, which has {host / GIB:.0f}. "
+            "Leave out some of the offload keys of fsdp_config, or raise trainer.nnodes."
+        )
+        return config, replace(plan, problem=problem)
+    return config, plan.with_copies(device, host)
+
+
+def _small_cache(config: Config, plan: MemoryPlan) -> str:
+    """Why an engine's cache is too small for one sequence; empty if it is not."""
+    rollout, longest = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
+    if rollout.name != "vllm" or plan.kv_tokens >= longest:
+        return ""
+    return (
+        f"{ROLLOUT}.kv_cache_gib={rollout.kv_cache_gib:g} has room for {plan.kv_tokens} tokens, but a sequence may "
+        f"have {longest} (data.max_prompt_length + data.max_response_length). Raise it, or lower those."
+    )
+
+
+def _advice(config: Config, device: Device, roles: ModelRoles, capacity: int) -> str:
+    keys = cheapest_keys(config, device, roles, capacity, lambda plan: plan.fits)
+    if keys is None:
+        unit = "GPUs" if device == "cuda" else "machines"
+        return f"No key makes it fit on this number of {unit}. Raise trainer.nnodes."
+    return f"Set {' '.join(f'{key}={plain(value)}' for key, value in keys.items())}."
+
+
+def cheapest_keys(
+    config: Config, device: Device, roles: ModelRoles, capacity: int, is_good: Callable[[MemoryPlan], bool]
+) -> dict[str, object] | None:
+    """The first memory-saving keys that give a good plan, without those that are not needed. None: none do."""
+
+    def good(keys: Mapping[str, object]) -> bool:
+        return is_good(plan_memory(with_keys(config, keys), device, roles, capacity))
+
+    keys: dict[str, object] = {}
+    options = memory_saving_keys(config, device, roles)
+    while not good(keys):
+        option = next(options, None)
+        if option is None:
+            return None
+        keys[option[0]] = option[1]
+    for key in reversed(list(keys)):
+        fewer = {other: value for other, value in keys.items() if other != key}
+        keys = fewer if good(fewer) else keys
+    return keys
+
+
+def memory_saving_keys(config: Config, device: Device, roles: ModelRoles) -> Iterator[tuple[str, object]]:
+    """Keys that save memory, those that cost the least time first."""
+    role, data = config.actor_rollout_ref, config.data
+    if not role.model.enable_gradient_checkpointing:
+        yield CHECKPOINTING, True
+    trained = [ACTOR, *["critic"] * roles.critic]
+    if device == "cuda":
+        yield from ((f"{section}.fsdp_config.optimizer_offload", True) for section in trained)
+        if roles.reference:
+            yield "actor_rollout_ref.ref.fsdp_config.param_offload", True
+        if config.teacher.divergence:
+            yield "teacher.model.fsdp_config.param_offload", True
+    longest, budget = data.max_prompt_length + data.max_response_length, role.actor.ppo_max_token_len_per_gpu
+    while budget > longest:
+        budget = max(longest, budget // 2)
+        yield f"{ACTOR}.{BUDGET}", budget
+    if device == "cpu":
+        if role.rollout.kv_cache_gib > DEFAULT_CACHE:
+            yield f"{ROLLOUT}.kv_cache_gib", DEFAULT_CACHE
+        return
+    if role.rollout.gpu_memory_utilization > 0.3:
+        yield f"{ROLLOUT}.gpu_memory_utilization", 0.3
+    for key in ("param_offload", "offload_policy"):
+        yield from ((f"{section}.fsdp_config.{key}", True) for section in trained)
+
+
+def with_keys(config: Config, values: Mapping[str, object]) -> Config:
+    """The configuration with other values of dotted keys."""
+    for key, value in values.items():
+        config = with_value(config, key, value)
+    return config
