@@ -162,7 +162,7 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
 
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
         settings = StallSettings(config.trainer.stall_notice, config.trainer.stall_timeout, device, folder)
-        stall_monitor = StallMonitor([], settings, note, lambda: "stopped; run the same command to resume")
+        stall_monitor = StallMonitor([], settings, note, lambda: "run the same command to resume")
         async with _start(prepared, pool, log_round) as loop, stall_monitor:
             with HEARTBEAT.call("the rounds"):
                 stopped = await loop.run(prepared.prompts)
