@@ -1,1 +1,1 @@
-"""Reinforcement learning: lifecycle.py starts and ends a run, loop.py is its loop. main_*: doors of all commands."""
+"""Reinforcement learning: lifecycle.py starts and ends a run, loop.py trains. main_*: entry points of all commands."""

@@ -17,8 +17,7 @@ from alphaapollo.config.schema import ReferenceReset
 from alphaapollo.evaluation.validation import Validation, validate
 from alphaapollo.observability.memory import resident_gib
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.metrics.batch_metrics import speed_metrics
-from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.metrics import rollout_metrics, speed_metrics
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import learn_recorded
 from alphaapollo.trainer.run_state import TrainingRun

@@ -28,9 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return failed(error, 2)
     try:
         asyncio.run(run(config, problems, terminal))
-    except KeyboardInterrupt:
-        print("\ninterrupted; nothing was written", file=sys.stderr)
-        return 130
     except (ValueError, OSError) as error:
         return failed(error, 1)
     return 0

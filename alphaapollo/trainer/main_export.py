@@ -29,9 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(write(export))
         if export.push_to:
             print(f"pushed to {push(export.output, export.push_to)}")
-    except KeyboardInterrupt:
-        print("\ninterrupted; nothing was written", file=sys.stderr)
-        return 130
     except (ValueError, OSError) as error:
         return failed(error, 1)
     print(f"model written to {export.output}")

@@ -29,8 +29,7 @@ from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
-from alphaapollo.trainer.metrics.batch_metrics import layout_metrics  # noqa: E402
-from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics  # noqa: E402
+from alphaapollo.trainer.metrics import layout_metrics, rollout_metrics  # noqa: E402
 from alphaapollo.trainer.step.credit import CreditSettings, WorkerColumns, assign_credit  # noqa: E402
 from alphaapollo.trainer.step.training_batch import BatchSettings, build_batch  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402

@@ -39,9 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return failed(error, 2)
     try:
         outcome = asyncio.run(replay(prepared))
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
     except FAILURES as error:
         return failed(error, 1)
     return 0 if print_comparison(prepared, outcome) else 1

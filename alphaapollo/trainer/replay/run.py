@@ -160,7 +160,7 @@ def _rounding_reasons(info: RecordingInfo, plan: Plan) -> Iterable[str]:
     """Why the same computation may round differently here."""
     placement = plan.placement
     if info.ranks > 1:
-        yield f"the run had {info.ranks} training ranks, whose sums have another order"
+        yield f"the run had {info.ranks} training ranks and sums in another order"
     if info.device != placement.device:
         yield f"the run computed on {info.device}, this replay on {placement.device}"
     elif placement.device == "cuda":

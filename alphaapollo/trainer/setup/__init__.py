@@ -1,1 +1,1 @@
-"""What a run settles before its first iteration: inputs, plan, worker roles."""
+"""Setup of a run before its first iteration: inputs, plan, worker specs."""

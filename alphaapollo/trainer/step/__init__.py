@@ -1,1 +1,1 @@
-"""The parts of one iteration: collect, build the batch, assign credit, learn."""
+"""Parts of one iteration: collect, build the batch, assign credit, learn."""

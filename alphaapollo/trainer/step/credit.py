@@ -20,7 +20,7 @@ from alphaapollo.algorithms.kl import kl_in_reward
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
 from alphaapollo.data.batch import Columns
-from alphaapollo.trainer.metrics.batch_metrics import advantage_metrics, length_penalty
+from alphaapollo.trainer.metrics import advantage_metrics, length_penalty
 from alphaapollo.trainer.step.training_batch import Batch, invalid_action_cost, sum_per_trajectory
 from alphaapollo.types import Trajectory, Turn
 
@@ -134,7 +134,7 @@ def _estimate(
 def _with_teacher(
     result: Advantages, batch: Batch, computed: WorkerColumns, teacher: Teacher
 ) -> tuple[Advantages, dict[str, float]]:
-    """Add the advantages of a teacher whose log-probs of the sampled tokens are used."""
+    """Add the advantages from the teacher's log-probs of the sampled tokens."""
     if not teacher.sampled:
         return result, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None

@@ -16,7 +16,7 @@ from alphaapollo.data.batch import segment_offsets
 from alphaapollo.data.packing import keep_rows
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.metrics.batch_metrics import layout_metrics
+from alphaapollo.trainer.metrics import layout_metrics
 from alphaapollo.trainer.run_state import Learner
 from alphaapollo.trainer.step.credit import Credit, CreditSettings, WorkerColumns, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch

@@ -123,7 +123,7 @@ class RewardModelScorer:
 
 
 def build_score_batch(texts: Sequence[list[int]], num_ranks: int, max_tokens: int, padded: bool) -> TrainBatch:
-    """Assign texts to ranks and micro-batches, as rows whose response is their last token, where the score is read."""
+    """Assign texts to ranks and micro-batches. Their response is the last token, where the score is read."""
     rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in texts]
     return build_train_batch(rows, range(len(rows)), num_ranks, len(rows), max_tokens, padded, seed=0, shuffle=False)
 

@@ -1,6 +1,6 @@
 """Training batch of one iteration: rows in ranks and micro-batches, with all rewards and loss weights.
 
-groups -> build_batch -> Batch, whose layout and denominators do not change any more
+groups -> build_batch -> Batch, with its final layout and denominators
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def check_length_budgets(prompts: Iterable[Prompt]) -> None:
 
 
 def invalid_action_cost(actor: Actor) -> float:
-    """Penalty of a turn whose action could not be parsed."""
+    """Penalty of a turn with an action that could not be parsed."""
     return actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
 
 

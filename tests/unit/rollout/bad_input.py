@@ -14,7 +14,7 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.rollout.worker import RolloutWorker
-from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.metrics import rollout_metrics
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 
 BAD, FINE = "bad?", "fine?"

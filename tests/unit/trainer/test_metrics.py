@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.trainer.metrics.batch_metrics import layout_metrics, speed_metrics
-from alphaapollo.trainer.metrics.rollout_metrics import rollout_metrics
+from alphaapollo.trainer.metrics import layout_metrics, rollout_metrics, speed_metrics
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 

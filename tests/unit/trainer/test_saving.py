@@ -56,7 +56,7 @@ class Case:
 
     @property
     def whole(self) -> list[str]:
-        return [path.name for path in self.checkpoints.whole()]
+        return [path.name for path in self.checkpoints.completed()]
 
 
 FULL = OSError("cannot write the checkpoint .writing_step_000003/policy: no space is left")

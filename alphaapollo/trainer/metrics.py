@@ -1,4 +1,4 @@
-"""What one iteration's metrics say of its rollouts: from groups to numbers. docs/metrics.md explains each name."""
+"""Metrics of one iteration: rollouts, advantages, batch layout, speed. docs/metrics.md explains each name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from alphaapollo.data.batch import TrainBatch
 from alphaapollo.evaluation.figures import CORRECT
 from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup, Turn
 
@@ -16,7 +19,7 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 def rollout_metrics(
     generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], rounds: int, seconds: float
 ) -> dict[str, float]:
-    """Of all trajectories that were generated; a failed one has no reward. `seconds`: of generation."""
+    """Metrics of all generated trajectories; failed ones have no reward. seconds: duration of the generation."""
     every = [trajectory for group in generated for trajectory in group.trajectories]
     turns = [turn for trajectory in every for turn in trajectory.turns]
     tokens = np.array([trajectory.num_tokens for trajectory in every])
@@ -54,7 +57,7 @@ def _scored(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str, float]:
-    """Sampled tokens of the episodes, and the first prompts'."""
+    """Sampled tokens per episode, and tokens of the first prompt."""
     quantiles = np.quantile(tokens, list(QUANTILES.values()))
     metrics = {
         "response/length_mean": float(tokens.mean()),
@@ -73,8 +76,8 @@ def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str
 
 
 def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
-    """Tool calls a turn, and what came of them, as shares of the calls. Turns whose action could not be read, or whose
-    calls were refused, are turn/invalid."""
+    """Tool calls per turn, and shares of the calls by status. A turn is invalid if its action could not be parsed, or
+    its calls were refused."""
     if not turns:
         return {}
     calls = [call for turn in turns for call in turn.info.get("tool_calls", ())]
@@ -90,9 +93,10 @@ def _tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Shares of the generated groups. Right, wrong, mixed and equal look at the samples that did not fail. A group
-    of one (`env.rollout.n=1`, a critic's) compares nothing, and is not called equal."""
-    counts: Counter[str] = Counter()
+    """Shares of the generated groups, by their samples that did not fail. A group of one sample has no variance to
+    compare and does not count as zero_variance."""
+    names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
+    counts = Counter(dict.fromkeys(names, 0), dropped=len(generated) - len(trained))
     for group in generated:
         scored = _scored(group.trajectories)
         right = [one.accuracy >= CORRECT for one in scored]
@@ -102,13 +106,11 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
         counts["mixed"] += any(right) and not all(right)
         counts["zero_variance"] += len(group.trajectories) > 1 and bool(rewards) and max(rewards) == min(rewards)
         counts["partial"] += 0 < len(scored) < len(group.trajectories)
-    counts["dropped"] = len(generated) - len(trained)
-    names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     return {f"groups/{name}": counts[name] / len(generated) for name in names}
 
 
 def _score_metrics(trajectories: Iterable[Trajectory], name: str) -> dict[str, float]:
-    """Mean, spread, accuracy and named components of the trajectories that have a score."""
+    """Mean, spread, accuracy and named components of the trajectories with a score."""
     scored = _scored(trajectories)
     if not scored:
         return {}
@@ -126,7 +128,7 @@ def _score_metrics(trajectories: Iterable[Trajectory], name: str) -> dict[str, f
 
 
 def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Reward, accuracy and length of each data source, where there are several."""
+    """Reward, accuracy and length per data source, if there are several."""
     by_source: dict[str, list[Trajectory]] = defaultdict(list)
     for group in generated:
         by_source[group.prompt.data_source] += group.trajectories
@@ -136,4 +138,52 @@ def _source_metrics(generated: Sequence[TrajectoryGroup]) -> dict[str, float]:
         if scored := _scored(own):
             metrics[f"source/{source}/reward"] = float(np.mean([one.reward for one in scored]))
             metrics[f"source/{source}/accuracy"] = float(np.mean([one.accuracy for one in scored]))
+    return metrics
+
+
+def advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
+    """Metrics over action tokens. advantages, mask: [B, L]; has_advantage: bool [B], rows with a non-zero one."""
+    own = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # numpy selects several times faster than torch
+    if not own.numel():
+        return {}
+    low, high = torch.aminmax(own)
+    return {
+        "advantage/mean": float(own.mean()),
+        "advantage/std": float(own.std(correction=0)),
+        "advantage/min": float(low),
+        "advantage/max": float(high),
+        "advantage/abs_mean": float(own.abs().mean()),
+        "advantage/share_zero": float((~has_advantage).mean()),
+    }
+
+
+def length_penalty(trajectories: list[Trajectory], shaped: Tensor, invalid_action_cost: float) -> float:
+    """Mean reduction of the reward by length shaping. shaped: [N], rewards after all shaping but the KL's."""
+    before = sum(one.reward - invalid_action_cost * sum(not turn.valid for turn in one.turns) for one in trajectories)
+    return before / len(trajectories) - float(shaped.mean())
+
+
+def layout_metrics(layout: TrainBatch, padded: bool, lost: int, trained: int) -> dict[str, float]:
+    """Metrics of rows, micro-batches and padding. lost: trajectories of the batch's groups that are not trained on."""
+    loads = [rank.computed_tokens(padded=False) for rank in layout.rank_batches]
+    cells = layout.computed_tokens(padded)
+    return {
+        "batch/trajectories": float(trained),
+        "batch/lost": float(lost),
+        "batch/rows": float(layout.num_rows),
+        "batch/tokens": float(layout.num_tokens),
+        "batch/sharing": layout.num_tokens / sum(loads),
+        "batch/micro_batches": float(sum(len(step.micro_batches) for step in layout.rank_batches[0].mini_batches)),
+        "batch/padding": 1 - sum(loads) / cells,
+        "batch/rank_imbalance": max(loads) * len(loads) / sum(loads) - 1,
+    }
+
+
+def speed_metrics(tokens: int, update: float, step: float, num_gpus: int) -> dict[str, float]:
+    """Tokens per second. tokens: of the rows trained on; update, step: seconds; num_gpus: 0 on a CPU."""
+    metrics = {}
+    if update:
+        metrics["perf/train_tokens_per_second"] = tokens / update
+    if num_gpus and step:
+        metrics["perf/tokens_per_second_per_gpu"] = tokens / step / num_gpus
     return metrics
