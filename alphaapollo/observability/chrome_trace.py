@@ -1,4 +1,5 @@
-"""Spans as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing show: a process a track, a thread a lane."""
+"""Write spans as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: one process per track, one thread per
+lane."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from alphaapollo.observability.json_values import plain
 from alphaapollo.observability.spans import Span
 
 SHARED = "rollout "
-"""How tracks begin whose lanes are many and short, an episode each: those that follow each other share a row."""
+"""Prefix of tracks with one short lane per episode; sequential episodes share a row."""
 
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
-    """Gzipped JSON, which both viewers read. Raises OSError that names the file."""
+    """Write gzipped JSON. Raises OSError that names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with writing("the profile", part):
@@ -28,7 +29,7 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
 
 
 def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """The trace's object; times are microseconds since its first span, whose unix time stands in `otherData`."""
+    """Build the trace. Times are microseconds since the first span, whose unix time is in `otherData`."""
     zero = min((span.start for span in spans), default=0.0)
     tracks = {track: number for number, track in enumerate(sorted({span.track for span in spans}, key=_order))}
     rows = {track: _rows([span for span in spans if span.track == track], track) for track in tracks}
@@ -54,13 +55,13 @@ def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def _order(track: str) -> tuple[bool, str, int]:
-    """The controller first, then by role and number."""
+    """Sort key: the controller first, then by role and number."""
     role, _, number = track.rpartition(" ")
     return (track != "controller", role, int(number) if number.isdigit() else 0)
 
 
 def _rows(spans: Sequence[Span], track: str) -> dict[str, int]:
-    """The row of each lane: its own, or of shared tracks the first one that is free from its begin to its end."""
+    """Assign a row to each lane. On shared tracks a lane gets the first row that is free for its duration."""
     lanes: dict[str, tuple[float, float]] = {}
     for span in spans:
         begin, end = lanes.get(span.lane, (span.start, span.start))

@@ -1,6 +1,6 @@
-"""What one sees of a run: a live view in a terminal, one line an iteration everywhere else.
+"""Console output of a run: a live view in a terminal, otherwise one line per iteration.
 
-The loop calls start, phase, step and notice; nothing that goes wrong with the display reaches it.
+The loop calls start, phase, step and notice. Display errors never affect the run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from alphaapollo.observability.advice import Advisor
+from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.curve import draw
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.time_spent import TimeSpent
 from alphaapollo.utils.redaction import redacted
 
-CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first of them that a run has is drawn
-FIGURES = {  # row -> how each figure is shown: those that a run has
+CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first metric that the run has is plotted
+FIGURES = {  # row -> {metric: format}; metrics that the run lacks are omitted
     "train": {
         "reward/mean": "reward {:.3f}",
         "reward/accuracy": "accuracy {:.3f}",
@@ -37,7 +37,7 @@ FIGURES = {  # row -> how each figure is shown: those that a run has
         "val/accuracy_greedy": "greedy {:.3f}",
         "val/loss": "loss {:.4f}",
     },
-    "lost": {  # shown where they are not 0
+    "lost": {  # shown if not 0
         "outcome/failed": "failed {:.0%}",
         "response/truncated": "truncated {:.0%}",
         "end/time_limit": "timed out {:.0%}",
@@ -45,38 +45,38 @@ FIGURES = {  # row -> how each figure is shown: those that a run has
     },
     "speed": {
         "rollout/tokens_per_second": "{:,.0f} tokens/s",
-        "timing/step": "{:.2f} s a step",
+        "timing/step": "{:.2f} s per step",
     },
 }
-RECENT_STEPS = 20  # the time that is left is judged by these
+RECENT_STEPS = 20  # used to estimate the remaining time
 BAR_WIDTH = 30
 CURVE_WIDTH, CURVE_HEIGHT = 76, 6
 
 
 @dataclass
-class View:
-    """All that is shown."""
+class RunView:
+    """State of the display."""
 
     total_steps: int = 0
     done: int = 0
-    phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # of the iteration at hand: done, total
-    figures: dict[str, float] = field(default_factory=dict)  # the last value of every metric
+    phases: dict[str, tuple[int, int]] = field(default_factory=dict)  # of the current iteration: done, total
+    figures: dict[str, float] = field(default_factory=dict)  # last value of each metric
     curve: list[tuple[float, float]] = field(default_factory=list)
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     @property
     def curve_name(self) -> str:
-        """The metric that is drawn."""
+        """Metric that is plotted."""
         return next((name for name in CURVES if name in self.figures), "")
 
     def seconds_left(self) -> float | None:
-        """Judged by the last iterations; None before the first."""
+        """Estimate from the last iterations; None before the first."""
         if not self.durations:
             return None
         return sum(self.durations) / len(self.durations) * (self.total_steps - self.done)
 
-    def take(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Note the metrics of an iteration."""
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of an iteration."""
         self.done = step
         self.figures |= metrics
         value = metrics.get(self.curve_name, math.nan)
@@ -85,73 +85,72 @@ class View:
 
 
 class Console:
-    """The display of one run."""
+    """Display of one run."""
 
     def __init__(self, terminal: Terminal | None = None):
         self._terminal = terminal or Terminal(highlight=False)
-        self._view = View()
-        self._advisor = Advisor()
+        self._view = RunView()
+        self._advisor = MetricsAdvisor()
         self._spent = TimeSpent()
         self._live: Live | None = None
         self._start = time.monotonic()
-        self._last: float | None = None  # when the last iteration ended
+        self._last: float | None = None  # end time of the last iteration
 
     def start(self, total_steps: int, done: int) -> None:
-        """Open the display. done: iterations that an earlier process has made."""
-        self._view = View(total_steps, done)
+        """Open the display. done: iterations finished before a resume."""
+        self._view = RunView(total_steps, done)
         self._start, self._last = time.monotonic(), None
-        able = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
-        if self._terminal.is_terminal and able:
+        supported = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
+        if self._terminal.is_terminal and supported:
             self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=4)
             self._live.start()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Progress of a phase of the iteration at hand. Without a terminal, the first line of an iteration may take
-        minutes: until then, each phase is said as it begins."""
+        """Show the progress of a phase. Without a terminal, phases are printed until the first iteration ends."""
         if self._live is None and self._last is None and name not in self._view.phases:
-            self._print(f"{clock(time.monotonic() - self._start):>5}  {name} ...")
+            self._print(f"{format_duration(time.monotonic() - self._start):>5}  {name} ...")
         self._view.phases[name] = (done, total)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An iteration has ended."""
+        """Show the metrics of a finished iteration."""
         now = time.monotonic()
-        if self._last is not None and step > self._view.done:  # the first one includes the start of the workers
+        if self._last is not None and step > self._view.done:  # the first iteration includes the start of the workers
             self._view.durations.append((now - self._last) / (step - self._view.done))
         self._last = now
-        self._view.take(step, metrics)
+        self._view.update(step, metrics)
         self._spent.add(metrics)
         self._view.phases.clear()
         if self._live is None:
             self._print(plain_line(self._view, metrics))
-        for advice in self._advisor.look(step, metrics):
+        for advice in self._advisor.check(step, metrics):
             self.notice(advice)
 
     def notice(self, text: str) -> None:
-        """Say something that stays: above the live view, or on a line of its own."""
+        """Print a permanent line, above the live view if there is one."""
         self._print(Text.assemble(("note ", "yellow"), redacted(text)))
 
-    def where_time_went(self) -> None:
-        """The last lines of a run that has come to its end."""
+    def show_time_summary(self) -> None:
+        """Print the time summary at the end of a run."""
         for line in self._spent.lines():
             self._print(line)
 
     def close(self) -> None:
-        """Leave the last view standing."""
+        """Stop the live view and keep its last state on screen."""
         if self._live is not None:
             with suppress(OSError):
                 self._live.stop()
             self._live = None
 
     def _print(self, text: Text | str) -> None:
-        with suppress(OSError):  # a terminal that is gone, a full disk behind the pipe: the run goes on
+        with suppress(OSError):  # closed terminal or full disk; the run continues
             self._terminal.print(text, soft_wrap=True)
 
     def _render(self) -> Group:
         return render(self._view, time.monotonic() - self._start, self._terminal.width)
 
 
-def render(view: View, elapsed: float, width: int) -> Group:
-    """The live view: bars, the curve, the last figures."""
+def render(view: RunView, elapsed: float, width: int) -> Group:
+    """Render the live view: progress bars, curve, last metrics."""
     parts: list[Table | Text] = [_bars(view, elapsed)]
     if len(view.curve) > 1:
         curve = draw({view.curve_name: view.curve}, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
@@ -165,17 +164,17 @@ def render(view: View, elapsed: float, width: int) -> Group:
     return Group(*parts)
 
 
-def _bars(view: View, elapsed: float) -> Table:
+def _bars(view: RunView, elapsed: float) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=8)
     table.add_column(width=BAR_WIDTH)
     table.add_column()
     ended = view.done >= view.total_steps
-    left = "" if ended else f", {clock(view.seconds_left())} left"
+    left = "" if ended else f", {format_duration(view.seconds_left())} left"
     table.add_row(
         Text("run", "bold"),
         ProgressBar(total=max(view.total_steps, 1), completed=view.done, width=BAR_WIDTH),
-        Text.assemble(f"{view.done}/{view.total_steps} steps", (f"   {clock(elapsed)} gone{left}", "dim")),
+        Text.assemble(f"{view.done}/{view.total_steps} steps", (f"   {format_duration(elapsed)} elapsed{left}", "dim")),
     )
     phases = {} if ended and not view.phases else {"generate": (0, 0), "update": (0, 0)} | view.phases
     for name, (done, total) in phases.items():
@@ -187,7 +186,7 @@ def _bars(view: View, elapsed: float) -> Table:
 
 
 def figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
-    """Rows of the figures that there are: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
+    """Format the available metrics: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
     rows = {
         row: "   ".join(
             shape.format(figures[name])
@@ -199,18 +198,19 @@ def figure_rows(figures: Mapping[str, float]) -> dict[str, str]:
     return {row: text for row, text in rows.items() if text}
 
 
-def plain_line(view: View, metrics: Mapping[str, float]) -> str:
-    """One iteration on one line: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32 left`."""
+def plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
+    """Format an iteration on one line: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32
+    left`."""
     rows = figure_rows(metrics)
     if "val" in rows:
         rows["val"] = f"val: {rows['val']}"
     head = f"step {view.done:>{len(str(view.total_steps))}}/{view.total_steps}"
-    tail = [f"{clock(view.seconds_left())} left"] if view.durations and view.done < view.total_steps else []
+    tail = [f"{format_duration(view.seconds_left())} left"] if view.durations and view.done < view.total_steps else []
     return "   ".join([head, *rows.values(), *tail])
 
 
-def clock(seconds: float | None) -> str:
-    """`0:07`, `12:30`, `1:05:00`; `?` for None."""
+def format_duration(seconds: float | None) -> str:
+    """Format seconds as `0:07`, `12:30` or `1:05:00`; `?` for None."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""How far a long count is: a bar in a terminal, a line every tenth elsewhere."""
+"""Progress of a long count: a bar in a terminal, otherwise a line every ten percent."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from alphaapollo.observability.terminal import Terminal
 
-LINES = 10  # without a terminal
+LINES = 10  # printed without a terminal
 
 
-class Counter:
-    """`with Counter("prompts", total=80) as counter: ... counter.advance("accuracy 0.53")`"""
+class ProgressCounter:
+    """`with ProgressCounter("prompts", total=80) as counter: ... counter.advance("accuracy 0.53")`"""
 
     def __init__(self, what: str, total: int, done: int = 0, terminal: Terminal | None = None):
         self._what, self._total, self._done = what, total, done
         self._terminal = terminal or Terminal(highlight=False)
         self._bar: Progress | None = None
 
-    def __enter__(self) -> Counter:
+    def __enter__(self) -> ProgressCounter:
         if self._terminal.is_terminal:
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn(self._what), TimeRemainingColumn())
             self._bar = Progress(*columns, TextColumn("{task.description}"), console=self._terminal)
@@ -32,7 +32,7 @@ class Counter:
             self._bar.stop()
 
     def advance(self, text: str) -> None:
-        """One more is done; `text` is what else there is to say."""
+        """Count one more item. text: shown with the progress."""
         before, self._done = self._done, self._done + 1
         if self._bar:
             self._bar.update(self._task, advance=1, description=text)

@@ -1,4 +1,4 @@
-"""Curves of metrics.jsonl, drawn in the terminal and as PNG.
+"""Plot metrics.jsonl in the terminal and as PNG.
 
 python -m alphaapollo.observability.curve outputs/quickstart/grpo/metrics.jsonl val/accuracy val/accuracy_greedy \\
     --png curve.png
@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,16 @@ from alphaapollo.observability.terminal import Terminal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Points = Sequence[tuple[float, float]]  # (step, value), by rising step
-Band = Sequence[tuple[float, float, float]]  # (step, low, high), by rising step
+Points = Sequence[tuple[float, float]]  # (step, value), sorted by step
+Band = Sequence[tuple[float, float, float]]  # (step, low, high), sorted by step
 
-STYLES = ("cyan", "magenta", "green", "yellow")
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille character: [column][row]
+STYLES = (("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+"))  # also distinct without colors
 
 
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """The points of each metric in a metrics.jsonl; iterations without it, or with null, are left out.
+    """Read the points of each metric in a metrics.jsonl. Iterations without the metric or with null are skipped.
 
-    Raises ValueError for a metric that no line has.
+    Raises ValueError for a metric without values.
     """
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
@@ -42,42 +42,40 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
 
 
 def draw(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
-    """The curves as text of at most `width` columns: `height` rows, the steps, and a legend if there are several.
+    """Plot curves in the terminal, with a legend of the last values if there are several.
 
-    Every second dot of the second curve is left out, so that it can be told apart without colours.
+    The plot has `height` rows and a row of steps below, and at most `width` columns.
     """
+    import plotext
+
     every = [point for points in curves.values() for point in points]
     low, high = value_range([value for _, value in every])
     first, last = min(step for step, _ in every), max(step for step, _ in every)
-    labels = [tick(high), tick((low + high) / 2), tick(low)]
-    margin = max(map(len, labels))
-    columns = max(width - margin - 2, 2)
-    cells = [[0] * columns for _ in range(height)]
-    styles = [[""] * columns for _ in range(height)]
-    for index, points in enumerate(curves.values()):
-        previous = None
-        for x, value in enumerate(_resample(points, first, last, 2 * columns)):
-            if value is None or (index and x % 2):
-                continue
-            dot = round((high - value) / (high - low) * (4 * height - 1))
-            for y in range(dot, dot + 1) if previous is None or index else _span(previous, dot):
-                cells[y // 4][x // 2] |= DOTS[x % 2][y % 4]
-                styles[y // 4][x // 2] = STYLES[index % len(STYLES)]
-            previous = dot
-    beside = {0: labels[0], height // 2: labels[1], height - 1: labels[2]}
-    text = Text()
-    for row in range(height):
-        text.append(f"{beside.get(row, ''):>{margin}} ", "dim").append("┤" if row in beside else "│", "dim")
-        for bits, style in zip(cells[row], styles[row], strict=True):
-            text.append(chr(0x2800 + bits) if bits else " ", style)
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plotsize(width, height + 1)
+    plotext.limitsize(False, False)
+    plotext.xaxes(False, False)
+    plotext.yaxes(True, False)
+    for points, (color, marker) in zip(curves.values(), cycle(STYLES), strict=False):
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        plotext.plot(steps, values, marker=marker, color=color)
+    plotext.xlim(first, last if last > first else first + 1)
+    plotext.ylim(low, high)
+    plotext.xticks([first, last], [tick(first), tick(last)])
+    middle = (low + high) / 2
+    plotext.yticks([low, middle, high], [tick(low), tick(middle), tick(high)])
+    text = Text.from_ansi(plotext.build().rstrip())
+    if len(curves) > 1:
         text.append("\n")
-    steps = f"{tick(first)}{tick(last):>{columns - len(tick(first))}}"
-    text.append(" " * (margin + 2) + steps, "dim")
-    return text.append("\n").append(_legend(curves, margin + 2)) if len(curves) > 1 else text
+        for (name, points), (color, marker) in zip(curves.items(), cycle(STYLES), strict=False):
+            sign = "━" if marker == "braille" else marker
+            text.append(f"   {sign * 3} ", color).append(f"{name} {points[-1][1]:.3f}")
+    return text
 
 
 def value_range(values: Sequence[float]) -> tuple[float, float]:
-    """The axis: 0 to 1 for shares that use a good part of it, else as far as the values go; never empty."""
+    """Range of the y axis: 0 to 1 for shares above 0.3, else the range of the values; never empty."""
     low, high = min(values), max(values)
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
@@ -85,47 +83,16 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def tick(value: float) -> str:
-    """A number as a label: three significant digits, large and whole numbers without decimals."""
+    """Format an axis label: three significant digits; large and whole numbers without decimals."""
     return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _span(previous: int, dot: int) -> range:
-    """The dots of a column that join it to the column before."""
-    if abs(dot - previous) <= 1:
-        return range(dot, dot + 1)
-    return range(previous + 1, dot + 1) if dot > previous else range(dot, previous)
-
-
-def _resample(points: Points, first: float, last: float, count: int) -> list[float | None]:
-    """Values at `count` even steps, on straight lines between the points; None outside them."""
-    values: list[float | None] = [None] * count
-    scale = (last - first) / (count - 1) or 1.0
-    right = 0
-    for x in range(count):
-        step = first + x * scale
-        while right < len(points) - 1 and points[right][0] < step:
-            right += 1
-        (x0, y0), (x1, y1) = points[max(right - 1, 0)], points[right]
-        if x0 - scale / 2 <= step <= x1 + scale / 2:
-            share = min(max((step - x0) / (x1 - x0), 0.0), 1.0) if x1 > x0 else 1.0
-            values[x] = y0 + share * (y1 - y0)
-    return values
-
-
-def _legend(curves: Mapping[str, Points], indent: int) -> Text:
-    text = Text(" " * indent)
-    for index, (name, points) in enumerate(curves.items()):
-        line = "⠉⠉⠉" if index == 0 else "⠁⠁⠁"
-        text.append(line, STYLES[index % len(STYLES)]).append(f" {name} {points[-1][1]:.3f}   ")
-    return text
-
-
 def empty_figure() -> Figure:
-    """Notebooks show it without %matplotlib, too. Raises ValueError where matplotlib is not installed."""
+    """Create a figure that notebooks display directly. Raises ValueError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("drawing a picture needs matplotlib. pip install -e '.[plots]' in the clone.") from None
+        raise ValueError("plotting needs matplotlib. Run pip install -e '.[plots]' in the clone.") from None
 
     class Picture(Figure):
         def _repr_png_(self) -> bytes:
@@ -139,8 +106,7 @@ def empty_figure() -> Figure:
 def figure(
     curves: Mapping[str, Points], title: str = "", over: str = "step", bands: Mapping[str, Band] | None = None
 ) -> Figure:
-    """The curves over the steps, those of `bands` with their intervals. Raises ValueError where matplotlib is not
-    installed."""
+    """Plot curves over steps, with intervals for those in `bands`. Raises ValueError if matplotlib is not installed."""
     drawn, bands = empty_figure(), bands or {}
     axes = drawn.add_subplot()
     for name, points in curves.items():
@@ -160,8 +126,10 @@ def figure(
 
 
 def intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
-    """(source, figure, value, low, high) of shares: a point with its interval each, a colour a source. Raises
-    ValueError where matplotlib is not installed."""
+    """Plot shares with intervals, one color per source. rows: (source, metric, value, low, high).
+
+    Raises ValueError if matplotlib is not installed.
+    """
     drawn = empty_figure()
     axes = drawn.add_subplot()
     names = list(dict.fromkeys(name for _, name, *_ in rows))
@@ -178,14 +146,14 @@ def intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str =
 
 
 def save_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
-    """The curves as a PNG. Raises ValueError where matplotlib is not installed."""
+    """Save the curves as PNG. Raises ValueError if matplotlib is not installed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure(curves, title).savefig(path, dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the named metrics of a metrics.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Draw metrics.")
+    """Plot metrics of a metrics.jsonl. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
     parser.add_argument("file", type=Path, help="a run's metrics.jsonl")
     parser.add_argument("metrics", nargs="+", help="e.g. reward/mean val/accuracy")
     parser.add_argument("--png", type=Path, help="also write a picture here")

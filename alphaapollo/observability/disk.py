@@ -1,4 +1,4 @@
-"""Failed writes, said so that one knows what to do."""
+"""Clear errors for failed writes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 
 @contextmanager
 def writing(what: str, path: Path) -> Iterator[None]:
-    """Turn an OSError of the block (a full disk, a missing right) into one that names what could not be written."""
+    """Name in an OSError of the block (disk full, no permission) what could not be written and how to continue."""
     try:
         yield
     except OSError as error:
         raise OSError(
             error.errno,
-            f"could not write {what}: {error.strerror}. Make room or mend the folder; the same command goes on from "
-            "the last checkpoint",
+            f"could not write {what}: {error.strerror}. Free disk space or fix permissions; the same command resumes "
+            "from the last checkpoint",
             str(path),
         ) from error
 
 
 def close_all(*closes: Callable[[], None]) -> None:
-    """Call each, in a `finally`. Raises the first OSError of theirs, but not over the error that is under way: on a
-    full disk a file that could not be written cannot be closed either."""
-    under_way, failures = sys.exc_info()[1], list[OSError]()
+    """Call all functions in a `finally` block. Raises the first OSError, unless another exception is being handled (a
+    full disk makes closing fail, too)."""
+    active_error, failures = sys.exc_info()[1], list[OSError]()
     for close in closes:
         try:
             close()
         except OSError as error:
             failures.append(error)
-    if failures and under_way is None:
+    if failures and active_error is None:
         raise failures[0]

@@ -1,4 +1,4 @@
-"""Values as JSON has them."""
+"""Convert values to JSON types."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def finite(value: float) -> float | None:
-    """The value as a float, or None where JSON has no word for it (nan, inf)."""
+    """Return the value as a float, or None for nan and inf."""
     value = float(value)
     return value if math.isfinite(value) else None
 
 
 def plain(value: Any) -> Any:
-    """What an environment's `info` may hold besides JSON's own types: arrays and numbers of numpy, else its text."""
+    """Convert numpy arrays and numbers to JSON types, other objects to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

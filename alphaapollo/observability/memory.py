@@ -1,4 +1,4 @@
-"""The memory of processes, in GiB."""
+"""Memory of processes in GiB."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 import torch
 
 
-def process_memory() -> dict[str, float]:
-    """Of this process: resident now and at most; on a GPU also what torch holds there."""
-    figures = {"rss_gib": resident_gib(), "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+def memory_metrics() -> dict[str, float]:
+    """Resident memory of this process, current and peak, and memory reserved by torch on the GPU."""
+    metrics = {"rss_gib": resident_gib(), "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if torch.cuda.is_available():
-        figures["cuda_gib"] = torch.cuda.memory_reserved() / 2**30
-        figures["cuda_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
-    return figures
+        metrics["cuda_gib"] = torch.cuda.memory_reserved() / 2**30
+        metrics["cuda_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
+    return metrics
 
 
 def resident_gib() -> float:
-    """What this process has in memory now."""
+    """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**30
 
 
 def peak_memory_gib(pid: int) -> float:
-    """Most that a process ever had in memory; 0 for one that is gone."""
+    """Peak resident memory of a process; 0 if it ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or after
+    except (FileNotFoundError, ProcessLookupError):
         return 0.0
     kib = next((line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")), "0")
     return int(kib) / 2**20

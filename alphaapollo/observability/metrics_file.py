@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line an iteration, flat numbers under names `group/name`, e.g. `reward/mean`."""
+"""metrics.jsonl: one line per iteration with flat numbers named `group/name`, e.g. `reward/mean`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from alphaapollo.observability.json_values import finite
 
 
 class JsonlTracker:
-    """metrics.jsonl: one flat JSON object an iteration, on the disk when `log` returns.
+    """Writer of metrics.jsonl. A line is on disk when `log` returns.
 
-    A line is a finite float or null a name: `{"step": 3, "reward/mean": 0.5, "kl/mean": null}`.
+    Values are finite floats or null: `{"step": 3, "reward/mean": 0.5, "kl/mean": null}`.
     """
 
     def __init__(self, path: Path, resumed_step: int, notice: Callable[[str], None] = print):
@@ -36,8 +36,8 @@ class JsonlTracker:
 
 
 def _cut_after(path: Path, step: int) -> list[str]:
-    """Keep the lines up to `step` (none of them for a new run), and not the half of a line that a kill has left. What
-    to tell of lines that have come to harm since."""
+    """Remove lines after `step` (all lines for a new run) and a line left incomplete by a kill. Returns notices about
+    damaged lines."""
     kept, damaged = [], []
     lines = path.read_bytes().splitlines(keepends=True) if step else []
     for number, line in enumerate(lines, start=1):
@@ -51,22 +51,22 @@ def _cut_after(path: Path, step: int) -> list[str]:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    return [f"{path}: lines {', '.join(damaged)} cannot be read and are left out."] if damaged else []
+    return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
 
 
 def logged_steps(path: Path) -> list[int]:
-    """The iterations that have a line. ValueError: the file cannot be read."""
+    """Steps that have a line. Raises ValueError if the file cannot be read."""
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be read ({error.strerror}). Move it away to go on without the earlier metrics."
+            f"{path} cannot be read ({error.strerror}). Move it away to continue without the earlier metrics."
         ) from None
     return [step for line in lines if (step := _step_of(line)) is not None]
 
 
 def _step_of(line: bytes) -> int | None:
-    """None: it is no line of ours."""
+    """Step of a line; None for an invalid line."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -74,7 +74,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 def as_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """One flat line of metrics.jsonl: the step, then every metric as a finite float or null.
+    """Build a line of metrics.jsonl: the step, then every metric as a finite float or null.
 
     >>> as_record(3, {"reward/mean": 0.5, "kl/mean": float("nan")})
     {'step': 3, 'reward/mean': 0.5, 'kl/mean': None}

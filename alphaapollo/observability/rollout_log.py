@@ -1,6 +1,8 @@
-"""Every trajectory on disk: rollouts/step_000012.jsonl, and rollouts/val_000012.jsonl (val_greedy_...) for validation.
+"""Write every trajectory to rollouts/step_000012.jsonl, and to rollouts/val_000012.jsonl (val_greedy_...) in
+validation.
 
-    loop -- write(step, groups) --> queue --> thread: one JSON line a trajectory --> .part file --> renamed when whole
+    loop -- write(step, groups) --> queue --> thread: one JSON line per trajectory --> .part file --> renamed when
+    complete
 
 One line, e.g. (shortened):
 
@@ -11,9 +13,9 @@ One line, e.g. (shortened):
      "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0,
                "weight_versions": [[11, 2]]}]}
 
-`prompt` is what the model was asked first; where an environment asks something else than its row, `row_prompt` is the
-row's (else null). A turn's `observation` are the messages with which the environment answered it, null if it did not.
-`weight_version` is that of the last token; a row's `weight_versions` are (publish, how many sampled tokens), in order.
+`prompt` is the first observation; if an environment replaces the row's prompt, `row_prompt` contains the latter (else
+null). A turn's `observation` contains the environment's messages after it, or null. `weight_version` is the version of
+the last token; a row's `weight_versions` are pairs (version, number of sampled tokens), in order.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from alphaapollo.observability.json_values import finite, plain
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.redaction import redacted, secrets
 
-QUEUED_STEPS = 4  # more than that, and the loop waits for the disk
+QUEUED_STEPS = 4  # beyond this the loop waits for the disk
 
 
 class RolloutLog:
-    """Writes in a thread of its own, so that the loop does not wait; what goes wrong raises from the next call."""
+    """Writes in a background thread. A failed write raises in the next call."""
 
     def __init__(self, folder: Path):
         with writing("the rollouts", folder):
@@ -47,24 +49,25 @@ class RolloutLog:
         self._writing: deque[Future[None]] = deque()
 
     def write(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """Take the trajectories of a training iteration; they must not change any more. OSError: an earlier write."""
+        """Queue the trajectories of a training iteration, which must not change afterwards. Raises OSError of an
+        earlier write."""
         self._submit(f"step_{step:06d}.jsonl", step, groups)
 
     def write_validation(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
-        """Take the trajectories of a validation; `suffix`, e.g. "_greedy", tells several of one step apart."""
+        """Queue the trajectories of a validation. suffix: e.g. "_greedy", distinguishes validations of one step."""
         self._submit(f"val{suffix}_{step:06d}.jsonl", step, groups)
 
     def close(self) -> None:
-        """Return when everything taken so far is on disk."""
-        self._settle(until=0)
+        """Wait until all queued trajectories are written."""
+        self._wait_for_writes(until=0)
         self._thread.shutdown()
 
     def _submit(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        self._settle(until=QUEUED_STEPS)
+        self._wait_for_writes(until=QUEUED_STEPS)
         self._writing.append(self._thread.submit(self._write_file, name, step, groups))
 
-    def _settle(self, until: int) -> None:
-        """Take off what is written, and wait where more than `until` are not."""
+    def _wait_for_writes(self, until: int) -> None:
+        """Remove finished writes and wait until at most `until` are pending."""
         while self._writing and (len(self._writing) > until or self._writing[0].done()):
             self._writing.popleft().result()
 
@@ -77,25 +80,25 @@ class RolloutLog:
 
 
 def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
-    """One JSON line a trajectory, without secrets; a greedy baseline is the sample after its group's last."""
-    known = secrets()  # a tool or a server may tell one
+    """Yield one JSON line per trajectory, with secrets redacted. A greedy baseline follows the samples of its group."""
+    known = secrets()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = trajectory_record(step, group.prompt, trajectory)
-            # Nearly all of a line, and a log thread at work on it holds the loop up: by a quicker writer, whose numbers
-            # are the same, and null for nan.
+            # Rows are most of a line; a faster writer (same numbers, null for nan) keeps the thread from blocking the
+            # loop.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=plain).decode()
             try:
                 line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=plain)
-            except ValueError:  # nan or inf somewhere, which JSON does not have
+            except ValueError:  # nan or inf, which JSON lacks
                 line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
-            # half a surrogate pair, from an environment, say, has no UTF-8 but a JSON escape: \ud800
+            # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
             text = redacted(line.encode("utf-8", "backslashreplace").decode(), known)
             yield text[:-1] + f', "rows": {rows}}}\n'
 
 
 def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
-    """One trajectory as plain data."""
+    """Convert a trajectory to plain data."""
     score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
     asked = prompt.content if trajectory.asked is None else trajectory.asked
     return {

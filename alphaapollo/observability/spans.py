@@ -1,11 +1,10 @@
-"""What a process does when: what it is in the middle of (pulse.py), and, noted while somebody asks for it
-(trainer.profile_steps), what it was.
+"""Spans of a process: active calls for stall detection (utils/heartbeat.py), recorded during trainer.profile_steps.
 
-    with SPANS.at("rollout 0", "train.12.0.3"):     # for this task and those that it starts
-        with SPANS("generate", tokens=83):          # costs next to nothing while nobody asks
+    with SPANS.at("rollout 0", "train.12.0.3"):     # for this task and tasks started in it
+        with SPANS("generate", tokens=83):          # almost free while not recording
             ...
 
-Each process has its own list; the controller fetches them (trainer/profile.py) and writes one trace.
+Each process records its own spans; the controller collects them (trainer/profile.py) into one trace.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from alphaapollo.utils.heartbeat import PULSE
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time. Spans of one lane follow each other or lie within each other."""
+    """A named time interval. Spans of one lane are sequential or nested."""
 
-    track: str  # who: controller, policy 0, rollout 3
-    lane: str  # what of it goes on at the same time: a thread, an episode
+    track: str  # controller, policy 0, rollout 3
+    lane: str  # concurrent part of the track: a thread, an episode
     name: str
     start: float  # unix seconds
     seconds: float
@@ -36,29 +35,29 @@ _place: ContextVar[tuple[str, str]] = ContextVar("place", default=("controller",
 
 
 class Spans:
-    """The spans of a process. Its clock is that of the wall when it began to note, and even from there."""
+    """Spans of a process, timed by a monotonic clock that starts at wall-clock time."""
 
     def __init__(self) -> None:
-        self._noted: list[Span] | None = None
-        self._zero = 0.0  # of the even clock, in unix seconds
+        self._recorded: list[Span] | None = None
+        self._zero = 0.0  # unix time of the monotonic clock's zero
 
     @property
     def on(self) -> bool:
-        return self._noted is not None
+        return self._recorded is not None
 
     def start(self) -> None:
-        """Note from now on; a second call changes nothing, as where several workers share a process."""
-        if self._noted is None:
-            self._noted, self._zero = [], time.time() - time.perf_counter()
+        """Start recording. Idempotent, since several workers may share a process."""
+        if self._recorded is None:
+            self._recorded, self._zero = [], time.time() - time.perf_counter()
 
     def take(self) -> list[Span]:
-        """What was noted, and no more from now on; nothing at a second call."""
-        noted, self._noted = self._noted, None
-        return noted or []
+        """Stop recording and return the spans; empty at a second call."""
+        recorded, self._recorded = self._recorded, None
+        return recorded or []
 
     @contextmanager
     def at(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
-        """Where the spans within belong, also those of what goes on when somebody asks; what is not given stays."""
+        """Set track and lane of the spans inside. Values that are not given are inherited."""
         before = _place.get()
         token = _place.set((track or before[0], lane or before[1]))
         try:
@@ -68,26 +67,25 @@ class Spans:
 
     @contextmanager
     def __call__(self, name: str, within: float | None = None, **args: Any) -> Iterator[None]:
-        """The block is a span, also when it raises; `args` are shown with it. within: seconds after which somebody ends
-        it."""
-        noted, begin, (track, lane) = self._noted, time.perf_counter(), _place.get()
+        """Record the block as a span, also if it raises. within: its timeout in seconds, if it has one."""
+        recorded, begin, (track, lane) = self._recorded, time.perf_counter(), _place.get()
         try:
-            with PULSE.doing(name, limit=within):
+            with HEARTBEAT.call(name, limit=within):
                 yield
         finally:
-            if noted is not None:
-                noted.append(Span(track, lane, name, self._zero + begin, time.perf_counter() - begin, args))
+            if recorded is not None:
+                recorded.append(Span(track, lane, name, self._zero + begin, time.perf_counter() - begin, args))
 
 
 SPANS = Spans()
-"""Those of this process."""
+"""Spans of this process."""
 
 
 def start_spans() -> None:
-    """For calls from another process: a function that travels there by its name, where SPANS would go as a copy."""
+    """Start recording in a worker process. A function is pickled by name; SPANS would be copied."""
     SPANS.start()
 
 
 def take_spans() -> list[Span]:
-    """Likewise."""
+    """Return the spans of a worker process."""
     return SPANS.take()

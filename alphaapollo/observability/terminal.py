@@ -1,4 +1,4 @@
-"""The console that commands print to."""
+"""Console that commands print to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich.console import Console
 
 
 class Terminal(Console):
-    """rich's console, with colours and live displays only where the output is a terminal.
+    """rich console with colors and live displays only if the output is a terminal.
 
-    FORCE_COLOR, which CI services set, would have rich write them into log files, too. Where the reader goes away
-    (`... | head`), rich would end the program; this console drops what follows.
+    FORCE_COLOR, set by CI services, would write them into log files as well. If the reader of a pipe exits (`... |
+    head`), rich would exit the program; this console drops further output.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Terminal(Console):
     ):
         if force_terminal is None:
             stream = file or (sys.stderr if stderr else sys.stdout)
-            force_terminal = stream is not None and stream.isatty()  # None: closed by `>&-`
+            force_terminal = stream is not None and stream.isatty()  # None if closed by `>&-`
         super().__init__(file=file, stderr=stderr, force_terminal=force_terminal, **options)
 
     def on_broken_pipe(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes."""
+"""Phase timer of an iteration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alphaapollo.observability.spans import SPANS
 
 
 class Timer:
-    """Seconds by phase since it was made; phases of one name add up, and do not nest.
+    """Seconds per phase since construction. Phases of one name add up and do not nest.
 
     >>> timer = Timer()
     >>> with timer("generate"):
@@ -27,7 +27,7 @@ class Timer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Count the block's time under the phase, also when it raises."""
+        """Add the block's time to the phase, also if it raises."""
         begin = self._clock()
         try:
             with SPANS(phase):
@@ -37,12 +37,11 @@ class Timer:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since construction."""
         return self._clock() - self._start
 
     def metrics(self) -> dict[str, float]:
-        """timing/PHASE in seconds, timing/step (all since the start), timing/other (outside any phase), and each
-        phase's share of the step as timing_share/PHASE."""
+        """Return timing/PHASE in seconds, timing/step (total), timing/other (outside phases) and timing_share/PHASE."""
         step = self.elapsed
         seconds = {**self.seconds, "other": step - sum(self.seconds.values())}
         metrics = {f"timing/{phase}": spent for phase, spent in seconds.items()} | {"timing/step": step}

@@ -1,4 +1,4 @@
-"""torch's profiler in the process of a training rank: operators and kernels as spans."""
+"""Operators and kernels of a training rank as spans, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from alphaapollo.observability.spans import Span
 
-SHORTEST = 20e-6  # seconds: what is shorter is left out, or a trace has millions of them
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # kinds of what runs on a GPU: kept whatever it takes
+SHORTEST = 20e-6  # seconds; shorter operators are dropped to limit the size of a trace
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # GPU events, never dropped
 HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 
-_running: tuple[str, Any] | None = None  # (track, profiler): torch has one a process
+_running: tuple[str, Any] | None = None  # (track, profiler): torch allows one per process
 
 
 def start_torch_spans(track: str) -> None:
-    """Record from now on, in this thread; nothing where another worker of the process does so already."""
+    """Start recording in this thread. Does nothing if another worker of this process records."""
     global _running
     if _running is not None:
         return
@@ -31,7 +31,7 @@ def start_torch_spans(track: str) -> None:
 
 
 def take_torch_spans(track: str) -> list[Span]:
-    """What was recorded for `track`; the recording ends."""
+    """Stop recording and return the spans of `track`."""
     global _running
     if _running is None or _running[0] != track:
         return []
@@ -45,7 +45,7 @@ def take_torch_spans(track: str) -> list[Span]:
 
 
 def read_torch_trace(trace: dict[str, Any], track: str) -> list[Span]:
-    """The spans of torch's own trace, whose times count from its baseTimeNanoseconds in microseconds."""
+    """Convert torch's trace, whose times are microseconds since baseTimeNanoseconds."""
     base = trace.get("baseTimeNanoseconds", 0) / 1e9
     spans = []
     for event in trace["traceEvents"]:

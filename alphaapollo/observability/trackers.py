@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: metrics.jsonl always, tensorboard and wandb where asked for."""
+"""Metric trackers: metrics.jsonl always, tensorboard and wandb on request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any, Protocol
 from alphaapollo.observability.metrics_file import JsonlTracker
 
 WANDB_FIX = (
-    "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or leave it "
-    "out."
+    "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or remove it."
 )
 
 
 class Tracker(Protocol):
-    """Takes the metrics of one iteration after the other."""
+    """Destination of metrics."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -49,23 +48,22 @@ def make_tracker(
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise ValueError where the package behind a tracker is missing, or wandb has no login; cheap, so that it can run
-    before anything."""
+    """Raise ValueError if the package of a tracker is missing or wandb has no login."""
     for name in names:
         if name != "console" and importlib.util.find_spec(name) is None:
             raise ValueError(
                 f"trainer.logger has {name}, but the package {name} is not installed. "
-                f"pip install -e '.[{name}]' in the clone, or leave it out."
+                f"Run pip install -e '.[{name}]' in the clone, or remove it."
             )
     if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
         import wandb
 
         if not wandb.login(prompt=False, verify=False):
-            raise ValueError(f"trainer.logger has wandb, and there is no login to it. {WANDB_FIX}")
+            raise ValueError(f"trainer.logger has wandb, but you are not logged in. {WANDB_FIX}")
 
 
 class AllTrackers:
-    """Several trackers behind one."""
+    """Several trackers behind one interface."""
 
     def __init__(self, trackers: Sequence[Tracker]):
         self._trackers = trackers
@@ -88,7 +86,7 @@ class TensorboardTracker:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
-        if resumed_step:  # tells tensorboard to drop what an earlier process logged after the checkpoint
+        if resumed_step:  # makes tensorboard drop steps logged after the checkpoint
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(step=resumed_step + 1, session_log=start))
 
@@ -105,7 +103,7 @@ class TensorboardTracker:
 
 
 class WandbTracker:
-    """Weights & Biases; each start is a wandb run of its own, in one group. WANDB_MODE=offline needs no account."""
+    """Weights & Biases tracker. Each start is a new wandb run in one group. WANDB_MODE=offline needs no account."""
 
     def __init__(self, project: str, experiment: str, folder: Path, config: Mapping[str, Any]):
         import wandb
@@ -116,7 +114,7 @@ class WandbTracker:
                 project=project, name=experiment, group=experiment, dir=str(folder), config=dict(config)
             )
         except wandb.errors.UsageError as error:
-            raise ValueError(f"trainer.logger has wandb, which says: {error}. {WANDB_FIX}") from None
+            raise ValueError(f"trainer.logger has wandb, which failed: {error}. {WANDB_FIX}") from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import torch
 
-from alphaapollo.config.schema import Model
+from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.writer import CheckpointWriter
+from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder
+from alphaapollo.models.moe_routing import Routers
 from alphaapollo.models.training.train_state import ErrorContext, TrainState
 from alphaapollo.observability.memory import memory_metrics
 from alphaapollo.weight_sync.digest import tensors_digest
+from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.process_group import RankPlacement, join_ranks, leave_ranks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ModelWorker:
@@ -45,15 +52,18 @@ class ModelWorker:
 
 
 class TrainingWorker(ModelWorker):
-    """One rank with a model in training. A subclass sets `state`.
-
-    Methods other than `written` and `memory` are collectives.
+    """One rank with a model in training. Methods other than `written` and `memory` are collectives.
 
     Args:
         saves_in_background: write checkpoints from a copy while training continues.
+
+    Attributes, set by subclasses:
+        state: of the training.
+        hf_model: model that `export` writes.
     """
 
     state: TrainState
+    hf_model: PreTrainedModel
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
         super().__init__(model, placement, fsdp_size)
@@ -99,6 +109,19 @@ class TrainingWorker(ModelWorker):
             )
             for name, slices in self.state.trained_tensors().items()
         }
+
+    def export(self, folder: str, form: LoraForm = "merged") -> None:
+        """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError
+        if the weights are not finite."""
+        self.state.reload()
+        self.state.check_finite()
+        export_model(folder, self.hf_model, self.config, self.dtype, form)
+
+    def load_balancer(self, routers: Routers | None) -> ExpertLoadBalancer | None:
+        """Balancer of one update; None without experts."""
+        if routers is None:
+            return None
+        return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
 
     def close(self) -> None:
         self.writer.close()

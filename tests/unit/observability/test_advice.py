@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.observability.advice import CALM, WINDOW, Advisor
+from alphaapollo.observability.advice import CALM, WINDOW, MetricsAdvisor
 
 FINE = {
     "reward/mean": 0.5,
@@ -25,11 +25,11 @@ FINE = {
 
 
 def told(*iterations: dict[str, float]) -> list[str]:
-    advisor = Advisor()
-    return [line for step, metrics in enumerate(iterations, start=1) for line in advisor.look(step, FINE | metrics)]
+    advisor = MetricsAdvisor()
+    return [line for step, metrics in enumerate(iterations, start=1) for line in advisor.check(step, FINE | metrics)]
 
 
-def test_a_healthy_run_is_told_nothing() -> None:
+def test_healthy_run_gets_no_warning() -> None:
     assert told(*[{}] * 20) == []
 
 
@@ -37,18 +37,18 @@ def test_zero_signal_says_which_rewards_and_only_once() -> None:
     silent = {"advantage/share_zero": 1.0, "reward/min": 0.0, "reward/max": 0.0}
     lines = told(silent, silent, silent)
     assert len(lines) == 1
-    assert lines[0].startswith("step 1: all rewards are 0: every advantage is 0, and the policy loss has no gradient.")
+    assert lines[0].startswith("step 1: all rewards are 0: every advantage is 0 and the policy loss has no gradient.")
     (line,) = told(silent | {"reward/max": 1.0})
     assert "the samples of each prompt have equal rewards" in line
 
 
-def test_shares_of_what_fails_are_told_with_their_number() -> None:
+def test_failure_shares_are_reported() -> None:
     for metrics, words in (
         ({"outcome/grader_failed": 0.44}, "44% of the trajectories have no reward because the grader failed"),
         ({"outcome/environment_failed": 0.5}, "50% of the trajectories have no reward because the environment failed"),
-        ({"val/failed": 0.75}, "75% of the validation's samples failed (val/failed)"),
-        ({"sync/probe_gap": 0.2}, "engine and trainer differ by 0.2 nats on average over the probe's tokens"),
-        ({"actor/steps_skipped": 2.0}, "2 optimiser steps of the policy were left out"),
+        ({"val/failed": 0.75}, "75% of the validation samples failed (val/failed)"),
+        ({"sync/probe_gap": 0.2}, "log-probs of the probe differ by 0.2 nats on average"),
+        ({"actor/steps_skipped": 2.0}, "2 optimizer steps of the policy were skipped"),
         ({"critic/steps_skipped": 1.0}, "1 optimiser steps of the critic were left out"),
         ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0, though not every advantage is"),
         ({"end/time_limit": 0.001}, "0.1% of the episodes ended because their environment took over"),
@@ -64,31 +64,33 @@ def test_shares_of_what_fails_are_told_with_their_number() -> None:
     assert told({"outcome/grader_failed": 0.05, "val/failed": 0.05}) == []
 
 
-def test_equal_groups_count_where_they_last_and_nothing_is_solved() -> None:
+def test_zero_variance_groups_are_reported_if_they_persist() -> None:
     equal = {"groups/zero_variance": 0.9}
     assert told(*[equal] * (WINDOW - 1)) == []
     (line,) = told(*[equal] * (WINDOW + 3))
-    assert line.startswith(f"step {WINDOW}: in 90% of the groups of the last {WINDOW} iterations")
+    assert line.startswith(f"step {WINDOW}: 90% of the groups of the last {WINDOW} iterations")
     assert told(*[equal | {"reward/accuracy": 0.98}] * 20) == []
 
 
-def test_equal_rewards_are_no_news_where_nothing_is_learnt_from_rewards() -> None:
-    taught = {name: value for name, value in FINE.items() if not name.startswith("advantage/")} | {"groups/zero_variance": 1.0}
-    advisor = Advisor()
-    assert [line for step in range(WINDOW) for line in advisor.look(step, taught)] == []
+def test_zero_variance_is_not_reported_without_advantages() -> None:
+    taught = {name: value for name, value in FINE.items() if not name.startswith("advantage/")} | {
+        "groups/zero_variance": 1.0
+    }
+    advisor = MetricsAdvisor()
+    assert [line for step in range(WINDOW) for line in advisor.check(step, taught)] == []
     still = taught | {"sync/probe_moved": 0.0}
-    lines = [line for step in range(WINDOW, 2 * WINDOW) for line in advisor.look(step, still)]
-    assert len(lines) == 1 and "the policy does not move" in lines[0]
+    lines = [line for step in range(WINDOW, 2 * WINDOW) for line in advisor.check(step, still)]
+    assert len(lines) == 1 and "the policy does not change" in lines[0]
 
 
-def test_an_entropy_that_collapsed_before_the_task_is_solved() -> None:
+def test_entropy_collapse_before_the_task_is_solved() -> None:
     settled = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
     (line,) = told(*[settled] * 20)
-    assert "entropy 0.050 nats a token, 60% equal groups, at an accuracy of 0.45" in line
+    assert "0.050 nats per token, 60% groups with zero variance, at accuracy 0.45" in line
     assert told(*[settled | {"reward/accuracy": 0.97}] * 20) == []
 
 
-def test_a_cause_is_told_anew_after_it_was_gone_for_long() -> None:
+def test_returning_cause_is_reported_again() -> None:
     failing, fine = {"outcome/grader_failed": 0.5}, dict[str, float]()
     steps = [line.split(":")[0] for line in told(failing, *[fine] * CALM, failing, failing, *[fine] * CALM)]
     assert steps == ["step 1", f"step {CALM + 2}"]
@@ -99,11 +101,11 @@ def rewards(*means: float, std: float = 0.0) -> list[dict[str, float]]:
     return [{"reward/mean": mean, "reward/std": std} for mean in means]
 
 
-def test_a_reward_that_collapses_is_told_with_both_means() -> None:
+def test_reward_collapse_is_reported_with_both_means() -> None:
     (line,) = told(*rewards(*[0.7, 0.8] * 5), *rewards(*[0.1] * 20))
     step, text = line.split(": ", 1)
     assert step == "step 15" and text.startswith("the reward has collapsed: 0.1 on average over the last 5 iterations")
-    assert "after 0.76 over 5 of the 10 before" in text
+    assert "compared with 0.76 at its best" in text
     (line,) = told(*rewards(*[-0.1, -0.2] * 5, std=0.3), *rewards(*[-0.9] * 20, std=0.3))
     assert "the reward has collapsed" in line
 
@@ -118,16 +120,18 @@ def test_a_reward_that_collapses_is_told_with_both_means() -> None:
         ([0.0] * 10 + [0.8] * 20, 0.4),  # it rises
     ],
 )
-def test_what_is_no_collapse(means: list[float], std: float) -> None:
+def test_noise_is_no_collapse(means: list[float], std: float) -> None:
     assert told(*rewards(*means, std=std)) == []
 
 
-def test_a_policy_that_does_not_move_is_told_with_its_learning_rate() -> None:
+def test_unchanged_policy_is_reported_with_its_learning_rate() -> None:
     still = {"sync/probe_moved": 2e-8, "actor/lr": 1e-12}
     (line,) = told(*[still] * 12)
-    assert line.startswith(f"step {WINDOW}: the policy does not move: in the last {WINDOW} iterations its log-probs")
+    assert line.startswith(
+        f"step {WINDOW}: the policy does not change: over the last {WINDOW} iterations its log-probs"
+    )
     assert (
-        "changed by 2.0e-08 nats a publish" in line
+        "changed by 2.0e-08 nats per publish" in line
         and "learning rate of 1.0e-12 and a gradient norm of 3.0e-01" in line
     )
 
@@ -140,11 +144,11 @@ def test_a_policy_that_does_not_move_is_told_with_its_learning_rate() -> None:
         {"actor/optimizer_steps": 4.0, "actor/steps_skipped": 4.0},
     ],
 )
-def test_without_steps_nothing_is_expected_to_move(fine: dict[str, float]) -> None:
+def test_policy_change_is_not_expected_without_steps(fine: dict[str, float]) -> None:
     assert not [line for line in told(*[{"sync/probe_moved": 0.0} | fine] * 12) if "does not move" in line]
 
 
-def test_a_learning_rate_that_still_rises_is_given_time() -> None:
+def test_policy_change_is_not_expected_during_warm_up() -> None:
     warming = [{"sync/probe_moved": 1e-7, "actor/lr": step * 1e-9} for step in range(1, 20)]
     assert told(*warming) == []
 
@@ -152,9 +156,9 @@ def test_a_learning_rate_that_still_rises_is_given_time() -> None:
 @pytest.mark.parametrize(
     "file", sorted((Path(__file__).parent / "histories").glob("*.jsonl")), ids=lambda file: file.stem
 )
-def test_good_runs_are_told_nothing(file: Path) -> None:
+def test_recorded_good_runs_get_no_warning(file: Path) -> None:
     """What the gallery's runs wrote, in the names that rules look at; they ended between .94 and .99."""
-    advisor = Advisor()
+    advisor = MetricsAdvisor()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(lines) >= 20 and lines[-1]["reward/accuracy"] > 0.9
-    assert [text for line in lines for text in advisor.look(line["step"], line)] == []
+    assert [text for line in lines for text in advisor.check(line["step"], line)] == []

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.errors import failed
-from alphaapollo.observability.console import Console, View, clock, plain_line, render
+from alphaapollo.observability.console import Console, RunView, format_duration, plain_line, render
 from alphaapollo.observability.terminal import Terminal
 
 METRICS = {
@@ -16,7 +16,7 @@ METRICS = {
 }
 
 
-def show(view: View, width: int = 80) -> list[str]:
+def show(view: RunView, width: int = 80) -> list[str]:
     terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     with terminal.capture() as capture:
         terminal.print(render(view, elapsed=75.0, width=width))
@@ -24,14 +24,14 @@ def show(view: View, width: int = 80) -> list[str]:
 
 
 def test_the_view_shows_bars_curve_and_figures():
-    view = View(total_steps=80)
+    view = RunView(total_steps=80)
     for step in (1, 2):
-        view.take(step, METRICS | {"reward/accuracy": step / 4, "val/accuracy": 0.125})
+        view.update(step, METRICS | {"reward/accuracy": step / 4, "val/accuracy": 0.125})
     view.durations.append(1.0)
     view.phases = {"generate": (12, 32), "update": (0, 1)}
     lines = show(view)
     assert lines[0].startswith("run ")
-    assert lines[0].endswith("2/80 steps   1:15 gone, 1:18 left")
+    assert lines[0].endswith("2/80 steps   1:15 elapsed, 1:18 left")
     assert lines[1].startswith("generate  ━━━")
     assert lines[1].endswith("12/32")
     assert lines[2].startswith("update ")
@@ -40,47 +40,47 @@ def test_the_view_shows_bars_curve_and_figures():
     assert lines[-3:] == [
         "train     reward 0.500   accuracy 0.500   length 34.2",
         "val       accuracy 0.125",
-        "speed     7,431 tokens/s   1.50 s a step",
+        "speed     7,431 tokens/s   1.50 s per step",
     ]
 
 
 def test_the_view_fits_a_narrow_terminal_and_an_empty_run():
-    view = View(total_steps=3)
+    view = RunView(total_steps=3)
     assert len(show(view)) == 3
     for step in (1, 2, 3):
-        view.take(step, METRICS)
+        view.update(step, METRICS)
     for width in (40, 80, 200):
         assert max(map(len, show(view, width))) <= width
-    assert show(view)[0].endswith("3/3 steps   1:15 gone")
+    assert show(view)[0].endswith("3/3 steps   1:15 elapsed")
 
 
 def test_values_that_are_not_numbers_are_shown_but_not_drawn():
-    view = View(total_steps=3)
-    view.take(1, {"reward/mean": float("nan")})
+    view = RunView(total_steps=3)
+    view.update(1, {"reward/mean": float("nan")})
     assert view.curve == []
     assert show(view)[-1] == "train     reward nan"
 
 
 def test_one_plain_line_an_iteration():
-    view = View(total_steps=80, done=0)
-    view.take(7, METRICS)
+    view = RunView(total_steps=80, done=0)
+    view.update(7, METRICS)
     view.durations.extend([1.0, 2.0])
     assert plain_line(view, METRICS | {"val/accuracy": 0.5}) == (
         "step  7/80   reward 0.500   accuracy 0.250   length 34.2   val: accuracy 0.500   7,431 tokens/s   "
-        "1.50 s a step   1:50 left"
+        "1.50 s per step   1:50 left"
     )
 
 
-def test_what_is_lost_is_shown_where_there_is_any():
-    view = View(total_steps=2)
-    view.take(1, METRICS)
+def test_failures_are_shown_if_there_are_any():
+    view = RunView(total_steps=2)
+    view.update(1, METRICS)
     clean = plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0})
     lossy = METRICS | {"outcome/failed": 0.44, "response/truncated": 0.125, "end/time_limit": 0.0}
     assert "failed" not in clean and "timed out" not in clean
     assert "   failed 44%   truncated 12%   7,431 tokens/s" in plain_line(view, lossy)
 
 
-def test_advice_comes_with_the_iteration_that_calls_for_it(tmp_path: Path):
+def test_warnings_are_printed_with_their_iteration(tmp_path: Path):
     with (tmp_path / "out.txt").open("w") as file:
         console = Console(Terminal(file=file, width=200))
         console.start(total_steps=2, done=0)
@@ -105,7 +105,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
     assert phase.split() == ["0:00", "generate", "..."]
     assert first == "note trainer.cpu_threads=2 has no effect"
     assert second.startswith("step 1/2   reward 0.500")
-    assert third.endswith("1.50 s a step")
+    assert third.endswith("1.50 s per step")
 
 
 def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
@@ -126,7 +126,7 @@ def test_a_closed_stdout_hides_no_error(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: no such file\n"
 
 
-def test_without_a_terminal_the_phases_before_the_first_line_are_said():
+def test_phases_before_the_first_iteration_are_printed_without_a_terminal():
     file = io.StringIO()
     console = Console(Terminal(file=file, width=80))
     console.start(total_steps=2, done=0)
@@ -155,7 +155,7 @@ def test_the_live_view_leaves_its_last_state_and_the_notices():
     assert "2/2 steps" in text
 
 
-def test_a_notice_tells_no_secret(monkeypatch):
+def test_notice_contains_no_secret(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
     file = io.StringIO()
     Console(Terminal(file=file)).notice("401: canary-7f3a91c2d4 is no key")
@@ -175,4 +175,9 @@ def test_a_display_that_cannot_be_written_does_not_stop_the_run():
 
 
 def test_clock():
-    assert [clock(7.4), clock(750), clock(3900), clock(None)] == ["0:07", "12:30", "1:05:00", "?"]
+    assert [format_duration(7.4), format_duration(750), format_duration(3900), format_duration(None)] == [
+        "0:07",
+        "12:30",
+        "1:05:00",
+        "?",
+    ]

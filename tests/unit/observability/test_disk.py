@@ -14,7 +14,7 @@ def failing(text: str) -> Callable[[], None]:
     return close
 
 
-def test_all_are_closed_and_an_error_that_is_under_way_stays() -> None:
+def test_close_all_keeps_the_active_exception() -> None:
     closed: list[str] = []
     with pytest.raises(OSError, match="first"):
         close_all(failing("first"), failing("second"), lambda: closed.append("third"))

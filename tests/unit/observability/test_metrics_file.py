@@ -19,7 +19,7 @@ def test_a_name_has_a_group():
         as_record(1, {"reward": 1.0})
 
 
-def test_timer_adds_up_phases_and_knows_the_rest():
+def test_timer_adds_up_phases_and_other_time():
     # start, generate 1-3, update 3-4, generate 5-6, metrics at 10
     ticks = iter([0.0, 1.0, 3.0, 3.0, 4.0, 5.0, 6.0, 10.0])
     timer = Timer(clock=lambda: next(ticks))

@@ -45,7 +45,7 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
+def test_line_contains_the_complete_trajectory(tmp_path: Path):
     log = RolloutLog(tmp_path)
     log.write(12, group(trajectory(0), trajectory(1)))
     log.write_validation(12, group(trajectory(5)))
@@ -96,14 +96,14 @@ def test_a_line_holds_the_whole_trajectory(tmp_path: Path):
     }
 
 
-def test_a_turn_has_what_the_environment_answered():
+def test_turn_contains_the_observation():
     played = trajectory()
     played.turns.insert(0, replace(played.turns[0], observation=[{"role": "tool", "content": "24.0\n"}]))
     (line,) = map(json.loads, trajectory_lines(1, group(played)))
     assert [turn["observation"] for turn in line["turns"]] == [[{"role": "tool", "content": "24.0\n"}], None]
 
 
-def test_a_failure_without_reward_or_turns_is_a_line_too():
+def test_failure_without_reward_or_turns_is_logged():
     failed = trajectory(score=Score(float("nan"), {"x": float("inf")}, Outcome.GRADER_FAILED, "time-out"))
     dead = Trajectory(
         17, 1, [], [], Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED), EpisodeEnd.ENVIRONMENT_FAILED
@@ -118,14 +118,14 @@ def test_a_failure_without_reward_or_turns_is_a_line_too():
     assert (second["end"], second["stop_reason"], second["turns"]) == ("environment_failed", None, [])
 
 
-def test_the_prompt_is_what_the_environment_asked():
+def test_prompt_is_the_first_observation():
     asked = trajectory()
     asked.asked = [{"role": "user", "content": "Guess a number."}]
     (line,) = map(json.loads, trajectory_lines(1, group(asked)))
     assert (line["prompt"], line["row_prompt"]) == (asked.asked, PROMPT.content)
 
 
-def test_half_a_surrogate_pair_is_written(tmp_path: Path):
+def test_lone_surrogate_is_written(tmp_path: Path):
     log = RolloutLog(tmp_path)
     log.write(1, group(trajectory(score=Score(0.0, reason="\ud800 é 😀"))))
     log.close()
@@ -145,7 +145,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path):
     log = RolloutLog(tmp_path)
     (tmp_path / ".step_000001.jsonl.part").symlink_to("/dev/full")
     log.write(1, group(trajectory()))
-    with pytest.raises(OSError, match=r"could not write the rollouts: No space left on device\. Make room"):
+    with pytest.raises(OSError, match=r"could not write the rollouts: No space left on device\. Free disk"):
         log.close()
     log.close()
 
@@ -180,7 +180,7 @@ def test_numbers_of_a_row_are_read_back_as_they_were():
     assert [repr(one) for one in line["rows"][0]["logprobs"]] == [repr(one) for one in row.logprobs[:-2]] + ["None"] * 2
 
 
-def test_a_secret_that_somebody_told_is_not_written(tmp_path, monkeypatch):
+def test_secrets_are_redacted(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
     log = RolloutLog(tmp_path)
     failed = Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="401: canary-7f3a91c2d4 is no key")

@@ -11,14 +11,14 @@ from alphaapollo.observability.spans import Span, Spans
 from alphaapollo.observability.torch_spans import read_torch_trace, start_torch_spans, take_torch_spans
 
 
-def test_nothing_is_noted_until_somebody_asks() -> None:
+def test_spans_are_recorded_only_on_request() -> None:
     spans = Spans()
     with spans.at("policy 0"), spans("update"):
         pass
     assert not spans.on and spans.take() == []
 
 
-def test_a_span_knows_its_place_and_its_time_by_the_clock_on_the_wall() -> None:
+def test_span_has_track_lane_and_wall_clock_time() -> None:
     spans = Spans()
     spans.start()
     before = time.time()

@@ -6,10 +6,10 @@ import pytest
 
 from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.schema import Config
-from alphaapollo.observability.time_spent import TimeSpent, most_worth_turning
+from alphaapollo.observability.time_spent import TimeSpent, suggest_key
 
 
-def test_the_last_lines_of_a_run() -> None:
+def test_time_summary() -> None:
     spent = TimeSpent()
     assert spent.lines() == []
     spent.add({"timing/start": 10.0, "timing/validate": 2.0, "timing/step": 2.0, "val/accuracy": 0.5})
@@ -17,7 +17,7 @@ def test_the_last_lines_of_a_run() -> None:
         spent.add({"timing/generate": 5.0, "timing/update": 3.0, "timing/other": 1.0, "timing/step": 9.0})
     shares, advice = spent.lines()
     assert shares == "time: start 33%, generate 33%, update 20%, validate 7%, other 7% of 30.0 s"
-    assert advice.startswith("most worth turning: actor_rollout_ref.rollout.num_engines")
+    assert advice.startswith("to speed up: a larger actor_rollout_ref.rollout.num_engines")
     assert advice.endswith("(generate takes 50%)")
 
 
@@ -53,14 +53,14 @@ def test_the_last_lines_of_a_run() -> None:
         ({"start": 0.5, "checkpoint": 0.2, "validate": 0.15}, {}, "trainer.save_freq"),
     ],
 )
-def test_the_key_most_worth_turning(shares: dict[str, float], figures: dict[str, float], key: str) -> None:
-    advice = str(most_worth_turning(shares, figures))
-    assert advice.startswith(key)
+def test_suggested_key(shares: dict[str, float], figures: dict[str, float], key: str) -> None:
+    advice = str(suggest_key(shares, figures))
+    assert advice.removeprefix("a larger ").startswith(key)
     named = re.findall(r"\b(?:[a-z_]+\.)+[a-z_]+", advice.split(" (")[0])
     assert named and all(
         any(own == name or own.startswith(f"{name}.") for own in accepted_keys(Config)) for name in named
     )
 
 
-def test_nothing_is_named_where_no_phase_stands_out() -> None:
-    assert most_worth_turning({"start": 0.7, "generate": 0.2, "update": 0.05, "validate": 0.05}, {}) is None
+def test_no_key_is_suggested_without_a_dominant_phase() -> None:
+    assert suggest_key({"start": 0.7, "generate": 0.2, "update": 0.05, "validate": 0.05}, {}) is None

@@ -32,13 +32,13 @@ def test_a_line_an_iteration_is_on_disk_at_once(tmp_path: Path):
     tracker.close()
 
 
-def test_lines_that_came_to_harm_are_left_out_and_told(tmp_path: Path):
+def test_damaged_lines_are_removed_and_reported(tmp_path: Path):
     path, told = tmp_path / "metrics.jsonl", list[str]()
     run(path, 0, 0, 1, 2, 3, 4)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b'{"st\xffep": 1}\n', lines[2], b"[]\n", lines[4]]))
     JsonlTracker(path, 4, told.append).close()
-    assert steps(path) == [0, 2, 4] and told == [f"{path}: lines 2, 4 cannot be read and are left out."]
+    assert steps(path) == [0, 2, 4] and told == [f"{path}: lines 2, 4 cannot be parsed and were removed."]
 
 
 def test_resume_drops_what_came_after_the_checkpoint(tmp_path: Path):
@@ -57,7 +57,7 @@ def test_a_new_run_starts_an_empty_file(tmp_path: Path):
     assert steps(path) == [0]
 
 
-def test_half_a_line_of_a_killed_run_is_dropped(tmp_path: Path):
+def test_incomplete_last_line_is_removed(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     run(path, 0, 1, 2)
     path.write_text(path.read_text() + '{"step": 3, "rew')
@@ -72,21 +72,21 @@ def test_a_full_disk_says_what_could_not_be_written(tmp_path: Path):
     path.symlink_to("/dev/full")
     tracker = JsonlTracker.__new__(JsonlTracker)
     tracker._path, tracker._file = path, path.open("w")
-    with pytest.raises(OSError, match=r"could not write the metrics: No space left on device\. Make room"):
+    with pytest.raises(OSError, match=r"could not write the metrics: No space left on device\. Free disk"):
         tracker.log(1, {"reward/mean": 0.5})
 
 
-def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_package_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or leave it out"
+        ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or remove it"
     ):
         make_tracker(settings("console", "wandb"), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     check_trackers(["console"])
 
 
-def test_a_missing_login_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
+def test_missing_login_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.delenv("WANDB_MODE", raising=False)
     for logged_in in (True, False):
@@ -94,13 +94,13 @@ def test_a_missing_login_is_told_before_anything_starts(monkeypatch: pytest.Monk
         if logged_in:
             check_trackers(["wandb"])
         else:
-            with pytest.raises(ValueError, match=r"wandb, and there is no login to it\. Log in with `wandb login`"):
+            with pytest.raises(ValueError, match=r"wandb, but you are not logged in\. Log in with `wandb login`"):
                 check_trackers(["wandb"])
     monkeypatch.setenv("WANDB_MODE", "offline")
     check_trackers(["wandb"])
 
 
-def test_tensorboard_reads_back_and_forgets_what_a_resume_repeats(tmp_path: Path):
+def test_tensorboard_drops_steps_after_the_checkpoint(tmp_path: Path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
