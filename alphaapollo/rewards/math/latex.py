@@ -50,6 +50,8 @@ REWRITES = [  # in this order
         (r"\+/?-", r"\\pm "),
         (r"\*\*", "^"),
         (r"\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
+        (r"\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\(?:begin|end)\{(?:aligned|split)\}", " "),
         (r"^\s*\\\{\s*\w+(?:\s*\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),  # {x | x > 2}
         (r"^\s*[A-Z]\s*(?=\([^()]*,[^()]*\)\s*$)", ""),  # the name of a point
         (r"^\s*[a-zA-Z]?\s*\\approx(?![a-zA-Z])", ""),

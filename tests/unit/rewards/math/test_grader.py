@@ -91,8 +91,9 @@ def test_an_unreadable_ground_truth_is_the_graders_failure(truth):
         score(truth, "5")
 
 
-# {truth, right, wrong: what stands in the box; right_texts, wrong_texts: whole completions}
+# {truth; right, wrong: contents of the box; right_texts, wrong_texts: whole completions; missed: right, graded wrong}
 ANSWERS = [json.loads(line) for line in Path(__file__).with_name("math_answers.jsonl").read_text("utf-8").splitlines()]
+KINDS = ("right", "wrong", "right_texts", "wrong_texts", "missed")
 
 
 @pytest.mark.parametrize("row", ANSWERS, ids=lambda row: row["truth"])
@@ -104,10 +105,8 @@ def test_it_agrees_with_labelled_answers(row):
 
 
 def test_there_are_enough_labelled_answers():
-    counts = [
-        sum(len(row.get(kind, [])) for row in ANSWERS) for kind in ("right", "wrong", "right_texts", "wrong_texts")
-    ]
-    assert (len(ANSWERS), sum(counts)) == (440, 2281)
+    counts = {kind: sum(len(row.get(kind, [])) for row in ANSWERS) for kind in KINDS}
+    assert (len(ANSWERS), sum(counts.values()), counts["missed"]) == (440, 2281, 21)
 
 
 @pytest.mark.parametrize(
