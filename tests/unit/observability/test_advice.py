@@ -49,11 +49,11 @@ def test_failure_shares_are_reported() -> None:
         ({"val/failed": 0.75}, "75% of the validation samples failed (val/failed)"),
         ({"sync/probe_gap": 0.2}, "log-probs of the probe differ by 0.2 nats on average"),
         ({"actor/steps_skipped": 2.0}, "2 optimizer steps of the policy were skipped"),
-        ({"critic/steps_skipped": 1.0}, "1 optimiser steps of the critic were left out"),
+        ({"critic/steps_skipped": 1.0}, "1 optimizer steps of the critic were skipped"),
         ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0, though not every advantage is"),
         ({"end/time_limit": 0.001}, "0.1% of the episodes ended because their environment took over"),
         ({"response/truncated": 1.0}, "100% of the responses were cut by the token limit"),
-        ({"train/steps_skipped": 1.0}, "an optimiser step was left out"),
+        ({"train/steps_skipped": 1.0}, "an optimizer step was skipped"),
         ({"mismatch/k3": 0.02}, "engine and trainer disagree: KL 2.0e-02 nats a token (safe: 1e-02), effective"),
         ({"mismatch/ess": 0.5}, "effective sample size 50% (safe: 80%). Set algorithm.rollout_correction.method=tis"),
         ({"mismatch/k3": float("nan")}, "engine and trainer disagree: KL nan nats a token"),
@@ -132,7 +132,7 @@ def test_unchanged_policy_is_reported_with_its_learning_rate() -> None:
     )
     assert (
         "changed by 2.0e-08 nats per publish" in line
-        and "learning rate of 1.0e-12 and a gradient norm of 3.0e-01" in line
+        and "learning rate 1.0e-12 and gradient norm 3.0e-01" in line
     )
 
 
