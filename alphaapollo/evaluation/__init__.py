@@ -1,1 +1,1 @@
-"""Playing prompts on engines, scoring, counting: generation, evaluation, and the figures that validation shares."""
+"""Generation, scoring, and the metrics shared with validation."""

@@ -1,7 +1,7 @@
-"""Samples without training: rollout workers alone, on the model's own weights.
+"""Generate and score samples without training (main_generation).
 
-prepare: read, check, print the plan (nothing is started)  ->  run: the prompts that are not finished -> engines ->
-results.jsonl, a group as it ends  ->  figures of all results, in the console and in summary.json and summary.csv
+prepare: read, check, print the plan  ->  run: unfinished prompts -> engines -> results.jsonl, one group at a time
+->  metrics of all results on the console, in summary.json and summary.csv
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, launch_workers
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
-from alphaapollo.evaluation.figures import Result, result_of
+from alphaapollo.evaluation.metrics import SampleResult, sample_result
 from alphaapollo.evaluation.report import report
-from alphaapollo.evaluation.results import Finished, ResultsFile, read_finished
+from alphaapollo.evaluation.results import FinishedResults, ResultsFile, read_finished
 from alphaapollo.launch.builders import build_engine
 from alphaapollo.launch.input_checks import (
     check_engine_split,
@@ -48,20 +48,20 @@ from alphaapollo.utils.watchdog import new_run_id
 
 
 @dataclass(frozen=True)
-class Generation:
-    """A generation that has passed every check and has started nothing."""
+class GenerationPlan:
+    """A generation that has passed all checks."""
 
     config: GenerationConfig
     device: Device
-    rollout: Rollout  # dtype and number of the engines chosen
+    rollout: Rollout  # with resolved dtype and number of engines
     prompts: list[Prompt]
-    finished: Finished
+    finished: FinishedResults
     start: StartPoint
     folder: Path
 
     @property
     def requests(self) -> list[GroupRequest]:
-        """What is still to be played. The draws are those of a validation with the same seed."""
+        """Requests of unfinished prompts, with the same random draws as a validation with this seed."""
         config, done = self.config, self.finished.prompts
         sampling = Sampling(
             config.data.max_response_length,
@@ -77,8 +77,8 @@ class Generation:
         ]
 
 
-def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
-    """Check everything that can be checked without an engine, read what an earlier process has left, and print both."""
+def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
+    """Check everything that needs no engine, read finished results, and print the plan. Raises ValueError."""
     machine = find_machine(config.trainer)
     notices = check(config, machine.num_gpus, machine.num_cores)
     environment = find_environment(config.env)
@@ -96,7 +96,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     finished, start = _find_finished(config, prompts)
     rollout = resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus)
     threads = engine_threads(rollout, machine.num_cores, config.trainer.nnodes, own_cores=False)
-    generation = Generation(
+    generation = GenerationPlan(
         config=config,
         device=device,
         rollout=rollout.model_copy(update={"cpu_threads": threads}),
@@ -109,11 +109,11 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> Generation:
     return generation
 
 
-async def run(generation: Generation, terminal: Terminal) -> None:
-    """Play what is not finished, then count everything. ValueError at the end, if not one sample could be scored."""
+async def run(generation: GenerationPlan, terminal: Terminal) -> None:
+    """Generate unfinished prompts, then report all results. Raises ValueError if all samples failed."""
     config, folder = generation.config, generation.folder
     if moved := generation.start.claim(config):
-        terminal.print(f"note: the earlier run of this name lies in {moved}", markup=False, soft_wrap=True)
+        terminal.print(f"note: the previous run of this name was moved to {moved}", markup=False, soft_wrap=True)
     results = [*generation.finished.results]
     if generation.requests:
         workers = await launch(generation)
@@ -125,7 +125,7 @@ async def run(generation: Generation, terminal: Terminal) -> None:
     report(results, generation.prompts, folder, terminal)
 
 
-def make_stall_monitor(generation: Generation, workers: WorkerGroups, terminal: Terminal) -> StallMonitor:
+def make_stall_monitor(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> StallMonitor:
     trainer, folder = generation.config.trainer, generation.folder
     return StallMonitor(
         workers.ranks,
@@ -135,12 +135,12 @@ def make_stall_monitor(generation: Generation, workers: WorkerGroups, terminal: 
     )
 
 
-async def launch(generation: Generation) -> WorkerGroups:
+async def launch(generation: GenerationPlan) -> WorkerGroups:
     """Start the engines, in this process or over Ray (trainer.controller)."""
     config = generation.config
     run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
-    # The engine keeps the GPU's memory to itself: it does not sleep.
+    # No trainer shares the GPU, so the engine never sleeps.
     rollout, num_engines = generation.rollout, generation.rollout.num_engines
     assert num_engines is not None
     rollout = rollout.model_copy(update={"colocate": False, "free_cache_engine": False, "router_replay": False})
@@ -162,7 +162,7 @@ async def launch(generation: Generation) -> WorkerGroups:
             generation.device,
             str(generation.folder.resolve()),
             shared_memory,
-            "shared_memory",  # nobody publishes
+            "shared_memory",  # unused: no weights are published
         ),
         samples_in_flight=2 * config.rollout.max_num_seqs,
         cleanup=[shared_memory],
@@ -171,10 +171,10 @@ async def launch(generation: Generation) -> WorkerGroups:
     return await launch_workers(specs, resolve_controller(config.trainer), timeout, local_paths(config))
 
 
-async def _play(generation: Generation, workers: WorkerGroups, terminal: Terminal) -> list[Result]:
-    """Every group to the file as it ends; a kill costs only those that are on their way."""
-    results: list[Result] = []
-    speed = _Speed()
+async def _play(generation: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
+    """Write each group when it ends, so that a kill loses only groups in progress."""
+    results: list[SampleResult] = []
+    stats = _RunningStats()
     path, done = generation.folder / "results.jsonl", len(generation.finished.prompts)
     with (
         SPANS("generate"),
@@ -183,22 +183,22 @@ async def _play(generation: Generation, workers: WorkerGroups, terminal: Termina
     ):
         async for _, group in workers.engines.generate(generation.requests):
             file.append(group)
-            own = [result_of(group.prompt, trajectory) for trajectory in group.trajectories]
+            own = [sample_result(group.prompt, trajectory) for trajectory in group.trajectories]
             results += own
-            counter.advance(speed.after(own))
+            counter.advance(stats.update(own))
     return results
 
 
-class _Speed:
-    """What is said on the way."""
+class _RunningStats:
+    """Accuracy and speed shown during generation."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._accuracy = 0.0
         self._scored = self._tokens = 0
 
-    def after(self, results: Sequence[Result]) -> str:
-        """`accuracy 0.532   2,940 tokens/s`, of this process so far."""
+    def update(self, results: Sequence[SampleResult]) -> str:
+        """Add results and format the statistics of this process: `accuracy 0.532   2,940 tokens/s`."""
         scored = [result.accuracy for result in results if not result.outcome.failed]
         self._accuracy += sum(scored)
         self._scored += len(scored)
@@ -207,24 +207,24 @@ class _Speed:
         return f"{accuracy}{self._tokens / (time.perf_counter() - self._started):,.0f} tokens/s"
 
 
-def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> tuple[Finished, StartPoint]:
-    """ValueError: the results in the folder are of another configuration or of other data."""
+def _find_finished(config: GenerationConfig, prompts: Sequence[Prompt]) -> tuple[FinishedResults, StartPoint]:
+    """Find finished results. Raises ValueError if they belong to another configuration or to other data."""
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
-        return Finished(), StartPoint(folder, in_the_way=folder.exists())
+        return FinishedResults(), StartPoint(folder, in_the_way=folder.exists())
     if not (folder / "results.jsonl").exists():
-        return Finished(), StartPoint(folder)
+        return FinishedResults(), StartPoint(folder)
     changes = own_changes(config)
     by_id = {prompt.id: prompt for prompt in prompts}
     finished = read_finished(folder / "results.jsonl", by_id, config.data.n_samples)
     return finished, StartPoint(folder, changes=tuple(changes))
 
 
-def _print_plan(generation: Generation, notices: Sequence[str], terminal: Terminal) -> None:
+def _print_plan(generation: GenerationPlan, notices: Sequence[str], terminal: Terminal) -> None:
     config, finished = generation.config, generation.finished
     total = len(generation.prompts)
     parallel = config.rollout.tensor_model_parallel_size
-    dropped = f", {finished.num_dropped} lines of unfinished ones go" if finished.num_dropped else ""
+    dropped = f", {finished.num_dropped} lines of unfinished prompts are removed" if finished.num_dropped else ""
     tensor_parallel = f", tensor parallel {parallel}" if parallel > 1 else ""
     threads = f" of {generation.rollout.cpu_threads} thread(s)" if generation.device == "cpu" else ""
     lines = [

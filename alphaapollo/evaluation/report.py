@@ -1,4 +1,4 @@
-"""Summaries as a table in the console, and as summary.json and summary.csv on disk."""
+"""Print evaluation summaries and write summary.json and summary.csv."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import Any
 
 from rich.table import Table
 
-from alphaapollo.evaluation.figures import Figure, Result, Summary, join_repeats, summarize
+from alphaapollo.evaluation.metrics import Estimate, SampleResult, Summary, join_repeats, summarize
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 
 FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
-TOKENS = ("response_length",)  # figures that are no shares
+TOKENS = ("response_length",)  # metrics in tokens
 
-WIDE = 1000  # columns: a narrow terminal wraps a row, where rich would cut the names in it
+WIDE = 1000  # columns; prevents rich from truncating names in narrow terminals
 
 
-def report(results: Sequence[Result], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
-    """Print and write the figures. `prompts`: those that the results are of.
+def report(results: Sequence[SampleResult], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
+    """Print and write the metrics. prompts: prompts of the results.
 
-    ValueError: every sample failed (the figures are written all the same)."""
+    Raises ValueError, after writing, if all samples failed.
+    """
     summary = summarize(join_repeats(results, prompts))
     print_summary(*summary, terminal)
     files = write_summary(folder, *summary)
@@ -41,7 +42,7 @@ def report(results: Sequence[Result], prompts: Sequence[Prompt], folder: Path, t
 
 
 def print_summary(everything: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:
-    """One table, a block a data source and, where there are several, one for all of them."""
+    """Print a table with a block per data source and, if there are several, one for all."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("data source", "figure"):
         table.add_column(name, no_wrap=True)
@@ -70,14 +71,14 @@ def outcome_line(summary: Summary) -> str:
     def listed(counts: Mapping[str, int]) -> str:
         return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
 
-    left_out = f" ({summary.failed} failed: left out of every figure)" if summary.failed else ""
+    left_out = f" ({summary.failed} failed, excluded from all metrics)" if summary.failed else ""
     ended = f"; ended: {listed(summary.ends)}" if summary.ends else ""
     head = f"{summary.data_source or '(no data source)'}: {summary.samples} samples of {summary.problems} problems"
     return f"{head}; {listed(summary.outcomes)}{left_out}{ended}"
 
 
 def write_summary(folder: Path, everything: Summary, sources: Mapping[str, Summary]) -> list[Path]:
-    """summary.json: everything; summary.csv: a row a data source and figure. Each is whole or absent."""
+    """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
     record = {"all": _record(everything), "by_data_source": {name: _record(own) for name, own in sources.items()}}
     files = {"summary.json": folder / ".summary.json.part", "summary.csv": folder / ".summary.csv.part"}
     with writing("the summary", folder):
@@ -101,7 +102,7 @@ def _record(summary: Summary) -> dict[str, Any]:
     return asdict(summary) | {"failed": summary.failed}
 
 
-def _interval(figure: Figure, shape: str) -> str:
+def _interval(figure: Estimate, shape: str) -> str:
     if figure.low is None or figure.high is None:
         return "-"
     return f"{shape.format(figure.low)} to {shape.format(figure.high)}"

@@ -1,7 +1,7 @@
-"""results.jsonl: every sample of a generation, a line each as in the rollout log, appended as groups end.
+"""results.jsonl of a generation: one line per sample, as in the rollout log, appended when a group ends.
 
-A prompt is finished when the lines of all its samples are there. What a kill has left besides, a torn line or a part of
-a group, goes when the file is opened again, and those prompts are played again: with the same draws.
+A prompt is finished when all its samples have a line. Incomplete lines and groups, left by a kill, are removed when the
+file is opened again, and these prompts are generated again with the same random draws.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alphaapollo.evaluation.figures import Result, result_of_record
+from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.types import Prompt, TrajectoryGroup
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What an earlier process has left."""
+class FinishedResults:
+    """Results of an earlier process."""
 
-    results: list[Result] = field(default_factory=list)  # of whole groups
-    lines: frozenset[int] = frozenset()  # that hold them
-    num_dropped: int = 0  # lines besides
+    results: list[SampleResult] = field(default_factory=list)  # of complete groups
+    lines: frozenset[int] = frozenset()  # their line numbers
+    num_dropped: int = 0  # other lines
 
     @property
     def prompts(self) -> set[int]:
-        """Ids of the prompts that need no more samples."""
+        """Ids of finished prompts."""
         return {result.problem for result in self.results}
 
 
-def read_finished(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> Finished:
-    """Read the results of finished prompts; nothing is changed.
+def read_finished(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
+    """Read the results of finished prompts without changing the file.
 
     Raises:
-        ValueError: a line belongs to a prompt that `prompts` (by id) does not have, or that reads otherwise now.
+        ValueError: a line belongs to a prompt that is missing in `prompts` (by id) or has changed.
     """
     if not path.exists():
-        return Finished()
-    groups: dict[int, dict[int, tuple[int, Result]]] = defaultdict(dict)
+        return FinishedResults()
+    groups: dict[int, dict[int, tuple[int, SampleResult]]] = defaultdict(dict)
     num_lines = 0
     with path.open("rb") as file:
         for number, line in enumerate(file):
@@ -48,37 +48,37 @@ def read_finished(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -
             result = _read_line(line, prompts, path)
             if result is not None:
                 groups[result.problem].setdefault(result.sample, (number, result))
-    whole = [own for own in groups.values() if set(own) == set(range(num_samples))]
-    return Finished(
-        results=[result for own in whole for _, result in own.values()],
-        lines=frozenset(number for own in whole for number, _ in own.values()),
-        num_dropped=num_lines - num_samples * len(whole),
+    complete = [own for own in groups.values() if set(own) == set(range(num_samples))]
+    return FinishedResults(
+        results=[result for own in complete for _, result in own.values()],
+        lines=frozenset(number for own in complete for number, _ in own.values()),
+        num_dropped=num_lines - num_samples * len(complete),
     )
 
 
-def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> Result | None:
-    """None for a line that is torn."""
+def _read_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
+    """Parse a line; None for an incomplete line."""
     if not line.endswith(b"\n"):
         return None
     try:
         record = json.loads(line)
-        result, truth = result_of_record(record), record["ground_truth"]
+        result, truth = read_sample_result(record), record["ground_truth"]
         content = record["prompt"] if record["row_prompt"] is None else record["row_prompt"]
-    except (ValueError, KeyError, TypeError):  # a process or a machine died while it was written
+    except (ValueError, KeyError, TypeError):  # the process or machine died while writing
         return None
     prompt = prompts.get(result.problem)
     if prompt is None or (prompt.content, prompt.ground_truth) != (content, truth):
         raise ValueError(
-            f"{path}: its prompt {result.problem} is not row {result.problem} of data.path: these are results of other "
-            "data. Set another trainer.experiment_name, or trainer.resume_mode=disable to begin anew."
+            f"{path}: prompt {result.problem} differs from row {result.problem} of data.path, so the results belong to "
+            "other data. Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch."
         )
     return result
 
 
 class ResultsFile:
-    """The file, open for appending. `with ResultsFile(path, finished) as file: file.append(group)`"""
+    """results.jsonl opened for appending. `with ResultsFile(path, finished) as file: file.append(group)`"""
 
-    def __init__(self, path: Path, finished: Finished):
+    def __init__(self, path: Path, finished: FinishedResults):
         self._path = path
         with writing("the results", path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class ResultsFile:
             self._file = path.open("a", encoding="utf-8")
 
     def append(self, group: TrajectoryGroup) -> None:
-        """Write a group's lines; from here on they outlive this process."""
+        """Write and flush the lines of a group."""
         with writing("the results", self._path):
             self._file.writelines(trajectory_lines(0, [group]))
             self._file.flush()

@@ -1,4 +1,4 @@
-"""Existing outputs, scored: rows with a prompt and one or several responses, graded in isolation.
+"""Existing outputs, scored: rows with a prompt and one or several responses, graded_result in isolation.
 
 Rows with one prompt, data source and ground truth are one problem, so a file may also have a row a response.
 """
@@ -16,7 +16,7 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
 from alphaapollo.data.prompts import load_prompts, raise_problems
-from alphaapollo.evaluation.figures import Result, graded
+from alphaapollo.evaluation.metrics import SampleResult, graded_result
 from alphaapollo.evaluation.report import report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_same_command
@@ -27,28 +27,28 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
 
-RESPONSES = ("responses", "response")  # where data.response_key is empty
-IN_FLIGHT = 64  # responses a grader process
+RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
+IN_FLIGHT = 64  # responses per grader process
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt with all its responses; `prompt.id` counts problems."""
+    """One prompt with all its responses; `prompt.id` is the index of the problem."""
 
     prompt: Prompt
     responses: list[str]
 
 
 @dataclass(frozen=True)
-class Graded:
-    """One response with what the graders said."""
+class GradedResponse:
+    """One response with its score."""
 
-    result: Result
+    result: SampleResult
     score: Score
 
 
 def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
-    """Check everything, read the files, and say what will be done."""
+    """Check everything, read the files and print what will be scored."""
     notices = check(config)
     check_same_command(config)
     problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
@@ -64,7 +64,7 @@ def prepare(config: EvalConfig, terminal: Terminal) -> list[Problem]:
 
 
 def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[Problem]:
-    """ValueError: a file is missing or has bad rows, or no column with responses (lists those it has)."""
+    """Read problems. Raises ValueError for a missing file, invalid rows or a missing response column."""
     prompts = load_prompts(files, prompt_key)
     rows = [row for path in file_list(files) for row in _rows_with_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], Problem] = {}
@@ -83,7 +83,7 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
     column = next((name for name in wanted if name in columns), None)
     if column is None:
         raise ValueError(
-            f"{path}: no column {' or '.join(map(repr, wanted))}; it has {', '.join(columns)}. Set data.response_key "
+            f"{path} has no column {' or '.join(map(repr, wanted))}, only {', '.join(columns)}. Set data.response_key "
             "to the column with the responses."
         )
     found, problems = [], []
@@ -91,7 +91,7 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
         value = row.get(column)
         responses = [value] if isinstance(value, str) else value
         if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
-            problems.append(f"row {index}: {column!r} is {_brief(value)}; it must be a text, or a list of texts.")
+            problems.append(f"row {index}: {column!r} is {_brief(value)}; must be a string or a list of strings.")
         else:
             found.append((row, responses))
     raise_problems(path, problems, len(rows))
@@ -99,7 +99,7 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
 
 
 async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> None:
-    """Grade every response, write scores.jsonl, config.yaml and the summary. ValueError: none could be scored."""
+    """Grade every response and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     everything = await _grade(config, problems, terminal)
     with writing("the scores", folder):
@@ -114,21 +114,21 @@ async def run(config: EvalConfig, problems: Sequence[Problem], terminal: Termina
     report([one.result for one in everything], [problem.prompt for problem in problems], folder, terminal)
 
 
-async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[Graded]:
-    """In the order of problems and responses, whatever order they end in."""
+async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Terminal) -> list[GradedResponse]:
+    """Grade all responses. Returns results in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
-    room = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
+    slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
     count = sum(len(problem.responses) for problem in problems)
     await client.start()
     try:
         with ProgressCounter("responses", count, terminal=terminal) as counter:
 
-            async def grade(prompt: Prompt, sample: int, text: str) -> Graded:
-                async with room:
+            async def grade(prompt: Prompt, sample: int, text: str) -> GradedResponse:
+                async with slots:
                     score = await client.score(prompt, text)
                 counter.advance("")
-                return Graded(graded(prompt, sample, text, score), score)
+                return GradedResponse(graded_result(prompt, sample, text, score), score)
 
             jobs = [
                 grade(problem.prompt, sample, text)
@@ -140,7 +140,7 @@ async def _grade(config: EvalConfig, problems: Sequence[Problem], terminal: Term
         await client.close()
 
 
-def _record(problems: Sequence[Problem], one: Graded) -> dict[str, Any]:
+def _record(problems: Sequence[Problem], one: GradedResponse) -> dict[str, Any]:
     result, score = one.result, one.score
     problem = problems[result.problem]
     return {

@@ -1,4 +1,4 @@
-"""Validation: the held-out prompts through the same engines, environments and rewards as training."""
+"""Validation on held-out prompts with the engines, environments and rewards of training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import Protocol
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.evaluation.figures import Result, join_repeats, mean_figures, most_samples, result_of
-from alphaapollo.evaluation.playing import generate
+from alphaapollo.evaluation.generate_groups import generate_groups
+from alphaapollo.evaluation.metrics import (
+    SampleResult,
+    join_repeats,
+    max_samples_per_problem,
+    mean_metrics,
+    sample_result,
+)
 from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
 class RewardModelScorer(Protocol):
-    """trainer/step/reward_model_scorer.py"""
+    """Implemented by trainer/step/reward_model_scorer.py."""
 
     async def add_to(self, groups: Sequence[TrajectoryGroup]) -> None: ...
 
@@ -25,11 +31,11 @@ class RewardModelScorer(Protocol):
 
 @dataclass(frozen=True)
 class Validation:
-    """One look at the held-out prompts."""
+    """Result of a validation."""
 
     metrics: dict[str, float]
-    accuracy: float | None  # sampled; None where nothing could be scored
-    groups: dict[str, list[TrajectoryGroup]]  # of each pass by the suffix of its metrics: "", "_greedy"
+    accuracy: float | None  # of sampled responses; None if nothing was scored
+    groups: dict[str, list[TrajectoryGroup]]  # by metric suffix: "" (sampled), "_greedy"
 
 
 async def validate(
@@ -41,12 +47,10 @@ async def validate(
     console: Console,
     reward_model_scorer: RewardModelScorer | None = None,
 ) -> Validation:
-    """val/accuracy (sampled) and, where asked for, val/accuracy_greedy. Without prompts there is nothing.
+    """Compute val/accuracy (sampled) and, if configured, val/accuracy_greedy. Returns no metrics without prompts.
 
-    The figures are those of main_generation (evaluation/figures.py), without intervals.
-
-    The draws are the same at every validation, so that two of them differ by the weights alone. A failed trajectory
-    counts as missing, and the share of them is a metric.
+    Metrics are those of main_generation (evaluation/metrics.py) without intervals. Random draws are the same in every
+    validation. Failed trajectories are excluded, and their share is a metric.
     """
     if not prompts:
         return Validation({}, None, {})
@@ -57,18 +61,18 @@ async def validate(
     groups: dict[str, list[TrajectoryGroup]] = {}
     for suffix, (sampling, n) in passes.items():
         requests = [GroupRequest(prompt, n, sampling, draw=0, validate=True) for prompt in prompts]
-        groups[suffix] = await generate(engines, requests, console, "validate")
+        groups[suffix] = await generate_groups(engines, requests, console, "validate")
         if reward_model_scorer:
             await reward_model_scorer.add_to(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.take_metrics().items()}
-        metrics |= metrics_of_groups(groups[suffix], suffix)
+        metrics |= group_metrics(groups[suffix], suffix)
     return Validation(metrics, metrics.get("val/accuracy"), groups)
 
 
-def metrics_of_groups(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:
-    """Of all prompts together and, where there are several, of each data source."""
+def group_metrics(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[str, float]:
+    """Metrics of all prompts and, if there are several, of each data source."""
     results = _results(groups, vote=False)
-    if most_samples(results) > 1:
+    if max_samples_per_problem(results) > 1:
         results = _results(groups, vote=True)
     metrics = val_metrics(results, f"val/{{}}{suffix}")
     sources = sorted({result.data_source for result in results})
@@ -79,18 +83,18 @@ def metrics_of_groups(groups: Sequence[TrajectoryGroup], suffix: str) -> dict[st
     return metrics
 
 
-def _results(groups: Sequence[TrajectoryGroup], vote: bool) -> list[Result]:
-    played = [result_of(group.prompt, one, vote) for group in groups for one in group.trajectories]
+def _results(groups: Sequence[TrajectoryGroup], vote: bool) -> list[SampleResult]:
+    played = [sample_result(group.prompt, one, vote) for group in groups for one in group.trajectories]
     return join_repeats(played, [group.prompt for group in groups])
 
 
-def val_metrics(results: Sequence[Result], name: str) -> dict[str, float]:
-    """The metrics of a validation: means over problems with up to n samples each, failed samples left out.
+def val_metrics(results: Sequence[SampleResult], name: str) -> dict[str, float]:
+    """Compute validation metrics: means over problems with up to n samples each, without failed samples.
 
-    `name` has a place for the figure's name, e.g. "val/{}_greedy". With n > 1 pass@k for the powers of two, and maj@n.
+    name: template of the metric names, e.g. "val/{}_greedy". With n > 1 also pass@k for powers of two, and maj@n.
     """
-    n = most_samples(results)
-    figures = mean_figures(results, n)
+    n = max_samples_per_problem(results)
+    figures = mean_metrics(results, n)
     metrics = {name.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
     if math.isnan(figures["reward"]):
         return metrics
@@ -99,6 +103,6 @@ def val_metrics(results: Sequence[Result], name: str) -> dict[str, float]:
     metrics[name.format("response_length")] = figures["response_length"]
     if n > 1:
         for figure in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"]:
-            if not math.isnan(figures[figure]):  # no prompt has k samples that did not fail
+            if not math.isnan(figures[figure]):  # NaN: no prompt has k scored samples
                 metrics[name.format(figure)] = figures[figure]
     return metrics

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy
-from alphaapollo.evaluation.figures import Figure
+from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.evolving.pool import Candidate, Pool
 from alphaapollo.evolving.selection import best_by_vote
 
@@ -31,15 +31,15 @@ def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[st
     }
     of_round = {problem: [one for one in own if one.place.round == number] for problem, own in so_far.items()}
 
-    def mean(value: Callable[[Sequence[Candidate]], float], candidates: dict[int, list[Candidate]]) -> Figure | None:
-        return mean_figure([value(own) for own in candidates.values() if own])
+    def mean(value: Callable[[Sequence[Candidate]], float], candidates: dict[int, list[Candidate]]) -> Estimate | None:
+        return mean_estimate([value(own) for own in candidates.values() if own])
 
     def majority(own: Sequence[Candidate]) -> float:
         return majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own])
 
     return {
         "round": number,
-        "chosen": mean_figure([accuracy_of(best_by_vote(pool, problem, number + 1)) for problem in problems]),
+        "chosen": mean_estimate([accuracy_of(best_by_vote(pool, problem, number + 1)) for problem in problems]),
         "sampled": mean(lambda own: sum(bool(one.right) for one in own) / len(own), of_round),
         "majority": mean(majority, so_far),
         "oracle": mean(lambda own: float(any(one.right for one in own)), so_far),
@@ -78,7 +78,7 @@ def accuracy_of(candidate: Candidate | None) -> float:
     return math.nan if candidate is None or candidate.right is None else float(candidate.right)
 
 
-def mean_figure(values: Sequence[float]) -> Figure | None:
+def mean_estimate(values: Sequence[float]) -> Estimate | None:
     """Mean over the values that are not NaN, with its 95 % bootstrap interval; None without values."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
@@ -86,7 +86,7 @@ def mean_figure(values: Sequence[float]) -> Figure | None:
     low, high = (
         None if math.isnan(bound) else float(bound) for bound in bootstrap_interval(np.array(known)[:, None])[:, 0]
     )
-    return Figure(math.fsum(known) / len(known), low, high, problems=len(known))
+    return Estimate(math.fsum(known) / len(known), low, high, problems=len(known))
 
 
 @dataclass(frozen=True)

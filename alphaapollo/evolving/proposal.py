@@ -11,7 +11,7 @@ import msgspec
 
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_question
-from alphaapollo.evaluation.answers import answer_of
+from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.evolving.model_clients import ModelCallError
 from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, Pool
 from alphaapollo.evolving.role_calls import RoleCaller, Transcript
@@ -77,7 +77,7 @@ class Solver:
             num_prompt_messages=transcript.num_prompt_messages,
             solution=transcript.text,
             summary=summary,
-            answer=answer_of(transcript.last_reply) if transcript.last_reply else None,
+            answer=extract_answer(transcript.last_reply) if transcript.last_reply else None,
             grade=self.grader.grade_of(prompt, transcript),
             tokens=usage.tokens,
             money=usage.money,
@@ -119,7 +119,7 @@ class Solver:
             return True
         if self.grader.has_truth(prompt):
             return transcript.score.outcome is Outcome.WRONG_FORMAT
-        return answer_of(transcript.last_reply) is None
+        return extract_answer(transcript.last_reply) is None
 
     async def _ask_for_answer(self, prompt: Prompt, place: CandidateId, branch: str, transcript: Transcript) -> None:
         """Append a request for the answer and the reply to the episode."""

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from alphaapollo.algorithms.accuracy_estimates import pass_at_k
-from alphaapollo.evaluation.figures import Figure
+from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.evolving import metrics
-from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, VoteCount, mean_figure
+from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, VoteCount, mean_estimate
 from alphaapollo.evolving.pool import Candidate, Pool
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.terminal import Terminal
@@ -91,7 +91,7 @@ def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, 
             metrics.summarize_round(pool, problems, number)
             for number in sorted({one.place.round for one in candidates})
         ],
-        "chosen": mean_figure([metrics.accuracy_of(pool.candidates.get(key or "")) for key in choices]),
+        "chosen": mean_estimate([metrics.accuracy_of(pool.candidates.get(key or "")) for key in choices]),
         "table": table,
         "calibration": _calibration(pool, graded, table),
         "roles": role_costs(pool),
@@ -124,8 +124,8 @@ def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int])
         ),
         "roc": roc,
         "auc": metrics.area_under_curve(roc),
-        "best_of": {n: mean_figure([metrics.best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
-        "oracle": {n: mean_figure(passes[:, n - 1].tolist()) for n in sizes},
+        "best_of": {n: mean_estimate([metrics.best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
+        "oracle": {n: mean_estimate(passes[:, n - 1].tolist()) for n in sizes},
         "votes": {k: metrics.majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
     }
 
@@ -167,8 +167,8 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     """Print the rounds, the table of policy and verifiers, the calibration and the costs."""
     lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
     for summary in report["rounds"]:
-        figures = "".join(f"{_format(summary[name]):24}" for name in ACCURACIES)
-        lines.append(f"{summary['round']:5}  {figures.rstrip()}")
+        accuracies = "".join(f"{_format(summary[name]):24}" for name in ACCURACIES)
+        lines.append(f"{summary['round']:5}  {accuracies.rstrip()}")
     table = report["table"]
     lines += [
         f"final choice: {_format(report['chosen'])}",
@@ -196,7 +196,7 @@ def _calibration_lines(calibration: dict[str, Any]) -> list[str]:
         return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
 
     single = calibration["single"]
-    best_of, oracle = ({n: figure.value for n, figure in calibration[key].items()} for key in ("best_of", "oracle"))
+    best_of, oracle = ({n: estimate.value for n, estimate in calibration[key].items()} for key in ("best_of", "oracle"))
     return [
         "",
         f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
@@ -208,10 +208,10 @@ def _calibration_lines(calibration: dict[str, Any]) -> list[str]:
     ]
 
 
-def _format(figure: Figure | None) -> str:
+def _format(estimate: Estimate | None) -> str:
     """`0.812 (0.750 to 0.868)`"""
-    if figure is None:
+    if estimate is None:
         return "-"
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.3f}"
-    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f}"
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.data.batch import TrainBatch
-from alphaapollo.evaluation.figures import CORRECT
+from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
 from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup, Turn
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -66,7 +66,7 @@ def _length_metrics(every: Sequence[Trajectory], tokens: np.ndarray) -> dict[str
     }
     metrics |= {f"response/length_{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     for name, is_right in (("right", True), ("wrong", False)):
-        lengths = [one.num_tokens for one in _scored(every) if (one.accuracy >= CORRECT) is is_right]
+        lengths = [one.num_tokens for one in _scored(every) if (one.accuracy >= CORRECT_ACCURACY) is is_right]
         if lengths:
             metrics[f"response/length_{name}"] = float(np.mean(lengths))
     prompts = [len(one.turns[0].context_ids) for one in every if one.turns]
@@ -99,7 +99,7 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
     counts = Counter(dict.fromkeys(names, 0), dropped=len(generated) - len(trained))
     for group in generated:
         scored = _scored(group.trajectories)
-        right = [one.accuracy >= CORRECT for one in scored]
+        right = [one.accuracy >= CORRECT_ACCURACY for one in scored]
         rewards = [one.reward for one in scored]
         counts["all_right"] += bool(right) and all(right)
         counts["all_wrong"] += bool(right) and not any(right)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.data.files import DataRow
-from alphaapollo.evaluation.figures import result_of_record
+from alphaapollo.evaluation.metrics import read_sample_result
 from alphaapollo.types import EpisodeEnd, Message
 from examples.data_preprocess.columns import Dropped, is_unicode
 from examples.data_preprocess.common import Count, finish, output_folder, run
@@ -40,7 +40,7 @@ class Answer:
 def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
     """Of a line of results.jsonl (Dropped: it is not to be learnt from)."""
     try:
-        result, asked, turns = result_of_record(record), record["prompt"], record["turns"]
+        result, asked, turns = read_sample_result(record), record["prompt"], record["turns"]
         several = len(record["rows"]) > 1
     except (ValueError, KeyError, TypeError) as error:
         raise Dropped("no result of main_generation") from error

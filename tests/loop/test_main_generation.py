@@ -1,4 +1,4 @@
-"""Generation on the real engine: killed in the middle and resumed, equal to a run in one go and to a validation."""
+"""GenerationPlan on the real engine: killed in the middle and resumed, equal to a run in one go and to a validation."""
 
 from __future__ import annotations
 

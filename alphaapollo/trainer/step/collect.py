@@ -15,7 +15,7 @@ from functools import partial
 from alphaapollo.algorithms.dynamic_sampling import keep_group
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.engines.protocol import EngineError
-from alphaapollo.evaluation.playing import generate_missing
+from alphaapollo.evaluation.generate_groups import generate_missing_groups
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun
@@ -99,12 +99,12 @@ async def _generate_with_recovery(
     groups: dict[int, TrajectoryGroup] = {}
     on_end = partial(_offer_to_reference, run) if run.reference else None
     try:
-        await generate_missing(groups, run.workers.engines, requests, run.console, "generate", on_end)
+        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     except WorkerDied as death:
         if run.reference:
             await run.reference.settle()  # the weight sync of the new engine calls the policy's workers, too
         recovery.update(await _replace_engines(run, death, len(requests) - len(groups)))
-        await generate_missing(groups, run.workers.engines, requests, run.console, "generate", on_end)
+        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
     return [groups[index] for index in range(len(requests))]
 
 

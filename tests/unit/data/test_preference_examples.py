@@ -26,7 +26,7 @@ def labelled(tmp_path, renderer, rows, **data):
     return load_labelled(write(tmp_path, rows), renderer, PreferenceData(**data))
 
 
-def answer_of(renderer, row):
+def extract_answer(renderer, row):
     kept = [token for token, mask in zip(row.token_ids, row.action_mask, strict=True) if mask]
     return renderer.tokenizer.decode(kept, skip_special_tokens=False)
 
@@ -58,13 +58,13 @@ def test_what_chats_begin_with_is_not_trained_on(tmp_path, renderer):
     (pair,) = pairs(tmp_path, renderer, [{"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}]).examples
     chosen, rejected = pair.rows
     assert chosen.token_ids[: chosen.response_start] == renderer.prompt_ids(chat)
-    assert answer_of(renderer, rejected) == "it is 5<|im_end|>"
-    assert answer_of(renderer, chosen) == "4<|im_end|>4<|im_end|>"  # the user between them is left out
+    assert extract_answer(renderer, rejected) == "it is 5<|im_end|>"
+    assert extract_answer(renderer, chosen) == "4<|im_end|>4<|im_end|>"  # the user between them is left out
 
 
 def test_texts_get_the_tokenizers_end(tmp_path, renderer):
     (pair,) = pairs(tmp_path, renderer, [{"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 1.5}]).examples
-    assert [answer_of(renderer, row)[0] for row in pair.rows] == ["4", "5"]
+    assert [extract_answer(renderer, row)[0] for row in pair.rows] == ["4", "5"]
     assert pair.margin == 1.5
 
 
@@ -125,7 +125,7 @@ def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
     assert [answer.good for answer in answers] == [[True], [False], [True], [False]]
     assert answers[0].rows[0].token_ids == good.rows[0].token_ids
     # The answers to the other prompt are "4" and "it is 5": either may be the unrelated one.
-    assert {answer_of(renderer, answer.unrelated) for answer in answers} <= {"4<|im_end|>", "it is 5<|im_end|>"}
+    assert {extract_answer(renderer, answer.unrelated) for answer in answers} <= {"4<|im_end|>", "it is 5<|im_end|>"}
     for answer in answers:
         start = answer.rows[0].response_start
         assert answer.unrelated.token_ids[:start] == answer.rows[0].token_ids[:start]
@@ -149,7 +149,7 @@ def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(tmp_path, rend
     answers = labelled(tmp_path, renderer, rows).examples
     own = [answer.rows[0] for answer in answers]
     for place, row in enumerate(unrelated_rows(own, 0, 2048)):
-        number = int(answer_of(renderer, row).removesuffix("<|im_end|>"))
+        number = int(extract_answer(renderer, row).removesuffix("<|im_end|>"))
         assert number // 3 != place // 3
         assert row.token_ids[: row.response_start] == own[place].token_ids[: own[place].response_start]
     drawn = [[row.token_ids for row in unrelated_rows(own, seed, 2048)] for seed in (0, 0, 1)]

@@ -8,7 +8,7 @@ import pytest
 from alphaapollo.algorithms.accuracy_estimates import RESAMPLES
 from alphaapollo.config.keys import COMMANDS, accepted_keys
 from alphaapollo.config.schema import Config, EvalConfig, GenerationConfig, SftConfig
-from alphaapollo.evaluation.figures import problem_values
+from alphaapollo.evaluation.metrics import problem_values
 from alphaapollo.evaluation.report import FIELDS
 from alphaapollo.evaluation.scoring import RESPONSES
 

@@ -1,4 +1,4 @@
-"""Generation on the fake engine in this process: what is written, what is resumed, what is refused."""
+"""GenerationPlan on the fake engine in this process: what is written, what is resumed, what is refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.config.keys import accepted_keys
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.controller.ranks import Stalled
+from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
 from alphaapollo.observability.terminal import Terminal
@@ -244,17 +243,11 @@ def test_other_settings_do_not_go_on_with_old_results(command: Command, override
     assert command.results.read_bytes() == before
 
 
-def test_the_keys_that_a_resume_compares_exist() -> None:
-    keys = accepted_keys(GenerationConfig)
-    assert keys.keys() >= generation.FREE
-    assert keys.keys() >= {f"{section}.{name}" for section, names in generation.DECISIVE.items() for name in names}
-
-
 def test_how_fast_it_runs_may_change_and_other_data_may_not(command: Command) -> None:
     command.run()
     command.run("rollout.max_num_seqs=8", "reward.num_workers=2", "trainer.start_timeout=9")
     write_rows(command.folder / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
-    with pytest.raises(ValueError, match=r"prompt \d is not row \d of data\.path: these are results of other data"):
+    with pytest.raises(ValueError, match=r"prompt \d is not row \d of data\.path: so the results belong to other data"):
         command.run()
 
 
@@ -361,7 +354,7 @@ def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pyte
         await asyncio.sleep(1000)
 
     monkeypatch.setattr(FakeEngine, "generate", forgotten)
-    with pytest.raises(Stalled, match=r"waits for play of rollout 0 .* goes on where .*/out/test/run ends\.$"):
-        command.run("trainer.stall_notice=1", "trainer.stall_timeout=1")
+    with pytest.raises(RunStalled, match=r"waits for play of rollout 0 .* goes on where .*/out/test/run ends\.$"):
+        command.run("trainer.stall_timeout=1")
     (stacks,) = (command.out / "stalls").iterdir()
     assert "x generate" in stacks.read_text()

@@ -166,7 +166,7 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
         ({}, ["data.response_key=answer"], "no column 'answer'; it has data_source, prompt, reward_model, responses"),
         ({}, ["data.prompt_key=question"], "no column 'question'"),
         ({"data_source": "my/own"}, [], "no reward function for data_source 'my/own'"),
-        ({"data_source": "judge"}, [], "data_source 'judge' is graded by a judge: set reward.judge.model"),
+        ({"data_source": "judge"}, [], "data_source 'judge' is graded_result by a judge: set reward.judge.model"),
         ({"reward_model": None}, [], "1 of 2 prompts have no ground truth"),
         ({"responses": []}, [], "row 0: 'responses' is []; it must be a text, or a list of texts"),
         ({"responses": ["a", None]}, [], "row 0: 'responses' is ['a', None]"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import ValSampling
-from alphaapollo.evaluation.figures import Result, summarize
+from alphaapollo.evaluation.metrics import SampleResult, summarize
 from alphaapollo.evaluation.validation import val_metrics, validate
 from alphaapollo.observability.console import Console
 from alphaapollo.types import (
@@ -108,7 +108,7 @@ def test_a_reward_model_scores_the_validation_too() -> None:
 
 def test_the_figures_are_those_of_an_evaluation() -> None:
     results = [
-        Result(
+        SampleResult(
             problem,
             sample,
             "a",
@@ -134,5 +134,5 @@ def test_the_figures_are_those_of_an_evaluation() -> None:
 
 
 def test_what_fails_throughout_has_only_its_share() -> None:
-    failed = [Result(0, sample, "a", Outcome.GRADER_FAILED, math.nan, math.nan, None, 3) for sample in range(2)]
+    failed = [SampleResult(0, sample, "a", Outcome.GRADER_FAILED, math.nan, math.nan, None, 3) for sample in range(2)]
     assert val_metrics(failed, "val/{}") == {"val/failed": 1.0}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from alphaapollo.evaluation.figures import result_of, result_of_record
+from alphaapollo.evaluation.metrics import sample_result, read_sample_result
 from alphaapollo.observability.rollout_log import trajectory_record
 from alphaapollo.trainer.step.collect import has_signal, metric_value
 from alphaapollo.trainer.step.training_batch import Batch
@@ -26,9 +26,9 @@ def test_step_rewards_count_wherever_an_episode_is_valued() -> None:
     group = TrajectoryGroup(PROMPT, [rich, poor])
     assert (rich.reward, rich.accuracy) == (0.75, 0.75)
     assert has_signal(group, "accuracy") and has_signal(group, "reward")
-    result = result_of(PROMPT, rich)
+    result = sample_result(PROMPT, rich)
     assert (result.reward, result.accuracy) == (0.75, 0.75)
-    assert result_of_record(trajectory_record(1, PROMPT, rich)).reward == 0.75
+    assert read_sample_result(trajectory_record(1, PROMPT, rich)).reward == 0.75
     batch: Batch = build([group])
     assert batch.token_rewards.sum(-1).tolist() == [rich.reward, poor.reward]
 
@@ -42,7 +42,7 @@ def test_a_named_accuracy_is_the_accuracy_whatever_the_steps_pay() -> None:
 def test_a_failed_episode_has_no_value() -> None:
     failed = played([0.5], Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED))
     assert math.isnan(failed.reward)
-    assert math.isnan(result_of(PROMPT, failed).accuracy)
+    assert math.isnan(sample_result(PROMPT, failed).accuracy)
 
 
 def test_an_episode_that_a_limit_ended_has_nothing_of_any_component() -> None:

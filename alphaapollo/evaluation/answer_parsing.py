@@ -1,4 +1,4 @@
-"""The answer of a sample, in a form in which equal answers are equal texts: what a majority vote counts."""
+"""Extract the final answer of a sample in a normalized form, for majority votes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from fractions import Fraction
 
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 
-TAIL = 10_000  # characters of a text in which its answer is looked for
+TAIL = 10_000  # characters at the end of a text that are searched
 NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 WHOLE_NUMBER = re.compile(r"(-?)(\d{1,3}(?:,\d{3})+|\d{1,200})?(\.\d{1,200})?(?:/(\d{1,200}))?")
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
 NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s|\.$")
 
 
-def answer_of(text: str) -> str | None:
-    r"""The final answer of a sample's last turn, e.g. `\boxed{1{,}200.0}` and `#### $1200` are both "1200".
+def extract_answer(text: str) -> str | None:
+    r"""Extract the answer of a sample's last turn: `\boxed{1{,}200.0}` and `#### $1200` are both "1200".
 
-    What the text marks as final (`<answer>`, `\boxed`, `####`: rewards.answer_extraction), else its last
-    number, else all of it;
-    None for an empty one. Answers are compared as they are written, white space, LaTeX spacing and capitals aside,
-    and numbers by their value: `\frac12` and `(1/2)` stay two answers, for the graders alone know more.
+    Takes the marked answer (`<answer>`, `\boxed`, `####`: rewards/answer_extraction.py), else the last number, else the
+    text; None for an empty text. Ignores white space, LaTeX spacing and case, and compares numbers by value. Other
+    equivalent forms, e.g. `\frac12` and `(1/2)`, remain different answers.
     """
     text = text[-TAIL:]
     marked = find_marked_answer(text)
@@ -32,7 +31,7 @@ def answer_of(text: str) -> str | None:
 
 
 def _number(text: str) -> str | None:
-    """Its value as text, where the whole text is a number."""
+    """Value of a text that is a number, as text; None otherwise."""
     found = WHOLE_NUMBER.fullmatch(text)
     if found is None:
         return None

@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.evaluation.figures import Result, join_repeats, problem_values, result_of, result_of_record, summarize
+from alphaapollo.evaluation.metrics import (
+    SampleResult,
+    join_repeats,
+    problem_values,
+    read_sample_result,
+    sample_result,
+    summarize,
+)
 from alphaapollo.evaluation.report import outcome_line, print_summary, write_summary
 from alphaapollo.observability.rollout_log import trajectory_lines
 from alphaapollo.observability.terminal import Terminal
@@ -24,14 +31,14 @@ from alphaapollo.types import (
 )
 
 
-def result(problem: int, sample: int, accuracy: float | None, answer: str | None = None, **more) -> Result:
+def result(problem: int, sample: int, accuracy: float | None, answer: str | None = None, **more) -> SampleResult:
     """accuracy None: the grader failed."""
     failed = accuracy is None
     value = math.nan if accuracy is None else accuracy
     outcome = Outcome.GRADER_FAILED if failed else Outcome.SCORED
     fields = {"data_source": "a", "outcome": outcome, "reward": 2 * value, "accuracy": value}
     fields |= {"num_tokens": 10, "end": EpisodeEnd.DONE}
-    return Result(problem=problem, sample=sample, answer=answer, **(fields | more))
+    return SampleResult(problem=problem, sample=sample, answer=answer, **(fields | more))
 
 
 TWO_PROBLEMS = [
@@ -142,15 +149,15 @@ def test_a_record_read_back_is_the_same_result() -> None:
         trajectory(1, Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason="it broke"), []),
         trajectory(2, Score(0.0, outcome=Outcome.WRONG_FORMAT, reason="no answer"), ["?"]),
     ]
-    fresh = [result_of(prompt, one) for one in trajectories]
+    fresh = [sample_result(prompt, one) for one in trajectories]
     lines = trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])
-    read = [result_of_record(json.loads(line)) for line in lines]
+    read = [read_sample_result(json.loads(line)) for line in lines]
     assert [str(one) for one in read] == [str(one) for one in fresh]  # nan is not equal to itself
     first, second, third = fresh
     assert (first.accuracy, first.reward, first.answer, first.num_tokens) == (1.0, 0.3, "7", 19)
     assert second.outcome.failed and math.isnan(second.accuracy) and second.reason == "it broke"
     assert (third.accuracy, third.answer) == (0.0, "?")
-    assert result_of(prompt, trajectories[0], vote=False).answer is None
+    assert sample_result(prompt, trajectories[0], vote=False).answer is None
 
 
 def test_table_json_and_csv(tmp_path: Path) -> None:
@@ -163,7 +170,7 @@ def test_table_json_and_csv(tmp_path: Path) -> None:
     assert lines[1].split() == ["a", "avg@4", "0.3125", "0.1250", "to", "0.5000", "2"]
     assert "b/" + "long" * 20 in out.getvalue(), "names are not cut"
     assert "a: 8 samples of 2 problems; 8 scored; ended: 8 done" in lines
-    assert "b/x: 1 samples of 1 problems; 1 grader failed (1 failed: left out of every figure); ended: 1 done" in lines
+    assert "b/x: 1 samples of 1 problems; 1 grader failed (1 failed, excluded from all metrics); ended: 1 done" in lines
 
     written = write_summary(tmp_path / "new", everything, sources)
     assert [path.name for path in written] == ["summary.json", "summary.csv"]

@@ -1,4 +1,4 @@
-"""Requests on engines, with their progress on the console."""
+"""Generate groups of trajectories, with progress on the console."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, TrajectoryGroup
 
 
-async def generate(
+async def generate_groups(
     engines: EngineGroup, requests: Sequence[GroupRequest], console: Console, phase: str
 ) -> list[TrajectoryGroup]:
-    """All requests at once; the groups come back in the requests' order, whatever order they end in."""
+    """Run all requests concurrently. Returns groups in the order of the requests."""
     groups: dict[int, TrajectoryGroup] = {}
-    await generate_missing(groups, engines, requests, console, phase)
+    await generate_missing_groups(groups, engines, requests, console, phase)
     return [groups[index] for index in range(len(requests))]
 
 
-async def generate_missing(
+async def generate_missing_groups(
     groups: dict[int, TrajectoryGroup],
     engines: EngineGroup,
     requests: Sequence[GroupRequest],
@@ -26,11 +26,12 @@ async def generate_missing(
     phase: str,
     ended: Callable[[TrajectoryGroup], None] | None = None,
 ) -> None:
-    """Those that `groups`, by the requests' index, lacks; it has them as they end, and `ended` is told."""
+    """Run the requests missing in `groups` (by index) and add each group when it ends. ended: called with each
+    group."""
     missing = [index for index in range(len(requests)) if index not in groups]
     console.phase(phase, len(groups), len(requests))
-    async for place, group in engines.generate([requests[index] for index in missing]):
-        groups[missing[place]] = group
+    async for position, group in engines.generate([requests[index] for index in missing]):
+        groups[missing[position]] = group
         console.phase(phase, len(groups), len(requests))
         if ended:
             ended(group)
