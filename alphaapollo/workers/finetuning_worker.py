@@ -14,16 +14,14 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from alphaapollo.config.schema import LoraForm, Model, TuningConfig
+from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.data.batch import FinetuningBatch, FinetuningStep
-from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.moe_routing import Routers
-from alphaapollo.models.policy import PolicyModel, check_logprobs, load_policy, self_check_warnings
+from alphaapollo.models.policy import check_logprobs, load_policy, self_check_warnings
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.training.train_state import OptimizerSettings, TrainState
 from alphaapollo.workers.metric_sums import MetricSums
 from alphaapollo.workers.model_worker import TrainingWorker
-from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.process_group import RankPlacement
 
 B = TypeVar("B", bound=FinetuningBatch)
@@ -38,6 +36,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         saves_in_background: see TrainingWorker.
     """
 
+    tuning: TuningConfig
     model: FsdpRoot
     routers: Routers | None = None  # of a mixture of experts
     self_check_warnings: list[str]
@@ -52,12 +51,18 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     ):
         super().__init__(model, placement, config.fsdp_config.fsdp_size, saves_in_background)
         self.seed, self.fsdp = config.trainer.seed, config.fsdp_config
+        self.tuning = config
         self.load_model()
         reshard(self.model)
         cause = "damaged examples in data.train_files"
         context = self.error_context("model", "optim", "model", likely_cause=cause)
         settings = OptimizerSettings(config.optim, config.grad_clip, optimizer_steps)
         self.state = TrainState(self.model, settings, self.fsdp, context)
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Prepare what `counts` and `loss` need, after the model is loaded."""
+        return
 
     @abstractmethod
     def counts(self, batch: B) -> dict[str, Tensor]:
@@ -72,15 +77,16 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         """
 
     def load_model(self) -> None:
-        """Load and shard `model` and run its self-check. Sets `routers` and `self_check_warnings`."""
+        """Load and shard `model` and run its self-check. Sets `hf_model`, `routers` and `self_check_warnings`."""
         model = load_policy(self.config, self.groups.mesh, self.dtype, self.fsdp.offload_policy, self.seed)
-        self.model, self.routers = model, model.routers
+        self.model, self.hf_model, self.routers = model, model.model, model.routers
         self.self_check_warnings = self_check_warnings(check_logprobs(model, self.builder, self.dtype))
 
     def step(self, batch: B, skip_bad: bool = False) -> FinetuningStep:
         """Make one optimizer step. If its gradient is not finite, skip it or raise FloatingPointError."""
         (mini_batch,) = batch.mini_batches
-        counts, sums, balancer = self._reduced_counts(batch), MetricSums(self.groups.data), self._load_balancer()
+        counts, sums = self._reduced_counts(batch), MetricSums(self.groups.data)
+        balancer = self.load_balancer(self.routers)
         if balancer:
             balancer.begin_step(batch.rows, mini_batch.positions)
         for positions in self.state.accumulate(mini_batch.micro_batches):
@@ -108,15 +114,3 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         sums = MetricSums(self.groups.data)
         sums.add(self.counts(batch))
         return sums.reduce(self.device)
-
-    def _load_balancer(self) -> ExpertLoadBalancer | None:
-        if self.routers is None:
-            return None
-        return ExpertLoadBalancer(self.routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
-
-    def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError
-        if the weights are not finite."""
-        assert isinstance(self.model, PolicyModel), "workers with another model override this"
-        self.state.check_finite()
-        export_model(folder, self.model.model, self.config, self.dtype, form)

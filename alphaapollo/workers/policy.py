@@ -21,7 +21,7 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot
-from alphaapollo.models.export.hf_folder import export_model, full_parameters
+from alphaapollo.models.export.hf_folder import full_parameters
 from alphaapollo.models.flops import FlopsEstimator, peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import adapters_disabled, scaled_adapter
@@ -74,6 +74,7 @@ class PolicyWorker(TrainingWorker):
         self.temperature, self.correction, self.teaching = setup.temperature, setup.correction, setup.teacher
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.groups.mesh, self.dtype, fsdp.offload_policy, setup.seed)
+        self.hf_model = self.policy.model
         self.self_check_warnings = self_check_warnings(check_logprobs(self.policy, self.builder, self.dtype))
         self.sharing = SharedPromptCheck(self.policy, self._logprobs_of, self.builder, self.dtype)
         context = self.error_context("policy", "actor_rollout_ref.actor.optim", "actor_rollout_ref.model")
@@ -136,7 +137,7 @@ class PolicyWorker(TrainingWorker):
         self.sharing.check_batch(batch)
         if self.teacher is not None and self.teaching.whole:
             self.teacher.begin_phase(batch)
-        balancer = self._load_balancer()
+        balancer = self.load_balancer(self.policy.routers)
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
         if old is None:
             old = self._log_probs(self.policy, batch, mini_batches[1:])
@@ -222,13 +223,6 @@ class PolicyWorker(TrainingWorker):
             self.reference_parameters.reload()
             load_snapshot(f"{folder}/reference", self.reference, None)
 
-    def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a Hugging Face folder in the dtype of forward and backward, see export_model. Raises FloatingPointError
-        if the weights are not finite."""
-        self.state.reload()
-        self.state.check_finite()
-        export_model(folder, self.policy.model, self.config, self.dtype, form)
-
     def _load_teacher(self, model: Model) -> FrozenTeacher:
         self.state.offload()  # while the teacher is loaded
         self.reference_parameters.offload()
@@ -267,12 +261,6 @@ class PolicyWorker(TrainingWorker):
             return logprobs
 
         return compute_column(model, compute, batch.rows, mini_batches, self.builder)
-
-    def _load_balancer(self) -> ExpertLoadBalancer | None:
-        routers = self.policy.routers
-        if routers is None:
-            return None
-        return ExpertLoadBalancer(routers, self.config.router_aux_loss_coef, self.device, self.groups.data)
 
     def _accumulate(
         self,

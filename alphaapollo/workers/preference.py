@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import Answers, get_preference_loss
-from alphaapollo.config.schema import DpoConfig, Model
+from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.lora import adapters_disabled, is_adapter
@@ -26,31 +26,24 @@ from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.metric_sums import MetricSums
-from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
 class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     """One rank of preference training."""
 
+    tuning: DpoConfig
     model: PolicyModel
 
-    def __init__(
-        self,
-        config: DpoConfig,
-        model: Model,
-        placement: RankPlacement,
-        optimizer_steps: int,
-        saves_in_background: bool = False,
-    ):
-        super().__init__(config, model, placement, optimizer_steps, saves_in_background)
-        self.preference, self.preference_loss = config.preference, get_preference_loss(config.preference.loss)
+    def set_up(self) -> None:
+        self.preference = self.tuning.preference
+        self.preference_loss = get_preference_loss(self.preference.loss)
         self.sharing = SharedPromptCheck(
             self.model, lambda micro: self.model(micro, 1.0).logprobs, self.builder, self.dtype, FINETUNING_KEY
         )
         self.reference: PolicyModel | None = None
-        is_live = self.preference_loss.needs_reference and config.preference.reference == "live"
-        if is_live and not model.lora_rank:
+        is_live = self.preference_loss.needs_reference and self.preference.reference == "live"
+        if is_live and not self.config.lora_rank:
             self.reference = load_policy(self.config, self.groups.mesh, self.dtype, self.fsdp.offload_policy)
 
     @torch.no_grad()

@@ -10,40 +10,31 @@ from torch import Tensor
 
 from alphaapollo.algorithms.bradley_terry import bradley_terry
 from alphaapollo.config.resolve import chosen_attention
-from alphaapollo.config.schema import LoraForm, Model, RmConfig
+from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
-from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.lora import load_trainable_reward_model
 from alphaapollo.models.reward_model import RewardModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.preference import correct_by_source
-from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
 class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
     """One rank of reward model training. Rows have a response of one token, the last, which gets the score."""
 
+    tuning: RmConfig
     model: RewardModel
 
-    def __init__(
-        self,
-        config: RmConfig,
-        model: Model,
-        placement: RankPlacement,
-        optimizer_steps: int,
-        saves_in_background: bool = False,
-    ):
-        super().__init__(config, model, placement, optimizer_steps, saves_in_background)
-        self.centring = config.bradley_terry.centring_coef
+    def set_up(self) -> None:
+        self.centring = self.tuning.bradley_terry.centring_coef
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
     def load_model(self) -> None:
         """Load and shard a reward model. transformers' classifier is kept for its parameter names in an export."""
         attention, first = chosen_attention(self.config), dist.get_rank() == 0
-        self.classifier = load_trainable_reward_model(self.config, attention, self.dtype, first, self.seed)
-        self.model = shard(RewardModel(self.classifier), self.groups.mesh, self.dtype, self.fsdp.offload_policy)
+        self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.seed)
+        self.model = shard(RewardModel(self.hf_model), self.groups.mesh, self.dtype, self.fsdp.offload_policy)
         self.self_check_warnings = []
 
     def counts(self, batch: PreferenceBatch) -> dict[str, Tensor]:
@@ -65,9 +56,3 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
             "score_square": scores.double().square().sum(),
         }
         return losses.sum() / counts["compared"], sums | correct_by_source(batch, positions, chosen > rejected)
-
-    def export(self, folder: str, form: LoraForm = "merged") -> None:
-        """Write a sequence classifier as transformers saves it, for reward_model.model.path. Raises FloatingPointError
-        if the weights are not finite."""
-        self.state.check_finite()
-        export_model(folder, self.classifier, self.config, self.dtype, form)

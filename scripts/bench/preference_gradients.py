@@ -115,7 +115,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     from alphaapollo.data.preference_batch import deal_examples, deal_scored, scores_of
     from alphaapollo.data.preference_examples import load_labelled, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
-    from alphaapollo.finetuning.reference_logps import give
+    from alphaapollo.finetuning.reference_logps import assign_reference
     from alphaapollo.workers.preference import PreferenceWorker
     from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
     from alphaapollo.workers.reward_training import RewardTrainingWorker
@@ -133,7 +133,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):
         reference = worker(inputs["reference"], keys)
         layout = deal_scored(some, 1, 200, False, True)
-        give(some, scores_of(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])]))
+        assign_reference(some, scores_of(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])]))
         reference.close()
     (batch,) = deal_examples(examples, 1, 200, False, True)
     (single,) = deal_examples(answers, 1, 200, False, True)
@@ -150,7 +150,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
         )
         placement = RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1)
         trained = RewardTrainingWorker(config, resolve_model(config.model, "cpu"), placement, 1)
-        found[name] = gradients(trained, trained.classifier, batch)
+        found[name] = gradients(trained, trained.hf_model, batch)
     return found
 
 

@@ -99,14 +99,14 @@ def own_loss(case: Case, rows: Any) -> float:
     scale_weights(model, 1.1)  # as gradients() does
     routers = Routers.of(model)
     assert routers is not None
-    routers.balances = True
+    routers.needs_probabilities = True
     counts, shares = torch.zeros(4), torch.zeros(4)
     for start, end in zip(rows.token_offsets[:-1], rows.token_offsets[1:], strict=True):
         experts = torch.from_numpy(rows.routed_experts[start:end])
-        now = routers.begin(torch.ones(end - start, dtype=torch.bool), experts)
+        routing = routers.begin_pass(torch.ones(end - start, dtype=torch.bool), experts)
         model(torch.from_numpy(rows.token_ids[start:end])[None])
-        assert now.probabilities is not None
-        counts, shares = counts + now.counts.sum(0), shares + now.probabilities.detach()
+        assert routing.probabilities is not None
+        counts, shares = counts + routing.counts.sum(0), shares + routing.probabilities.detach()
     return float(load_balancing_loss(counts, shares, counts.sum() / 2))
 
 

@@ -15,7 +15,7 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.preference_batch import PreferenceBatch, deal_examples, deal_scored, scores_of
 from alphaapollo.data.preference_examples import PreferenceExample, unrelated_rows
-from alphaapollo.finetuning.reference_logps import give
+from alphaapollo.finetuning.reference_logps import assign_reference
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.types import Row
@@ -94,7 +94,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
     worker, examples = make_worker(case, rank, num_ranks, address), examples_of(case)
     if case.preference.get("reference") != "live" and worker.preference_loss.needs_reference:
         layout = deal_scored(examples, 1, case.max_tokens, worker.builder.padded, case.share)  # each rank computes all
-        give(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+        assign_reference(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     if case.lora_rank:
         for name, parameter in worker.model.named_parameters():
             if ".lora_B." in name:
@@ -205,7 +205,7 @@ def test_without_a_step_policy_and_reference_are_one(model_folder):
     worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
     examples = some_pairs()
     layout = deal_scored(examples, 1, 50, True, True)
-    give(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    assign_reference(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     sums = worker.evaluate(deal(Case(""), examples, 1)[0])
     assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
     assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
@@ -222,7 +222,7 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
     case, examples = Case(str(model_folder("qwen3"))), some_pairs()
     worker = make_worker(case, 0, 1, free_address())
     layout = deal_scored(examples, 1, 50, True, True)
-    give(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    assign_reference(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     batch = deal(case, examples, 1)[0]
     worker.step(batch)
     worker.save(str(tmp_path / "saved"))

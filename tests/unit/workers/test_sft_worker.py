@@ -60,7 +60,7 @@ def batches() -> list[list[Row]]:
 def made(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
     """The figures of a step."""
     stepped = worker.step(batch, skip_bad)
-    return SftTask().figures(stepped.sums) | stepped.figures
+    return SftTask().metrics(stepped.sums) | stepped.figures
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray], float]:
     worker = make_worker(case, rank, num_ranks, address)
     figures = [made(worker, deal(case, rows, rank, num_ranks)) for rows in batches()]
-    loss = SftTask().figures(worker.evaluate(deal(case, some_rows(5, seed=9), rank, num_ranks)))["loss"]
+    loss = SftTask().metrics(worker.evaluate(deal(case, some_rows(5, seed=9), rank, num_ranks)))["loss"]
     parameters = {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.model.named_parameters()}
     worker.close()
     return figures, parameters, loss

@@ -93,7 +93,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
     role = SimpleNamespace(sharing_problem=problem)
     run: Any = SimpleNamespace(
         config=config,
-        crew=SimpleNamespace(policy=role, critic=None),
+        workers=SimpleNamespace(policy=role, critic=None),
         console=SimpleNamespace(notice=said.append),
     )
     if asked is True:
@@ -101,7 +101,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
             asyncio.run(can_share_prompts(run))
     else:
         assert asyncio.run(can_share_prompts(run)) is False
-        assert said == [f"each sample computes its prompt anew ({KEY}): Mamba has layers of type mamba."]
+        assert said == [f"prompts are computed for each sample separately ({KEY}): Mamba has layers of type mamba."]
 
 
 def test_experts_that_count_each_copy_keep_the_plain_layout(model_folder):
@@ -113,9 +113,11 @@ def test_experts_that_count_each_copy_keep_the_plain_layout(model_folder):
     plan = plan_of({}, router_aux_loss_coef=0.01)
     assert not plan.shares_prompts and plan_of({}).shares_prompts
     assert not plan_of({"use_prefix_grouper": False}).shares_prompts
-    notice = f"each sample computes its prompt anew ({KEY}): model.router_aux_loss_coef looks at its own copy of it."
+    notice = f"prompts are computed for each sample separately ({KEY}): model.router_aux_loss_coef needs each copy."
     assert notice in plan.notices
-    with pytest.raises(ValueError, match=f"{KEY}=true: model.router_aux_loss_coef looks at each sample's own copy"):
+    with pytest.raises(
+        ValueError, match=f"{KEY}=true cannot work: model.router_aux_loss_coef needs each sample's copy"
+    ):
         plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
 
 
