@@ -9,7 +9,7 @@ The newest step is always included, because it shows the current state. Selected
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,37 +32,19 @@ def select_steps(steps: Sequence[Step], count: int, kind: MemoryType) -> list[St
     if not steps:
         return []
     *earlier, newest = range(len(steps))
-    order = RANKINGS[kind](steps, earlier)
+    if kind == "simple":
+        costs: dict[int, float] = dict.fromkeys(earlier, 0.0)
+    elif kind == "score":
+        costs = {index: -steps[index].score for index in earlier}
+    else:
+        costs = _rank_sums(steps, earlier)
+    order = sorted(costs, key=lambda index: (costs[index], -index))  # the later of equal ones first
     return [steps[index] for index in sorted([*order[: count - 1], newest])]
 
 
-def _rank_by_age(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
-    return sorted(indices, reverse=True)
-
-
-def _rank_by_score(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
-    """Best first; the later of equal ones first."""
-    return sorted(indices, key=lambda index: (-steps[index].score, -index))
-
-
-def _rank_by_score_and_length(steps: Sequence[Step], indices: Sequence[int]) -> list[int]:
-    """Lowest sum of the ranks by score and by length first; of equal actions only the last is included."""
-    last = {steps[index].action: index for index in indices}
-    unique = sorted(last.values())
-    by_score = _dense_ranks([-steps[index].score for index in unique])
-    by_length = _dense_ranks([len(steps[index].action) for index in unique])
-    total = {index: by_score[place] + by_length[place] for place, index in enumerate(unique)}
-    return sorted(unique, key=lambda index: (total[index], -index))
-
-
-def _dense_ranks(values: Sequence[float]) -> list[int]:
-    """0 for the lowest; equal values have equal ranks."""
-    places = {value: place for place, value in enumerate(sorted(set(values)))}
-    return [places[value] for value in values]
-
-
-RANKINGS: dict[MemoryType, Callable[[Sequence[Step], Sequence[int]], list[int]]] = {
-    "simple": _rank_by_age,
-    "score": _rank_by_score,
-    "ndimensional": _rank_by_score_and_length,
-}
+def _rank_sums(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
+    """Sum of the ranks by score and by length; of equal actions only the last is included."""
+    unique = {steps[index].action: index for index in indices}.values()
+    scores = sorted({-steps[index].score for index in unique})
+    lengths = sorted({len(steps[index].action) for index in unique})
+    return {index: scores.index(-steps[index].score) + lengths.index(len(steps[index].action)) for index in unique}

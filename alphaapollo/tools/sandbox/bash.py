@@ -1,8 +1,8 @@
-"""Bash that can compute but do nothing else: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
+"""Bash that computes and does nothing else: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
 
-The script can start no program, open no network connection, write no file, signal no other process and read no file but
-bash's own libraries. It gets 10 seconds and 64 processes. stdin is empty; stdout and stderr are cut after 4 MiB.
-Exit code 124: stopped at a limit. 126: this machine has no bash, or no seccomp (Linux on x86_64 or aarch64).
+seccomp lets it start no program, open no connection, write no file and signal no process outside. Where the kernel has
+Landlock, it reads no file but the system's libraries. It gets 10 seconds and 64 processes. stdin is empty; stdout and
+stderr end at 4 MiB. Exit code 124: stopped at a limit. 125: no bash, or no seccomp (Linux on x86_64 or aarch64).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from typing import NoReturn
 
 from alphaapollo.tools.sandbox import landlock, seccomp
 from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
@@ -36,8 +37,8 @@ _EXECUTE = 1  # right of Landlock
 def main(arguments: list[str]) -> int:
     bash = shutil.which("bash")
     if bash is None or not seccomp.supported():
-        print("No bash can run in a sandbox here. Use Linux on x86_64 or aarch64, with bash.", file=sys.stderr)
-        return 126
+        print("Bash cannot run in a sandbox on this machine. Use Linux on x86_64 or aarch64.", file=sys.stderr)
+        return 125
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
         child = os.fork()
         if child == 0:
@@ -74,8 +75,8 @@ def _group_size(group: int) -> int:
     return size
 
 
-def _become_bash(bash: str, arguments: list[str], output: int, messages: int) -> None:
-    """Never returns. Bash cannot leave its process group, because the filter lacks setpgid and setsid."""
+def _become_bash(bash: str, arguments: list[str], output: int, messages: int) -> NoReturn:
+    """Replace this process by bash, which cannot leave its process group: the filter lacks setpgid and setsid."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -93,16 +94,18 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+            signal.signal(ignored, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         if version := landlock.version():
             landlock.restrict(landlock.build_ruleset(_readable(bash), version))
-        seccomp.restrict_shell(os.getpid())
+        seccomp.restrict_shell()
         os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})
     except BaseException as error:  # noqa: BLE001  the frames above belong to the supervisor
-        print(f"bash cannot run in a sandbox here: {error}", file=sys.stderr, flush=True)
+        print(f"Bash cannot run in a sandbox on this machine: {error}", file=sys.stderr, flush=True)
     finally:
-        os._exit(126)
+        os._exit(125)
 
 
 def _readable(bash: str) -> list[tuple[int, int]]:

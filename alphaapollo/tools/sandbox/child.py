@@ -95,7 +95,7 @@ def _restrict(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     else:
         os.close(RULESET)
     if "seccomp" in spec.layers:
-        seccomp.restrict(has_landlock, os.getpid())
+        seccomp.restrict(has_landlock)
 
 
 def _place(descriptors: list[int]) -> None:

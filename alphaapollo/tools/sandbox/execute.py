@@ -1,5 +1,5 @@
-"""Runs snippets inside the sandboxed process. Nothing that is decided here is believed outside but the exit code's
-plain meaning: a snippet can print and exit as it likes."""
+"""Run snippets inside the sandboxed process. The program outside trusts nothing here: a snippet can fake any output and
+exit code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FILE_NAME = "<snippet>"
 
 
 def new_namespace() -> dict[str, Any]:
-    """Of a fresh `__main__` module: dataclasses, pickle and type hints look their module up by name."""
+    """Namespace of a new `__main__` module, which dataclasses, pickle and type hints look up by name."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     return module.__dict__
 
 
 def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
-    """Run one snippet and return the exit code that Python would; tracebacks go to stderr.
+    """Run one snippet and return the exit code that Python would return; tracebacks go to stderr.
 
     `echo`: print the value of a last expression, unless it is None, as the interactive interpreter does.
     """
@@ -48,7 +48,7 @@ def execute(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
 
 
 def finish() -> None:
-    """What the interpreter does at its end: wait for threads, call what was registered, flush."""
+    """Shut down like the interpreter: wait for threads, call exit functions, flush."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     flush()

@@ -1,10 +1,10 @@
-"""What the pre-forked interpreter has imported before a snippet comes: without it each run would pay seconds."""
+"""Imports of the pre-forked interpreter, which would cost each run seconds."""
 
 from __future__ import annotations
 
 import sys
 
-PACKAGES = ["numpy", "scipy", "sympy", "mpmath"]  # of those that are installed, all that a snippet has
+PACKAGES = ["numpy", "scipy", "sympy", "mpmath"]  # the only packages for snippets, if they are installed
 
 _STANDARD = """
 abc argparse array ast asyncio base64 binascii bisect builtins calendar cmath codecs collections collections.abc
@@ -25,7 +25,7 @@ MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
 
 
 def warm_up() -> None:
-    """Let the libraries load what they load at the first use; where nothing may be opened later, it must be now."""
+    """Trigger lazy imports of the libraries, because without Landlock nothing can be opened later."""
     if "sympy" in sys.modules:
         import sympy
 

@@ -9,9 +9,9 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from itertools import product
+from itertools import compress, product
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -101,12 +101,10 @@ class Sandbox:
     def run(self, code: str, **options: Any) -> SandboxResult:
         """Run one snippet. `options`: fields of SandboxRequest."""
         request = SandboxRequest(code, **options)
-        try:
-            return self._submit(request).result()
-        except SandboxError:
-            if request.session:
-                raise
-        return self._submit(request).result()  # a failure of the sandbox is retried once
+        future = self._submit(request)
+        if isinstance(future.exception(), SandboxError) and not request.session:
+            future = self._submit(request)  # a failure of the sandbox is retried once
+        return future.result()
 
     async def run_async(self, code: str, **options: Any) -> SandboxResult:
         """`run` without blocking the event loop."""
@@ -173,7 +171,7 @@ class Sandbox:
                 self.missing["bubblewrap"] = str(error)
                 continue
             for layers in self._candidates(supervisor.zygote.facts):
-                supervisor.layers = self._layers = frozenset([*layers, *bubblewrap])
+                supervisor.layers = self._layers = layers.union(bubblewrap)
                 if _is_isolated(supervisor):
                     self._note_missing(supervisor.zygote.facts)
                     return supervisor
@@ -186,15 +184,13 @@ class Sandbox:
             f"Use a machine that has seccomp, or set {UNSAFE_VARIABLE}=1 if you trust the code."
         )
 
-    def _candidates(self, facts: Mapping[str, bool]) -> list[set[str]]:
+    def _candidates(self, facts: Mapping[str, bool]) -> Iterator[frozenset[str]]:
         """Sets of layers to try, from the strongest to the weakest that the user accepts."""
-        usable = {name for name in ("seccomp", "landlock") if facts[name] and name not in self._without}
-        seccomp = [{"seccomp"} & usable] if "seccomp" in usable else []
-        if self._allow_unsafe:
-            seccomp.append(set())
-        landlock = [{"landlock"} & usable, set()] if "landlock" in usable else [set()]
-        setuid = [{"setuid"}, set()] if facts["root"] else [set()]
-        return [{"rlimits"}.union(*chosen) for chosen in product(seccomp, landlock, setuid)]
+        usable = [name for name in ("seccomp", "landlock", "setuid") if facts[name] and name not in self._without]
+        for choice in product((True, False), repeat=len(usable)):
+            layers = frozenset(["rlimits", *compress(usable, choice)])
+            if "seccomp" in layers or self._allow_unsafe:
+                yield layers
 
     def _note_missing(self, facts: Mapping[str, bool]) -> None:
         assert self._layers is not None

@@ -1,15 +1,15 @@
-"""seccomp: which system calls a process may make, from inside it and for good.
+"""seccomp: restrict the system calls of this process, irrevocably.
 
-An allow-list; anything else fails with EPERM. What matters by what is missing: no exec, no new process (threads only),
-no socket but a connected pair, no signal but to itself, nothing of another process, no namespaces, no mounts, no
-permissions or times of files (Landlock does not cover them), no links, no memory files, no keys, no BPF, no io_uring.
+The filter is an allow-list; other calls fail with EPERM. Notably missing: exec, new processes (threads only), sockets
+except connected pairs, signals to other processes and other access to them, namespaces, mounts, permissions and times
+of files (Landlock does not cover them), links, memory files, keys, BPF, io_uring.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
-from functools import cache
 
 from alphaapollo.tools.sandbox.linux import SYS_SECCOMP, machine, syscall
 
@@ -39,12 +39,12 @@ PLAIN: _Table = {
     "alarm": (37, None), "pause": (34, None), "wait4": (61, 260), "umask": (95, 166), "getcwd": (79, 17),
     "fsync": (74, 82), "fdatasync": (75, 83), "flock": (73, 32), "ftruncate": (77, 46), "sendfile": (40, 71),
     "copy_file_range": (326, 285), "fadvise64": (221, 223), "arch_prctl": (158, None),
-    # What a file is, not what is in it
+    # Metadata of files
     "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79), "statx": (332, 291), "access": (21, None),
     "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None), "readlinkat": (267, 78),
     "statfs": (137, 43), "fstatfs": (138, 44),
 }
-FILES: _Table = {  # only where Landlock says which. No truncate by path: Landlock before version 3 does not see it.
+FILES: _Table = {  # only with Landlock. No truncate by path: Landlock before version 3 does not cover it.
     "open": (2, None), "openat": (257, 56), "creat": (85, None), "getdents64": (217, 61), "chdir": (80, 49),
     "fchdir": (81, 50), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
     "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
@@ -54,7 +54,7 @@ CHECKED: _Table = {  # allowed for some arguments, see _rules
     "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
     "getsockopt": (55, 209),
 }
-SHELL: _Table = {  # bash starts by execveat, which it does not call itself
+SHELL: _Table = {  # execveat starts bash, which does not call it itself
     "execveat": (322, 281), "fork": (57, None), "vfork": (58, None), "set_tid_address": (218, 96),
 }
 METADATA = {"stat", "lstat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statfs"}
@@ -62,8 +62,8 @@ _CLONE3 = 435  # glibc falls back to clone, whose flags can be checked
 
 _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
 _FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicates, flags, locks; no owner, no lease, no notification
-_IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # is it a terminal, its size, bytes ready, blocking, cloexec
-_GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; not whose the other end is
+_IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # terminal attributes, size; bytes ready, blocking, cloexec
+_GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; no peer credentials
 _WRITE_FLAGS = 0x400643  # to write, create, truncate, append; a temporary file
 _AT_EMPTY_PATH = 0x1000  # of a descriptor
 _PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE, names of threads and of memory
@@ -76,14 +76,35 @@ _NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data; the arguments f
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _FULL = 0xFFFFFFFF
-_OWN_PID = -1  # stands for the pid, which each process fills in
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, value
-_Condition = tuple[int, int, list[int]]  # 32-bit word at this offset, masked, is one of
+_Condition = tuple[int, int, list[int]]  # the 32-bit word at this offset, masked, is one of these values
 
 
 def supported() -> bool:
     return machine() in SYS_SECCOMP
+
+
+def restrict(files: bool) -> None:
+    """Apply the filter to this process, which must have one thread. Needs NO_NEW_PRIVS.
+
+    `files`: whether opening files is allowed (Landlock decides which).
+    """
+    _apply(_program(PLAIN | FILES if files else PLAIN, _rules()))
+
+
+def restrict_shell() -> None:
+    """Apply a filter for bash: it may also fork and open files for reading, but not read metadata by path.
+
+    Only `execveat` can start bash.
+    """
+    rules = _rules() | {
+        "clone": [(_low(0), _NEW_NAMESPACES, [0])],
+        "open": [(_low(1), _WRITE_FLAGS, [0])],
+        "openat": [(_low(2), _WRITE_FLAGS, [0])],
+        "newfstatat": [(_low(3), _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
+    }
+    _apply(_program({name: PLAIN[name] for name in PLAIN.keys() - METADATA} | SHELL, rules))
 
 
 def _low(argument: int) -> int:
@@ -94,13 +115,14 @@ def _rules() -> dict[str, list[_Condition]]:
     def is_null(argument: int) -> list[_Condition]:
         return [(_low(argument), _FULL, [0]), (_low(argument) + 4, _FULL, [0])]
 
+    own_pid = [(_low(0), _FULL, [os.getpid()])]
     return {
         "clone": [(_low(0), _THREAD | _NEW_NAMESPACES, [_THREAD])],
         "socketpair": [(_low(0), _FULL, [1]), (_low(1), 0xF, [1])],  # AF_UNIX, SOCK_STREAM
         "sendto": is_null(4),  # no address
-        "kill": [(_low(0), _FULL, [_OWN_PID])],
-        "tgkill": [(_low(0), _FULL, [_OWN_PID])],
-        "prlimit64": [(_low(0), _FULL, [0]), *is_null(2)],  # read its own
+        "kill": own_pid,
+        "tgkill": own_pid,
+        "prlimit64": [(_low(0), _FULL, [0]), *is_null(2)],  # read its own limits
         "ioctl": [(_low(1), _FULL, _IOCTL)],
         "fcntl": [(_low(1), _FULL, _FCNTL)],
         "prctl": [(_low(0), _FULL, _PRCTL)],
@@ -108,35 +130,9 @@ def _rules() -> dict[str, list[_Condition]]:
     }
 
 
-def _block(conditions: list[_Condition]) -> list[_Instruction]:
-    """Allow if all conditions hold, else EPERM."""
-    block: list[_Instruction] = []
-    for offset, mask, values in conditions:
-        block += [(_LOAD, 0, 0, offset), (_AND, 0, 0, mask)]
-        for position, value in enumerate(values):
-            block.append((_JUMP_EQUAL, len(values) - position, 0, value))  # over the other values and the refusal
-        block.append((_RETURN, 0, 0, _ERRNO | _EPERM))
-    return [*block, (_RETURN, 0, 0, _ALLOW)]
-
-
-@cache
-def instructions(architecture: str, files: bool) -> tuple[_Instruction, ...]:
-    """The filter as BPF, with _OWN_PID still in it. `files`: may open files (Landlock says which)."""
-    return _program(architecture, PLAIN | FILES if files else PLAIN, _rules())
-
-
-def shell_instructions(architecture: str) -> tuple[_Instruction, ...]:
-    """Filter for bash: as `instructions`, but it may fork, and open files for reading; paths have no metadata."""
-    rules = _rules() | {
-        "clone": [(_low(0), _NEW_NAMESPACES, [0])],
-        "open": [(_low(1), _WRITE_FLAGS, [0])],
-        "openat": [(_low(2), _WRITE_FLAGS, [0])],
-        "newfstatat": [(_low(3), _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
-    }
-    return _program(architecture, {name: PLAIN[name] for name in PLAIN.keys() - METADATA} | SHELL, rules)
-
-
-def _program(architecture: str, allowed: _Table, rules: dict[str, list[_Condition]]) -> tuple[_Instruction, ...]:
+def _program(allowed: _Table, rules: dict[str, list[_Condition]]) -> list[_Instruction]:
+    """BPF program that allows these calls, and others under the conditions of `rules`."""
+    architecture = machine()
     column = list(_AUDIT_ARCH).index(architecture)
     program: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -152,37 +148,25 @@ def _program(architecture: str, allowed: _Table, rules: dict[str, list[_Conditio
     numbers_of = PLAIN | FILES | CHECKED
     for name, conditions in rules.items():
         if (number := numbers_of[name][column]) is not None:
-            block = _block(conditions)
+            block = _check(conditions)
             program += [(_JUMP_EQUAL, 0, len(block), number), *block]
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
-    return (*program, (_RETURN, 0, 0, _ERRNO | _EPERM))
+    return [*program, (_RETURN, 0, 0, _ERRNO | _EPERM)]
 
 
-@cache
-def packed(architecture: str, files: bool) -> tuple[bytes, list[int]]:
-    """The filter as the kernel takes it, and where the pid goes. Cached before the fork: a child only fills that in."""
-    return _packed(instructions(architecture, files))
+def _check(conditions: list[_Condition]) -> list[_Instruction]:
+    """Allow if all conditions are true, else EPERM."""
+    block: list[_Instruction] = []
+    for offset, mask, values in conditions:
+        block += [(_LOAD, 0, 0, offset), (_AND, 0, 0, mask)]
+        for position, value in enumerate(values):
+            block.append((_JUMP_EQUAL, len(values) - position, 0, value))  # skips the other values and the refusal
+        block.append((_RETURN, 0, 0, _ERRNO | _EPERM))
+    return [*block, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _packed(program: tuple[_Instruction, ...]) -> tuple[bytes, list[int]]:
-    values = [max(value, 0) for *_, value in program]
-    places = [8 * index + 4 for index, (*_, value) in enumerate(program) if value == _OWN_PID]
-    return b"".join(struct.pack("=HBBI", *i[:3], v) for i, v in zip(program, values, strict=True)), places
-
-
-def restrict(files: bool, pid: int) -> None:
-    """Put this process, which must have one thread, under the filter for good. Needs NO_NEW_PRIVS."""
-    _apply(*packed(machine(), files), pid)
-
-
-def restrict_shell(pid: int) -> None:
-    """Apply the filter of `shell_instructions` to this process. Only `execveat` can still start bash."""
-    _apply(*_packed(shell_instructions(machine())), pid)
-
-
-def _apply(program: bytes, places: list[int], pid: int) -> None:
-    buffer = ctypes.create_string_buffer(program, len(program))
-    for place in places:
-        struct.pack_into("=I", buffer, place, pid)
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+def _apply(program: list[_Instruction]) -> None:
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
     syscall(SYS_SECCOMP[machine()], ctypes.c_uint(1), ctypes.c_uint(0), header)

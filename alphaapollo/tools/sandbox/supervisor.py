@@ -62,7 +62,7 @@ class _ChildHandle:
     err: int
     run: _Run | None = None
     is_ready: bool = False
-    is_idle: bool = False  # the zygote has been told so
+    is_idle: bool = False  # known to the zygote
 
 
 class Supervisor:

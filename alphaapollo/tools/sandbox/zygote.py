@@ -71,11 +71,8 @@ def main() -> None:
     facts = {
         "landlock": zygote.context.landlock_version > 0,
         "seccomp": seccomp.supported(),
-        "root": os.geteuid() == 0,
+        "setuid": os.geteuid() == 0,
     }
-    if facts["seccomp"]:
-        for files in (True, False):
-            seccomp.packed(linux.machine(), files)
     gc.collect()
     gc.freeze()
     supervisor.send(json.dumps(facts).encode())

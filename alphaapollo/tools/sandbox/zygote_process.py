@@ -39,8 +39,8 @@ _OWN_FILES = ["alphaapollo/__init__.py", "alphaapollo/tools/__init__.py", "alpha
 class ZygoteProcess:
     """A running zygote, in bubblewrap or not. Raises SandboxError if it does not start.
 
-    `socket` carries messages to it and exit notices from it. `facts`: whether the machine offers landlock, seccomp and
-    root.
+    `socket` carries messages to it and exit notices from it. `facts`: which of landlock, seccomp and setuid are
+    available.
     """
 
     def __init__(self, bubblewrap: bool):
