@@ -19,7 +19,7 @@ class EvolutionStopped(Exception):
     """No further model call may be made; the text says why. The run still selects answers and writes its results."""
 
 
-def call_price(model: ServedModel, tokens_read: int, tokens_written: int) -> float:
+def compute_price(model: ServedModel, tokens_read: int, tokens_written: int) -> float:
     """Price of one call, from models.NAME.price_in and price_out (per million tokens)."""
     return (tokens_read * model.price_in + tokens_written * model.price_out) / 1e6
 

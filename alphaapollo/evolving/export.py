@@ -34,7 +34,7 @@ def make_rows(pool: Pool, by: By, max_pairs: int) -> dict[str, list[Row]]:
     """The rows of each file, by its name without the suffix."""
     rows: dict[str, list[Row]] = {"sft": [], "preference": [], "verifier": []}
     for problem in sorted({one.place.problem for one in pool.candidates.values()}):
-        candidates = pool.of_problem(problem)
+        candidates = pool.candidates_of_problem(problem)
         right = [one for one in candidates if is_right(pool, one, by) is True]
         wrong = [one for one in candidates if is_right(pool, one, by) is False]
         rows["sft"] += [{"messages": _chat(one.messages), **_source(one)} for one in right]

@@ -14,40 +14,41 @@ import numpy as np
 from alphaapollo.algorithms.accuracy_estimates import bootstrap_interval, majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.evolving.pool import Candidate, Pool
-from alphaapollo.evolving.selection import best_by_vote
+from alphaapollo.evolving.selection import find_best_candidate
 
 ACCURACIES = ("chosen", "sampled", "majority", "oracle")
 
 
 def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[str, Any]:
-    """Accuracies of a round, each a mean over problems with its 95 % interval or None, and its verdict_table.
+    """Accuracies of a round, each a mean over problems with its 95 % interval or None, and its tabulate_verdicts.
 
     chosen: the best candidate by votes and brevity, of this round and earlier ones. sampled: all of this round's
     candidates. majority: the most frequent answer so far, without verifiers (self-consistency). oracle: at least one
     candidate so far is right. Candidates without a ground truth are left out.
     """
     so_far = {
-        problem: [one for one in pool.of_problem(problem, number + 1) if one.right is not None] for problem in problems
+        problem: [one for one in pool.candidates_of_problem(problem, number + 1) if one.right is not None]
+        for problem in problems
     }
     of_round = {problem: [one for one in own if one.place.round == number] for problem, own in so_far.items()}
 
     def mean(value: Callable[[Sequence[Candidate]], float], candidates: dict[int, list[Candidate]]) -> Estimate | None:
-        return mean_estimate([value(own) for own in candidates.values() if own])
+        return estimate_mean([value(own) for own in candidates.values() if own])
 
     def majority(own: Sequence[Candidate]) -> float:
         return majority_accuracy([one.answer for one in own], [float(bool(one.right)) for one in own])
 
     return {
         "round": number,
-        "chosen": mean_estimate([accuracy_of(best_by_vote(pool, problem, number + 1)) for problem in problems]),
+        "chosen": estimate_mean([accuracy_of(find_best_candidate(pool, problem, number + 1)) for problem in problems]),
         "sampled": mean(lambda own: sum(bool(one.right) for one in own) / len(own), of_round),
         "majority": mean(majority, so_far),
         "oracle": mean(lambda own: float(any(one.right for one in own)), so_far),
-        "table": verdict_table(pool, [one for own in of_round.values() for one in own]),
+        "table": tabulate_verdicts(pool, [one for own in of_round.values() for one in own]),
     }
 
 
-def round_metrics(pool: Pool, problems: Sequence[int], number: int) -> dict[str, float]:
+def compute_round_metrics(pool: Pool, problems: Sequence[int], number: int) -> dict[str, float]:
     """The line of metrics.jsonl of a round (docs/metrics.md). NaN: no problem has the value."""
     summary, metrics = summarize_round(pool, problems, number), dict[str, float]()
     for name in ACCURACIES:
@@ -55,13 +56,13 @@ def round_metrics(pool: Pool, problems: Sequence[int], number: int) -> dict[str,
             value = getattr(summary[name], field, None)
             metrics[f"accuracy/{name}{suffix}"] = math.nan if value is None else value
     metrics |= {f"table/{name}": float(count) for name, count in summary["table"].items()}
-    candidates, usage = pool.of_round(number), pool.round_usage(number)
+    candidates, usage = pool.candidates_of_round(number), pool.round_usage(number)
     metrics["candidates/made"] = float(len(candidates))
     metrics["candidates/failed"] = float(sum(bool(one.failure) for one in candidates))
     return metrics | {f"cost/{name}": float(value) for name, value in asdict(usage).items()}
 
 
-def verdict_table(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, int]:
+def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, int]:
     """Counts of right and wrong candidates by the verifiers' majority. `unjudged`: candidates without votes."""
     counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
     for candidate in candidates:
@@ -78,7 +79,7 @@ def accuracy_of(candidate: Candidate | None) -> float:
     return math.nan if candidate is None or candidate.right is None else float(candidate.right)
 
 
-def mean_estimate(values: Sequence[float]) -> Estimate | None:
+def estimate_mean(values: Sequence[float]) -> Estimate | None:
     """Mean over the values that are not NaN, with its 95 % bootstrap interval; None without values."""
     known = [value for value in values if not math.isnan(value)]
     if not known:

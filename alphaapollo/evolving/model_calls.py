@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from alphaapollo.config.schema import ServedModel
-from alphaapollo.evolving.budget import Budget, EvolutionStopped, call_price
+from alphaapollo.evolving.budget import Budget, EvolutionStopped, compute_price
 from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
 from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 from alphaapollo.evolving.roles import ModelReply
@@ -53,7 +53,7 @@ class ModelCaller:
         """Whether the messages fit into the model's prompt limit."""
         return self._clients[model].fits(messages)
 
-    def seed_of(self, key: str) -> int:
+    def call_seed(self, key: str) -> int:
         """Seed of a call: a function of the run's seed and the call's key alone."""
         return derive_seed(self._seed, "evolve", key)
 
@@ -67,7 +67,7 @@ class ModelCaller:
             EvolutionStopped: the budget does not admit the call.
             ModelUnavailableError: too many calls in a row failed.
         """
-        sampling = replace(sampling, seed=self.seed_of(key))
+        sampling = replace(sampling, seed=self.call_seed(key))
         digest = _digest(model, messages, sampling)
         logged = self._pool.calls.get(key)
         if logged and logged.digest == digest and not logged.failure:
@@ -79,7 +79,7 @@ class ModelCaller:
             try:
                 started = time.perf_counter()
                 reply, error = await self._generate(model, key, messages, sampling)
-                price = call_price(self._models[model], reply.prompt_tokens, reply.tokens)
+                price = compute_price(self._models[model], reply.prompt_tokens, reply.tokens)
                 used = Usage(1, reply.prompt_tokens + reply.tokens, price)
                 record = ModelCall(
                     key=key,
@@ -132,7 +132,7 @@ class ModelCaller:
         """Upper bound of the call's usage. The number of characters bounds the prompt tokens, except for the chat
         template and for scripts with several tokens per character."""
         characters = sum(len(message["content"]) for message in messages)
-        price = call_price(self._models[model], characters, sampling.max_tokens)
+        price = compute_price(self._models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)
 
 

@@ -233,7 +233,9 @@ class Pool:
         """Verdicts on a candidate, ordered by verifier index."""
         return [verdict for _, verdict in sorted(self.verdicts.get(candidate, {}).items())]
 
-    def of_problem(self, problem: int, before_round: int | None = None, failed: bool = False) -> list[Candidate]:
+    def candidates_of_problem(
+        self, problem: int, before_round: int | None = None, failed: bool = False
+    ) -> list[Candidate]:
         """Candidates of a problem, ordered by round, branch and index. failed: include failed candidates."""
         own = [
             candidate
@@ -242,7 +244,7 @@ class Pool:
         ]
         return sorted(own, key=lambda candidate: (candidate.place.round, candidate.place.branch, candidate.place.index))
 
-    def of_round(self, number: int) -> list[Candidate]:
+    def candidates_of_round(self, number: int) -> list[Candidate]:
         """All candidates of a round, including failed ones."""
         return [candidate for candidate in self.candidates.values() if candidate.place.round == number]
 

@@ -36,7 +36,7 @@ class Grader:
             return await self.score(prompt, text)
         return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="there is no ground truth")
 
-    def grade_of(self, prompt: Prompt, transcript: Transcript) -> Grade | None:
+    def grade_transcript(self, prompt: Prompt, transcript: Transcript) -> Grade | None:
         """Grade of an episode; None without a ground truth or after a failure."""
         if transcript.failure or (self.used_by_environment and not self.has_truth(prompt)):
             return None
@@ -72,17 +72,17 @@ class Solver:
             place=place,
             model=self.caller.model_of("proposer", branch),
             parents=tuple(candidate.key for candidate, _ in shown),
-            seed=self.caller.models.seed_of(f"{place.key}/proposer/turn0"),
+            seed=self.caller.models.call_seed(f"{place.key}/proposer/turn0"),
             messages=tuple(transcript.messages),
             num_prompt_messages=transcript.num_prompt_messages,
             solution=transcript.text,
             summary=summary,
             answer=extract_answer(transcript.last_reply) if transcript.last_reply else None,
-            grade=self.grader.grade_of(prompt, transcript),
+            grade=self.grader.grade_transcript(prompt, transcript),
             tokens=usage.tokens,
             money=usage.money,
             failure=transcript.failure,
-            row=row_digest(prompt),
+            row=digest_row(prompt),
         )
         self.pool.append(candidate)
         return candidate
@@ -137,7 +137,7 @@ class Solver:
         return solution if result.value is None else str(result.value)
 
 
-def row_digest(prompt: Prompt) -> str:
+def digest_row(prompt: Prompt) -> str:
     """Digest of a data row, to detect that the data of a resumed run has changed."""
     row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth])
     return hashlib.blake2b(row, digest_size=8).hexdigest()

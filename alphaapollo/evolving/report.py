@@ -14,7 +14,7 @@ import numpy as np
 from alphaapollo.algorithms.accuracy_estimates import pass_at_k
 from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.evolving import metrics
-from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, VoteCount, mean_estimate
+from alphaapollo.evolving.metrics import ACCURACIES, ConfusionMatrix, VoteCount, estimate_mean
 from alphaapollo.evolving.pool import Candidate, Pool
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.terminal import Terminal
@@ -29,7 +29,7 @@ def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stopped: 
     with writing("the results", folder):
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         for prompt in prompts:
-            _write_json(folder / FOLDER / f"{prompt.id:06}.json", problem_result(pool, prompt))
+            _write_json(folder / FOLDER / f"{prompt.id:06}.json", make_problem_result(pool, prompt))
         _write_json(folder / "report.json", report)
     print_report(report, terminal)
     terminal.print(f"written: {folder / 'report.json'}, {folder / FOLDER}", markup=False, soft_wrap=True)
@@ -42,7 +42,7 @@ def _write_json(path: Path, value: Any) -> None:
     part.replace(path)
 
 
-def problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
+def make_problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
     """Content of problems/ID.json."""
     choice = pool.choices.get(prompt.id)
     chosen = pool.candidates[choice.candidate] if choice and choice.candidate else None
@@ -56,12 +56,12 @@ def problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
         "answer": chosen.answer if chosen else None,
         "solution": chosen.summary if chosen else None,
         "right": chosen.right if chosen else None,
-        "candidates": [_candidate_result(pool, one) for one in pool.of_problem(prompt.id, failed=True)],
+        "candidates": [_make_candidate_result(pool, one) for one in pool.candidates_of_problem(prompt.id, failed=True)],
         "matches": [_fields(match) for (problem, _), match in sorted(pool.matches.items()) if problem == prompt.id],
     }
 
 
-def _candidate_result(pool: Pool, candidate: Candidate) -> dict[str, Any]:
+def _make_candidate_result(pool: Pool, candidate: Candidate) -> dict[str, Any]:
     """A candidate without its messages, with its verdicts and the usage of all its calls."""
     judgement = pool.judgements.get(candidate.key)
     verdicts = [_fields(verdict) for verdict in pool.verdicts_of(candidate.key)]
@@ -82,19 +82,19 @@ def _fields(record: msgspec.Struct) -> dict[str, Any]:
 
 def make_report(pool: Pool, problems: Sequence[int], stopped: str) -> dict[str, Any]:
     """Content of report.json (docs/evolving.md)."""
-    candidates = [one for problem in problems for one in pool.of_problem(problem)]
+    candidates = [one for problem in problems for one in pool.candidates_of_problem(problem)]
     graded = [one for one in candidates if one.right is not None]
     choices = [pool.choices[problem].candidate if problem in pool.choices else None for problem in problems]
-    table = metrics.verdict_table(pool, graded)
+    table = metrics.tabulate_verdicts(pool, graded)
     return {
         "rounds": [
             metrics.summarize_round(pool, problems, number)
             for number in sorted({one.place.round for one in candidates})
         ],
-        "chosen": mean_estimate([metrics.accuracy_of(pool.candidates.get(key or "")) for key in choices]),
+        "chosen": estimate_mean([metrics.accuracy_of(pool.candidates.get(key or "")) for key in choices]),
         "table": table,
         "calibration": _calibration(pool, graded, table),
-        "roles": role_costs(pool),
+        "roles": sum_role_costs(pool),
         "failures": count_failures(pool),
         "halted": stopped,
     }
@@ -124,13 +124,13 @@ def _calibration(pool: Pool, graded: Sequence[Candidate], table: dict[str, int])
         ),
         "roc": roc,
         "auc": metrics.area_under_curve(roc),
-        "best_of": {n: mean_estimate([metrics.best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
-        "oracle": {n: mean_estimate(passes[:, n - 1].tolist()) for n in sizes},
+        "best_of": {n: estimate_mean([metrics.best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
+        "oracle": {n: estimate_mean(passes[:, n - 1].tolist()) for n in sizes},
         "votes": {k: metrics.majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
     }
 
 
-def role_costs(pool: Pool) -> dict[str, dict[str, float]]:
+def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
     """Calls (including failed ones), tokens, money and seconds by role. Seconds are summed; calls overlap."""
     by_role = defaultdict(list)
     for call in pool.all_calls:

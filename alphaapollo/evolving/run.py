@@ -25,7 +25,7 @@ from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.budget import STOP, Budget
 from alphaapollo.evolving.loop import EvolutionLoop
-from alphaapollo.evolving.metrics import round_metrics
+from alphaapollo.evolving.metrics import compute_round_metrics
 from alphaapollo.evolving.model_calls import ModelCaller
 from alphaapollo.evolving.model_clients import (
     ModelClient,
@@ -35,7 +35,7 @@ from alphaapollo.evolving.model_clients import (
     watch_engines,
 )
 from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.evolving.proposal import Grader, Solver, row_digest
+from alphaapollo.evolving.proposal import Grader, Solver, digest_row
 from alphaapollo.evolving.report import write_results
 from alphaapollo.evolving.role_calls import RoleCaller, make_roles
 from alphaapollo.evolving.selection import AnswerSelector
@@ -121,7 +121,7 @@ def _find_start(config: EvolvingConfig, prompts: list[Prompt]) -> StartPoint:
     if not (folder / FILE).exists():
         return StartPoint(folder)
     changes = own_changes(config)
-    rows = {prompt.id: row_digest(prompt) for prompt in prompts}
+    rows = {prompt.id: digest_row(prompt) for prompt in prompts}
     for candidate in Pool(folder).candidates.values():
         if rows.get(candidate.place.problem) != candidate.row:
             raise ValueError(
@@ -152,7 +152,7 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
     with pool, closing(JsonlTracker(folder / "metrics.jsonl", resumed_step=0)) as tracker:
 
         def log_round(number: int) -> None:
-            metrics = round_metrics(pool, problems, number)
+            metrics = compute_round_metrics(pool, problems, number)
             if metrics["cost/calls"]:
                 tracker.log(number, metrics)
                 made, failed = metrics["candidates/made"], metrics["candidates/failed"]

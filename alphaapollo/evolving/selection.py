@@ -16,9 +16,9 @@ from alphaapollo.types import Message, Prompt
 JudgedCandidate = tuple[Candidate, Judgement]
 
 
-def judged_candidates(pool: Pool, problem: int, before_round: int | None = None) -> list[JudgedCandidate]:
+def get_judged_candidates(pool: Pool, problem: int, before_round: int | None = None) -> list[JudgedCandidate]:
     """Judged candidates of a problem, ordered by round, branch and index."""
-    own = pool.of_problem(problem, before_round)
+    own = pool.candidates_of_problem(problem, before_round)
     return [(one, pool.judgements[one.key]) for one in own if one.key in pool.judgements]
 
 
@@ -26,7 +26,7 @@ def recall(pool: Pool, problem: int, before_round: int, size: int, memory_type: 
     """Memory of a proposer: at most `size` candidates of earlier rounds, oldest first, scored by share of votes."""
     if size == 0:
         return []
-    judged = judged_candidates(pool, problem, before_round)
+    judged = get_judged_candidates(pool, problem, before_round)
     steps = [
         Step(candidate.summary, [Message(role="user", content=judgement.report)], judgement.share)
         for candidate, judgement in judged
@@ -35,18 +35,18 @@ def recall(pool: Pool, problem: int, before_round: int, size: int, memory_type: 
     return [one for step, one in zip(steps, judged, strict=True) if id(step) in chosen]
 
 
-def rank(judged: Sequence[JudgedCandidate]) -> list[Candidate]:
+def rank_candidates(judged: Sequence[JudgedCandidate]) -> list[Candidate]:
     """Best first: larger share of votes, then shorter summary, then earlier."""
     order = sorted(judged, key=lambda one: (-one[1].share, len(one[0].summary)))
     return [candidate for candidate, _ in order]
 
 
-def best_by_vote(pool: Pool, problem: int, before_round: int | None = None) -> Candidate | None:
+def find_best_candidate(pool: Pool, problem: int, before_round: int | None = None) -> Candidate | None:
     """The highest-ranked candidate; None if there is none."""
-    return next(iter(rank(judged_candidates(pool, problem, before_round))), None)
+    return next(iter(rank_candidates(get_judged_candidates(pool, problem, before_round))), None)
 
 
-def finalists(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+def select_finalists(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
     """The first `count` candidates, of equal answers only the best one."""
     distinct: dict[object, Candidate] = {}
     for candidate in ranked:
@@ -71,7 +71,7 @@ class AnswerSelector:
     async def choose(self, prompt: Prompt) -> str:
         """Record the answer of a problem. Returns why a tournament was cut short, or an empty string; then the answer
         is chosen by vote."""
-        best, stopped = rank(judged_candidates(self.pool, prompt.id)), ""
+        best, stopped = rank_candidates(get_judged_candidates(self.pool, prompt.id)), ""
         choice = Choice(prompt.id, best[0].key if best else None, "vote")
         if self.tournament is not None and best:
             try:
@@ -84,7 +84,7 @@ class AnswerSelector:
 
     async def _run_tournament(self, prompt: Prompt, ranked: Sequence[Candidate]) -> Candidate:
         """Knock-out rounds in which the best-ranked candidate meets the last."""
-        left, index = finalists(ranked, self.tournament or 0), 0
+        left, index = select_finalists(ranked, self.tournament or 0), 0
         while len(left) > 1:
             pairs = [(left[place], left[-1 - place]) for place in range(len(left) // 2)]
             bye = left[len(pairs) : len(left) - len(pairs)]

@@ -29,7 +29,7 @@ class VerifierPanel:
         view = RoleView(get_question(prompt), solution=candidate.summary)
         verdicts = await gather_all([self._verify(view, candidate.key, branch, index) for index in range(votes)])
         votes_for, votes_against = count_votes(verdicts)
-        report = await self._merge(view, candidate.key, branch, majority_reports(verdicts))
+        report = await self._merge(view, candidate.key, branch, get_majority_reports(verdicts))
         judgement = Judgement(candidate.key, votes_for, votes_against, report)
         self.pool.append(judgement)
         return judgement
@@ -73,7 +73,7 @@ def count_votes(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
     return votes.count(True), votes.count(False)
 
 
-def majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
+def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
     """Distinct reports of the majority. A tie counts as against."""
     votes_for, votes_against = count_votes(verdicts)
     won = votes_for > votes_against

@@ -17,8 +17,8 @@ from alphaapollo.evolving.roles import (
     Verifier,
     VerifierReport,
 )
-from alphaapollo.evolving.selection import best_by_vote, finalists, recall
-from alphaapollo.evolving.verification import count_votes, majority_reports
+from alphaapollo.evolving.selection import find_best_candidate, recall, select_finalists
+from alphaapollo.evolving.verification import count_votes, get_majority_reports
 from alphaapollo.types import Message
 
 
@@ -65,9 +65,9 @@ def test_vote_count_and_majority_reports() -> None:
         VerifierVerdict("c", 3, "m", vote=False, report="worse", upheld=False),
         VerifierVerdict("c", 4, "m", failure="no report"),
     ]
-    assert count_votes(verdicts) == (2, 1) and majority_reports(verdicts) == ["fine"]
-    assert majority_reports(verdicts[1:3]) == ["bad"], "a tie counts as against"
-    assert count_votes([]) == (0, 0) and majority_reports([]) == []
+    assert count_votes(verdicts) == (2, 1) and get_majority_reports(verdicts) == ["fine"]
+    assert get_majority_reports(verdicts[1:3]) == ["bad"], "a tie counts as against"
+    assert count_votes([]) == (0, 0) and get_majority_reports([]) == []
 
 
 def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
@@ -88,11 +88,11 @@ def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
     ]  # the newest is always included
     assert [one.summary for one, _ in recall(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
     assert recall(pool, 0, 4, 0, "simple") == [] and recall(pool, 0, 0, 3, "simple") == []
-    assert best_by_vote(pool, 0, 1).summary == "long and right"  # type: ignore[union-attr]
-    assert best_by_vote(pool, 0).summary == "right"  # type: ignore[union-attr]
-    assert best_by_vote(pool, 5) is None
+    assert find_best_candidate(pool, 0, 1).summary == "long and right"  # type: ignore[union-attr]
+    assert find_best_candidate(pool, 0).summary == "right"  # type: ignore[union-attr]
+    assert find_best_candidate(pool, 5) is None
 
 
 def test_finalists_have_different_answers() -> None:
     own = [candidate(0, "a", "4"), candidate(1, "b", "4"), candidate(2, "c", "5"), candidate(3, "d"), candidate(4, "e")]
-    assert [one.summary for one in finalists(own, 3)] == ["a", "c", "d"]
+    assert [one.summary for one in select_finalists(own, 3)] == ["a", "c", "d"]
