@@ -181,7 +181,7 @@ class LiveBytes(TorchDispatchMode):
     """Count bytes of the storages that operations allocate, as long as they are alive.
 
     Args:
-        known: module whose parameters and buffers do not count.
+        known: module; its parameters and buffers do not count.
 
     Attributes:
         now, peak: bytes.

@@ -14,8 +14,8 @@ class Float64Mode(TorchFunctionMode):
     """Context in which casts of tensors to float32 give float64, as in transformers' norms, rotary embeddings and
     softmaxes.
 
-    New tensors keep their dtype. Backward passes need no context, except for gradient checkpointing, whose
-    recomputation would be outside of it.
+    New tensors keep their dtype. Backward passes need no context, except for gradient checkpointing,
+    which would recompute outside of it.
     """
 
     def __torch_function__(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
-"""Architectures whose log-probs and gradients were compared with those of the unfused kernels."""
+"""Architectures for which log-probs and gradients were compared with those of the unfused kernels."""
 NO_LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 
 

@@ -52,7 +52,7 @@ class HeadInput:
 
 @dataclass(frozen=True)
 class DivergenceTarget:
-    """Frozen model whose distributions the policy's are compared with, at the same temperature. It gets no gradient."""
+    """Frozen model to compare the policy's distributions with, at the same temperature. It gets no gradient."""
 
     hidden: HeadInput  # its head has the policy's vocabulary
     divergence: Divergence

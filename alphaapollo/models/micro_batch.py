@@ -2,8 +2,8 @@
 
 padded  [b, T]: each row starts at column 0, zeros on the right. Causal attention needs no mask for right padding.
 packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
-shared  [1, sum T]: packed, with each shared prefix once: prefixes, then the remainder of each row, whose attention also
-        covers its prefix (data/shared_prompts.py). Used for padded attention, too, if rows share prefixes.
+shared  [1, sum T]: packed, with each shared prefix once: prefixes, then the remainder of each row, which also attends
+        to its prefix (data/shared_prompts.py). Used for padded attention, too, if rows share prefixes.
 
 With sequence parallelism (models/ulysses.py) each rank has its part of T, padded to a multiple of the group size;
 columns, mask and matrices are complete on every rank.
@@ -66,7 +66,7 @@ class MicroBatch:
     is_real: Tensor  # bool, shape of token_ids: false for padding and the dummy
     routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
     packing: Packing | None  # of complete segments; None: padded
-    states: TokenPositions  # n: tokens whose hidden state predicts a response token
+    states: TokenPositions  # n: tokens before the response tokens, with the states that predict them
     ends: TokenPositions  # b: last token of each row
     targets: Tensor  # int64 [m]: response tokens that this rank's states predict
     cells: Tensor  # int64 [n]: cell of each response token in the flattened response-aligned matrix [b, L]
@@ -312,7 +312,7 @@ def copy_to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> di
 
 
 def make_rows(texts: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: Prefixes | None = None) -> Rows:
-    """Rows of token ids whose response tokens are all action tokens, for probes and self-checks."""
+    """Build rows in which all response tokens are action tokens, for probes and self-checks."""
     lengths, starts = np.array([len(text) for text in texts]), np.array(response_starts)
     count = int((lengths - starts).sum())
     return Rows(

@@ -217,7 +217,7 @@ def _is_supported(router: nn.Module, sizes: ExpertSizes, config: PretrainedConfi
 
 
 def _router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
-    """Classes whose outputs transformers records as router logits."""
+    """Router classes, from the outputs that transformers records as router logits."""
     recorded: dict[str, Any] = {}
     for module in (model, model.base_model):
         recorded |= getattr(module, "_can_record_outputs", None) or {}

@@ -37,7 +37,7 @@ WARN_ABOVE = 0.1
 
 
 class PolicyModel(FsdpRoot):
-    """Causal language model whose forward pass returns log-probs. Parameter names are the model's, after `model.`."""
+    """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`."""
 
     forward_methods = ("head_input", "native_logprobs", "next_logits")
 

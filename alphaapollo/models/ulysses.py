@@ -120,7 +120,7 @@ def check_splits(config: PretrainedConfig, what: str, size: int, ranks: int, key
     if stateful:
         problem = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
     elif own_code:
-        problem = "has its own modeling code, whose attention cannot be split"
+        problem = "has its own modeling code, and its attention cannot be split"
     elif rope:
         problem = f"has {rope.pop()} position embeddings, which depend on the longest row of a rank"
     if problem:

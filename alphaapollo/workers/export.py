@@ -72,5 +72,5 @@ def _write(
 
 
 def probe_batch(token_ids: list[int]) -> MicroBatch:
-    """Micro-batch of one row whose tokens after the first are its response."""
+    """Micro-batch of one row, with all tokens but the first as its response."""
     return build_micro_batch(make_rows([np.array(token_ids)], [1]), [0], padded=True, device=torch.device("cpu"))

@@ -44,8 +44,8 @@ class ExpertLoadBalancer:
             dist.all_reduce(self.tokens, group=self.data)
 
     def add_pass(self) -> Tensor | float:
-        """Add the last forward pass. Returns its part of the loss on this rank, whose gradients add up over ranks and
-        micro-batches. A collective if there is a loss."""
+        """Add the last forward pass. Returns this rank's part of the loss; gradients of the parts add up over ranks
+        and micro-batches. A collective if there is a loss."""
         routing = self.routers.current
         assert routing is not None, "a forward pass comes first"
         self.counts += routing.counts

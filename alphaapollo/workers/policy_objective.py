@@ -1,4 +1,4 @@
-"""Policy loss of one micro-batch, a term whose gradients add up over micro-batches and ranks.
+"""Policy loss of one micro-batch. Its gradients add up over micro-batches and ranks.
 
 It is a sum over rows with row weights that the driver has fixed for the mini-batch, so micro-batches, ranks and packing
 do not change the result:

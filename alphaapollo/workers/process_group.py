@@ -25,7 +25,7 @@ class RankPlacement:
     device: str  # "cpu" or "cuda"
     threads: int  # torch threads
     sequence_parallel: int = 1  # consecutive ranks that share every sequence, a divisor of the world size
-    engine_node: str | None = None  # node whose engines get their weights from this rank through shared memory
+    engine_node: str | None = None  # this rank writes weights into shared memory for the engines of that node
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class PaddedCells:
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
 def padded_cells(packing: Packing, window: int | None) -> PaddedCells:
-    """Compute the cells of a micro-batch whose rows share prefixes. window: see AttentionCall."""
+    """Compute the cells of a micro-batch with shared prefixes. window: see AttentionCall."""
     assert packing.keys is not None, "rows without shared prefixes are padded when the batch is built"
     lengths, prefix_of = np.array(packing.lengths), np.array(packing.keys.prefixes)
     starts = np.cumsum(lengths) - lengths

@@ -76,7 +76,7 @@ class HostCopies:
         """Copy the tensors in a tree of dicts and lists. The copies are complete after `wait`.
 
         Args:
-            path: name of the tree, whose host memory is used again.
+            path: name of the tree; its host memory is used again.
         """
         if isinstance(tree, dict):
             return {key: self.take(value, (*path, key)) for key, value in tree.items()}

@@ -51,7 +51,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
     """Write weights, configuration and tokenizer atomically (a collective; rank 0 writes).
 
     Args:
-        source: model whose tokenizer and modeling code are copied.
+        source: model to copy the tokenizer and modeling code from.
         form: "adapter" = write only the LoRA adapters, as a peft folder on `source`.
 
     Raises OSError, e.g. if the disk is full.

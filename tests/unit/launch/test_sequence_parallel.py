@@ -19,7 +19,7 @@ def test_the_model_is_named_by_its_key(tmp_path: Path):
     for size in (1, 2, 4):
         check_sequence_parallel(size, 4, KEY, models)
     with pytest.raises(
-        ValueError, match=r"model.path=.* has 4 attention heads, which 3 ranks.* 6 ranks, set one of 1, 2\.$"
+        ValueError, match=r"=3 does not divide the 4 attention heads of .*model.path=.* 6 ranks, set one of 1, 2\.$"
     ):
         check_sequence_parallel(3, 6, KEY, models)
 
@@ -30,7 +30,7 @@ def test_a_model_that_transformers_has_itself_may_carry_code(tmp_path: Path):
     config.auto_map = {"AutoModelForCausalLM": "own.Model"}
     config.save_pretrained(tmp_path)
     check_sequence_parallel(2, 2, KEY, {"model.path": Model(path=str(tmp_path))})
-    with pytest.raises(ValueError, match="has its own modeling code, whose attention cannot be split"):
+    with pytest.raises(ValueError, match="has its own modeling code, and its attention cannot be split"):
         check_sequence_parallel(2, 2, KEY, {"model.path": Model(path=str(tmp_path), trust_remote_code=True)})
 
 
@@ -38,5 +38,5 @@ def test_an_engine_splits_whole_heads(tmp_path: Path):
     build_model("qwen3").config.save_pretrained(tmp_path)  # 4 heads
     for size in (1, 2, 4):
         check_engine_split(Model(path=str(tmp_path)), Rollout(tensor_model_parallel_size=size), "rollout")
-    with pytest.raises(ValueError, match=r"rollout.tensor_model_parallel_size=3: .* has 4 .* Set one of 1, 2, 4\.$"):
+    with pytest.raises(ValueError, match=r"rollout.tensor_model_parallel_size=3 does not divide the 4 .* Set one of 1, 2, 4\.$"):
         check_engine_split(Model(path=str(tmp_path)), Rollout(tensor_model_parallel_size=3), "rollout")

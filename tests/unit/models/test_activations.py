@@ -48,7 +48,7 @@ def test_checkpointing_keeps_the_input_of_each_layer():
     model = meta("qwen2.5-0.5b")
     plain, checkpointed = (activations(model, 4, 1024, on, "cuda") for on in (False, True))
     assert checkpointed.kept == 24 * 4096 * 896 * 2
-    assert checkpointed.layer == plain.layer + plain.kept // 24  # one layer computed anew
+    assert checkpointed.layer == plain.layer + plain.kept // 24  # one recomputed layer
     assert checkpointed.head == plain.head
 
 

@@ -122,7 +122,7 @@ def test_parts_of_ranks_make_up_the_whole(padded: bool):
     targets = torch.zeros(5, dtype=torch.int64)
     for part in parts:
         targets[part.states.own] = part.targets
-        before = part.token_ids.flatten()[part.states.local]  # the token whose state predicts the target
+        before = part.token_ids.flatten()[part.states.local]  # the token before the target
         expected = whole.token_ids.flatten()[whole.states.local][part.states.own]
         assert before.tolist() == expected.tolist()
         assert (part.states.count, part.ends.count) == (5, 2)

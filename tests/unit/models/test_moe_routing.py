@@ -61,7 +61,7 @@ def with_experts(rows: Rows, experts: np.ndarray) -> Rows:
 
 
 def hand_made(model: torch.nn.Module, token_ids: list[int], experts: np.ndarray) -> torch.Tensor:
-    """Log-probs of a plain model whose routers are forced by hooks. [T - 1]"""
+    """Log-probs of a plain model with routers forced by hooks. [T - 1]"""
 
     def force(layer: int):
         def hook(router, _, output):

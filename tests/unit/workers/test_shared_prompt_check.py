@@ -28,7 +28,7 @@ KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 
 
 def shared(batch: Any) -> Any:
-    """Batch of one rank whose rows share their prompts in pairs."""
+    """Batch of one rank, with rows that share their prompts in pairs."""
     rows = batch.rank_batches[0].rows
     ids, lengths = np.arange(len(rows)) // 2, rows.response_starts.copy()
     starts = rows.token_offsets[:-1]
