@@ -20,7 +20,7 @@ ACCURACIES = ("chosen", "sampled", "majority", "oracle")
 
 
 def summarize_round(pool: Pool, problems: Sequence[int], number: int) -> dict[str, Any]:
-    """Accuracies of a round, each a mean over problems with its 95 % interval or None, and its tabulate_verdicts.
+    """Accuracies of a round, each a mean over problems with its 95 % interval or None, and the table of its verdicts.
 
     chosen: the best candidate by votes and brevity, of this round and earlier ones. sampled: all of this round's
     candidates. majority: the most frequent answer so far, without verifiers (self-consistency). oracle: at least one

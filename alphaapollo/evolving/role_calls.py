@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alphaapollo.config.schema import EvolvingRole, EvolvingToolRole
+from alphaapollo.environments.actions import make_action_handler
 from alphaapollo.environments.base import (
     ActionHandler,
     Environment,
     EnvironmentFailure,
     FinalAnswer,
     Observation,
+    Services,
     StepResult,
     wrap_environment_errors,
 )
@@ -25,7 +27,6 @@ from alphaapollo.rollout.environment_calls import call_environment, close_enviro
 from alphaapollo.rollout.episode import ATTEMPTS, EpisodeLimits
 from alphaapollo.rollout.sync_method_threads import SyncMethodThreads
 from alphaapollo.tools.base import Session
-from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
 from alphaapollo.utils.time_limit import TimeLimit
 
@@ -71,8 +72,8 @@ class RoleCaller:
         settings: the `roles` section by slot; slots without a plugin are skipped.
         max_tokens: of a reply, unless the role has its own limit.
         asks: how often a role is asked again if its reply cannot be read (evolving.asks).
-        limits: of one episode or conversation with tools.
-        toolbox, actions: the environment's tools; None if it has none.
+        services: of the environment: its tools, and env.max_steps and env.episode_timeout, which also limit
+            conversations with tools.
 
     Raises:
         ValueError: a plugin is not registered.
@@ -84,15 +85,13 @@ class RoleCaller:
         settings: Mapping[str, EvolvingRole],
         max_tokens: int,
         asks: int,
-        limits: EpisodeLimits,
-        toolbox: ToolBox | None,
-        actions: ActionHandler | None,
+        services: Services,
     ):
-        self.models, self._asks, self._limits, self._actions = models, asks, limits, actions
-        self._settings, self._max_tokens = settings, max_tokens
-        self.roles = make_roles(settings)
-        self._tool_names = toolbox.names if toolbox else []
-        schemas = toolbox.schemas() if toolbox else []
+        self.models, self.roles, self._asks = models, make_roles(settings), asks
+        self._settings, self._max_tokens, self._tools = settings, max_tokens, services.tools
+        self._limits = EpisodeLimits(services.config.max_steps, services.config.episode_timeout)
+        self._actions = make_action_handler(services) if self._tools else None
+        schemas = self._tools.schemas() if self._tools else []
         self._tool_help = "\n".join(describe_call(schema["function"]) for schema in schemas)
         self._threads = SyncMethodThreads()
 
@@ -113,7 +112,7 @@ class RoleCaller:
             EvolutionStopped, ModelUnavailableError: as ModelCaller.call.
         """
         own, role = self._settings[slot], self.roles[slot]
-        use_tools = isinstance(own, EvolvingToolRole) and own.tools and bool(self._tool_names)
+        use_tools = isinstance(own, EvolvingToolRole) and own.tools and bool(self._tool_help)
         messages, failure = role.build(replace(view, tools=self._tool_help if use_tools else "")), ""
         for number in range(self._asks + 1):
             try:
@@ -136,8 +135,8 @@ class RoleCaller:
             replies.append(await self.call(slot, branch, f"{key}.turn{turn}", chat))
             return replies[-1].text
 
-        assert self._actions is not None
-        actions, names = self._actions, self._tool_names
+        assert self._tools is not None and self._actions is not None
+        actions, names = self._actions, self._tools.names
         prompt = Prompt(id=0, data_source="", content=messages)
         transcript = await self.run_episode(lambda: ToolConversation(actions, names), prompt, list, reply)
         if transcript.failure:

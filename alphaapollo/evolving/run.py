@@ -20,7 +20,6 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSetti
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, fit_prompts
-from alphaapollo.environments.actions import make_action_handler
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.budget import STOP, Budget
@@ -47,7 +46,6 @@ from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
-from alphaapollo.rollout.episode import EpisodeLimits
 from alphaapollo.types import Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
@@ -204,9 +202,7 @@ async def _start(
             config.all_roles,
             config.data.max_response_length,
             evolving.asks,
-            EpisodeLimits(config.env.max_steps, config.env.episode_timeout),
-            toolbox,
-            make_action_handler(services) if toolbox else None,
+            services,
         )
         environment = get_environment_spec(config.env.env_name)
         tournament = evolving.finalists if evolving.select == "tournament" else None
