@@ -59,13 +59,10 @@ def to_number(value: object, name: str) -> float:
             f"{name} is a {type(value).__name__}{length}. Return one number, or a dict of named numbers, for one "
             "completion."
         )
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not abs(number) <= MAX_REWARD:  # NaN, too
-        raise ValueError(f"{name} is {number:g}. Return a finite number from -{MAX_REWARD:g} to {MAX_REWARD:g}.")
-    return number
+    size: Any = abs(value)
+    if not size <= MAX_REWARD:  # NaN, too
+        raise ValueError(f"{name} is {value!r:.30}. Return a finite number from -{MAX_REWARD:g} to {MAX_REWARD:g}.")
+    return float(value)
 
 
 def accuracy_score(is_correct: bool) -> Score:

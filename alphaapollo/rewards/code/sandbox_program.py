@@ -6,7 +6,7 @@ Two programs in separate processes, so that an answer can neither read nor chang
     run_answer: the answer, with a list of calls                -> the result or exception of each
 
 The first run of the tests knows no results: a call returns an `UnknownResult`, which fits everywhere, and asserts are
-left out, so one run finds nearly all calls. Calls whose arguments depend on results need another round.
+left out, so one run finds nearly all calls. Calls with arguments that depend on results need another round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_CALLS = 20_000  # of one run of the tests
-MAX_DEPTH = 10  # of calls whose arguments depend on results
+MAX_DEPTH = 10  # of calls with arguments that depend on results
 MAX_ITEMS = 100_000  # taken from an iterator
 MAX_TEXT = 500  # characters of an error's message
 

@@ -5,50 +5,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.rewards.base import to_score
-from alphaapollo.rewards.registry import check_gradable, find_grader, load_grader
-from alphaapollo.types import Outcome, Prompt, Score
-
-
-@pytest.mark.parametrize(
-    ("data_source", "grader"),
-    [
-        ("openai/gsm8k", "gsm8k"),
-        ("gsm8k", "gsm8k"),
-        ("DigitalLearningGmbH/MATH-lighteval", "math"),
-        ("HuggingFaceH4/MATH-500", "math"),
-        ("HuggingFaceH4/aime_2024", "math"),
-        ("math", "math"),
-        ("exact", "exact"),
-        ("ChilleD/SVAMP", "gsm8k"),
-        ("BytedTsinghua-SIA/DAPO-Math-17k", "math"),
-        ("rajpurkar/squad_v2", "search"),
-        ("search_f1/mine", "search_f1"),
-        ("cais/mmlu", "multiple_choice"),
-        ("openai/openai_humaneval", "code"),
-        ("codeparrot/apps", "code"),
-        ("judge/essays", "judge"),
-    ],
-)
-def test_data_sources_find_their_grader(data_source, grader):
-    assert find_grader(data_source).name == grader
-
-
-def test_an_unknown_data_source_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"data_source 'poems'.*custom_reward_function\.path.*gsm8k: \*gsm8k\*"):
-        find_grader("poems")
-    with pytest.raises(ValueError, match="rows without a data_source"):
-        load_grader("")
-
-
-def test_every_prompt_needs_a_grader_and_a_ground_truth():
-    prompts = [
-        Prompt(id=i, data_source="gsm8k", content="?", ground_truth=truth) for i, truth in enumerate(["1", None])
-    ]
-    check_gradable(prompts[:1])
-    with pytest.raises(ValueError, match=r"1 of 2 prompts have no ground truth, the first is row 1"):
-        check_gradable(prompts)
-    with pytest.raises(ValueError, match="no reward function for data_source 'poems'"):
-        check_gradable([Prompt(id=0, data_source="poems", content="?", ground_truth="1")])
+from alphaapollo.types import Outcome, Score
 
 
 @pytest.mark.parametrize("number", [1, 1.0, True, np.float32(1), np.array(1.0), np.array([1.0]), np.int64(1)])
@@ -65,12 +22,12 @@ def test_a_dict_without_reward_is_summed():
     assert to_score({"accuracy": 1.0, "format": 0.5}) == Score(1.5, {"accuracy": 1.0, "format": 0.5})
 
 
-def test_a_score_passes():
+def test_score_is_returned_unchanged():
     score = Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number")
     assert to_score(score) == score
 
 
-def test_a_score_may_say_that_grading_failed():
+def test_score_may_report_a_failure():
     score = to_score(Score(0.5, outcome=Outcome.GRADER_FAILED, reason="the judge is away"))
     assert math.isnan(score.reward)
     assert (score.outcome, score.reason) == (Outcome.GRADER_FAILED, "the judge is away")
@@ -90,12 +47,12 @@ def test_a_score_may_say_that_grading_failed():
         (math.nan, "the reward is nan"),
         (math.inf, "the reward is inf"),
         (-1e30, "the reward is -1e\\+30. Return a finite number from -1e\\+09 to 1e\\+09"),
-        (10**400, "the reward is inf"),
+        (10**400, "the reward is 1000"),
         ({"accuracy": math.nan}, "component 'accuracy' is nan"),
         (Score(math.nan), "the reward is nan"),
         (SimpleNamespace(item=lambda: "x"), "the reward is a str"),
     ],
 )
-def test_anything_else_is_refused_with_a_reason(result, what):
+def test_other_results_are_rejected_with_a_reason(result, what):
     with pytest.raises((TypeError, ValueError), match=what):
         to_score(result)

@@ -28,18 +28,18 @@ def test_the_right_function_passes_and_the_one_that_the_teacher_likes_does_not(t
     assert (wrong.reward, wrong.outcome) == (0.0, Outcome.SCORED)
 
 
-def test_the_tests_tell_all_six_apart():
+def test_tests_distinguish_all_six_functions():
     for values in LISTS:
         assert len({take(values) for take in TAKE.values()}) == len(TAKE) == len(PHRASES)
 
 
-def test_nonsense_is_worth_nothing():
+def test_nonsense_scores_zero():
     problem = Problem("sum(a)", "sum of a", "+", 10)
     for text in ("def f(a): return ", "sum(a)+10", "def f(a): return 33", "def f(a): return sum(a)+1"):
         assert grade(prompt_of(problem), text).reward == 0.0
 
 
-def test_the_teacher_takes_what_it_likes_more_often_than_not_and_errs_nowhere_else():
+def test_teacher_errs_only_where_it_has_a_preference():
     rng, right = random.Random(0), {taken: [] for taken in PHRASES}
     taught = [(problem, lesson(problem, rng)) for problem, _ in zip(problems(rng, False), range(6000), strict=False)]
     for problem, chat in taught:

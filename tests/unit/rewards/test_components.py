@@ -29,13 +29,13 @@ def test_the_reward_is_the_weighted_sum(task, parts, weights, reward):
     assert score.accuracy == task.reward
 
 
-def test_parts_and_accuracy_of_the_task_stay_as_they_are():
+def test_components_and_accuracy_of_the_task_are_kept():
     task = Score(1.75, {"accuracy": 0.25, "length": 1.5})
     score = add_components(task, {"format": 0.0}, {"task": 2.0, "format": 0.1}, [])
     assert score == Score(3.5, {"accuracy": 0.25, "length": 1.5, "task": 1.75, "format": 0.0})
 
 
-def test_a_task_without_accuracy_is_its_own():
+def test_reward_is_the_default_accuracy():
     assert add_components(Score(0.5), {"format": 1.0}, {"format": 1.0}, []).components["accuracy"] == 0.5
 
 
@@ -59,13 +59,13 @@ def test_a_failed_task_stays_failed():
 
 
 @pytest.mark.parametrize("name", ["format", "task"])
-def test_one_name_for_two_things_is_a_failure_that_says_so(name):
+def test_duplicate_name_is_a_failure(name):
     score = add_components(Score(1.0, {name: 1.0}), {"format": 1.0}, {"format": 1.0}, [])
     assert score.outcome is Outcome.GRADER_FAILED
     assert f"both name {name}. Rename it in your function's dict" in score.reason
 
 
-def test_names_are_checked_at_the_start():
+def test_names_are_checked_at_startup():
     check_components([], [])
     check_components(["task", "format", "language"], ["format", "task"])
     with pytest.raises(

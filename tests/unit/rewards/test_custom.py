@@ -24,7 +24,7 @@ def test_a_good_function_passes(tmp_path):
     check(write(tmp_path, "def compute_score(prompt, completion, bonus=0.0):\n    return 1.0"), "compute_score")
 
 
-def test_it_may_import_its_neighbours_and_print(tmp_path):
+def test_function_may_import_neighbours_and_print(tmp_path):
     (tmp_path / "neighbour.py").write_text("VALUE = 1.0")
     source = "import neighbour\nprint('loading')\ndef f(prompt, completion):\n    return neighbour.VALUE"
     check(write(tmp_path, source), "f")
@@ -63,7 +63,7 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ("async def f(prompt, completion): return 1.0", "is an async function"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path, source, what):
+def test_load_errors_name_the_line(tmp_path, source, what):
     with pytest.raises(ValueError, match=what):
         check(write(tmp_path, source), "f")
 
@@ -84,7 +84,7 @@ def polite(prompt, completion):
 """
 
 
-def test_own_components_are_known_by_name(tmp_path):
+def test_custom_components_are_known_by_name(tmp_path):
     path = write(tmp_path, POLITE.format("1.0"))
     check(module=path, components={"polite": 0.1, "format": 0.1}, required=["polite"])
     check(path, "polite", components={"polite": 0.1})  # in the reward function's file
@@ -101,12 +101,12 @@ def test_own_components_are_known_by_name(tmp_path):
         (("import", "imprt"), r"SyntaxError.*line 2"),
     ],
 )
-def test_what_is_wrong_with_a_component_is_said(tmp_path, change, what):
+def test_component_errors(tmp_path, change, what):
     with pytest.raises(ValueError, match=what):
         check(module=write(tmp_path, POLITE.format("1.0").replace(*change)))
 
 
-def test_a_module_that_is_not_there():
+def test_missing_module():
     with pytest.raises(ValueError, match=r"reward\.custom_module: no such file: none\.py"):
         check(module="none.py")
 
@@ -114,7 +114,7 @@ def test_a_module_that_is_not_there():
 @pytest.mark.parametrize(
     ("value", "reason"), [("1.0", ""), ("None", "component 'polite' is a NoneType"), ("1/0", "my_reward")]
 )
-def test_own_components_are_graded_and_fail_with_a_reason(tmp_path, value, reason):
+def test_custom_components_are_graded_and_fail_with_a_reason(tmp_path, value, reason):
     async def run():
         path = write(tmp_path, POLITE.format(value))
         client = RewardClient(Reward(components={"polite": 0.5}, custom_module=path), CustomRewardFunction())

@@ -76,7 +76,7 @@ def test_no_number_is_a_wrong_format():
 
 
 @pytest.mark.parametrize("truth", [None, "", "many"])
-def test_a_ground_truth_without_number_is_the_graders_failure(truth):
+def test_ground_truth_without_number_raises(truth):
     with pytest.raises(ValueError, match="has no number"):
         grade(prompt(truth), "5")
 

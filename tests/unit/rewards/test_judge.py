@@ -1,4 +1,4 @@
-"""A judge behind a small HTTP server that answers as told."""
+"""A judge behind a small HTTP server with scripted replies."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ def judged(server, *replies, text="<think>SCORE: 1</think>It is 4.", **settings)
     return make_judge(Judge(model="m", base_url=server.url, **settings).model_dump())(PROMPT, text)
 
 
-def test_it_is_asked_about_question_truth_and_answer(server):
+def test_request_has_question_truth_and_answer(server):
     assert judged(server, "The answer is right.\nSCORE: 0.75") == Score(0.75, {"accuracy": 1.0})
     (request,) = server.requests
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("m", 0.0, 1024)
@@ -71,7 +71,7 @@ def test_it_is_asked_about_question_truth_and_answer(server):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_refusals_are_repeated(server, status):
+def test_refused_requests_are_retried(server, status):
     assert judged(server, status, status, "SCORE: 1") == Score(1.0, {"accuracy": 1.0})
     assert len(server.requests) == 3
 
@@ -79,25 +79,25 @@ def test_refusals_are_repeated(server, status):
 @pytest.mark.parametrize(
     "body", [b"<html>", b'"text"', b"[]", b'{"choices": []}', b'{"choices": [{}]}', b'{"error": "x"}']
 )
-def test_a_server_of_another_kind_is_a_failure_that_says_so(server, body):
+def test_incompatible_server_is_a_failure(server, body):
     score = judged(server, body)
     assert score.outcome is Outcome.GRADER_FAILED
     assert score.reason.startswith("the judge's server is not OpenAI-compatible: ")
 
 
-def test_a_refusal_for_ever_is_a_failure_with_its_reason(server):
+def test_permanent_refusal_is_a_failure(server):
     score = judged(server, 429)
     assert len(server.requests) == 1 + judge.MAX_RETRIES
     assert score.outcome is Outcome.GRADER_FAILED and math.isnan(score.reward)
     assert "the judge gave no answer: RateLimitError" in score.reason and "slow down" in score.reason
 
 
-def test_what_is_wrong_with_the_request_is_not_repeated(server):
+def test_bad_request_is_not_retried(server):
     assert "BadRequestError" in judged(server, 400).reason
     assert len(server.requests) == 1
 
 
-def test_a_server_that_is_not_there(monkeypatch):
+def test_unreachable_server_is_a_failure(monkeypatch):
     monkeypatch.setattr(judge, "MAX_RETRIES", 0)
     grade = make_judge(Judge(model="m", base_url="http://127.0.0.1:9/v1").model_dump())
     assert "the judge gave no answer: APIConnectionError" in grade(PROMPT, "4").reason
@@ -130,19 +130,19 @@ def test_verdicts(reply, score):
         ("<think>SCORE: 1</think>", "has no line"),
     ],
 )
-def test_nonsense_is_a_failure_never_a_zero(reply, reason):
+def test_reply_without_verdict_is_a_failure(reply, reason):
     score = read_verdict(reply)
     assert score.outcome is Outcome.GRADER_FAILED and math.isnan(score.reward)
     assert reason in score.reason
 
 
-def test_names_in_an_answer_are_not_filled_in():
+def test_placeholders_in_an_answer_stay():
     template = "Q {question} T {ground_truth} A {answer} {other}"
     prompt = Prompt(id=0, data_source="judge", content="{answer}?")
     assert fill_template(template, prompt, "{ground_truth}") == "Q {answer}? T none is given A {ground_truth} {other}"
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_missing_settings_are_named(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ValueError, match=r"reward\.judge\.model is empty"):
         make_judge({})
@@ -157,7 +157,7 @@ def test_what_is_missing_is_said(monkeypatch):
     check_gradable([Prompt(id=0, data_source="judge", content="?")])  # without a ground truth
 
 
-def test_in_the_graders_processes(server):
+def test_in_grader_processes(server):
     server.replies[:] = ["nonsense", "SCORE: 1"]
 
     reward = Reward(timeout=20.0, components={"format": 0.1}, judge=Judge(model="m", base_url=server.url))

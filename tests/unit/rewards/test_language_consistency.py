@@ -48,7 +48,7 @@ def test_question_thoughts_and_answer(asked, completion, reward):
     assert score(asked, completion) == reward
 
 
-def test_the_question_is_what_the_user_says():
+def test_question_is_the_user_messages():
     chat = [{"role": "system", "content": THOUGHTS}, {"role": "user", "content": FRENCH}]
     assert score(chat, f"<think>{FRENCH}</think>{FRENCH}") == 1.0
 
@@ -101,14 +101,14 @@ def test_prose_is_what_is_not_code_or_latex(text, words):
     "piece",
     ["\\(", "\\[", "`", "```", "$", "$a", "$ a", "$$a", "\\begin{", "\\begin{a}", "<", "<a", "{", "\\", "中", "é "],
 )
-def test_100k_characters_are_quick_whatever_they_are(piece):
+def test_100k_characters_are_fast(piece):
     start = time.process_time()
     score(ENGLISH, piece * (100_000 // len(piece)))
     assert time.process_time() - start < 1.0
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K questions are not at hand")
-def test_no_english_question_is_taken_for_another_language():
+def test_english_questions_are_recognized():
     rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").splitlines()]
     assert {detect_language(row["question"]) for row in rows} <= {"en", None}
     assert sum(detect_language(row["question"]) is None for row in rows) < 5

@@ -57,6 +57,6 @@ def test_right_wrong_unreadable():
 
 
 @pytest.mark.parametrize("truth", [None, "", "Paris", "2"])
-def test_a_ground_truth_without_letter_is_the_graders_failure(truth):
+def test_ground_truth_without_letter_raises(truth):
     with pytest.raises(ValueError, match="not a letter"):
         grade(prompt(truth), "B")

@@ -1,4 +1,4 @@
-"""docs/rewards.md says what the code does."""
+"""Check docs/rewards.md against the code."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def rows(first: str) -> list[list[str]]:
-    """The cells of the table whose header begins with `first`."""
+    """Cells of the table with a header that begins with `first`."""
     table = re.search(rf"^\| {first} \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
     assert table
     return [[cell.strip(" `") for cell in line.split(" | ")] for line in table[1].strip().splitlines()]
@@ -73,7 +73,7 @@ def test_the_configurations_work():
         check_components(config.reward.components, config.reward.required)
 
 
-def test_magistrals_rewards_are_those_of_the_table():
+def test_magistral_table():
     reward = convert(Config, yaml.safe_load(examples("yaml")[0])).reward
     for _, task, form, language, total in rows("text"):
         parts = {"format": float(form), "language": float(language)}

@@ -8,7 +8,7 @@ def prompt(truth):
     return Prompt(id=0, data_source="search", content="?", ground_truth=truth)
 
 
-def test_squad_normalisation():
+def test_squad_normalization():
     assert normalize("The  Eiffel-Tower, an “icon”!") == ["eiffeltower", "“icon”"]
     assert normalize("A theory of the a.") == ["theory", "of"]
 
@@ -29,7 +29,7 @@ def test_accepted_answers(truth, answers):
 
 
 @pytest.mark.parametrize("truth", [None, "", " ", "[]", "{}", '{"target": []}'])
-def test_no_accepted_answer_is_the_graders_failure(truth):
+def test_ground_truth_without_accepted_answer_raises(truth):
     with pytest.raises(ValueError, match="has no accepted answer"):
         grade(prompt(truth), "Paris")
 

@@ -46,7 +46,7 @@ def test_think_then_answer(text, reward):
     assert score_format(PROMPT, text) == reward
 
 
-def test_where_the_template_has_opened_the_thoughts():
+def test_think_opened_by_the_template():
     assert score_opened_format(PROMPT, r"2 + 2</think>\boxed{4}") == 1.0
     assert score_opened_format(PROMPT, r"<think>2 + 2</think>\boxed{4}") == 0.0
     assert score_opened_format(PROMPT, r"2 + 2 \boxed{4}") == 0.0

@@ -32,12 +32,12 @@ def test_verls_function_grades_by_name(tmp_path):
         ("*, solution_str", "float(solution_str == '4')"),
     ],
 )
-def test_any_order_and_any_of_them(tmp_path, parameters, value):
+def test_parameters_in_any_order_and_subset(tmp_path, parameters, value):
     function = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
     assert to_score(function(PROMPT, "4")) == Score(1.0)
 
 
-def test_verls_result_in_our_words():
+def test_verl_result_is_converted():
     result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
     assert to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
     assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
@@ -53,6 +53,6 @@ def test_verls_result_in_our_words():
         ("solution_str, /", "is called with solution_str by name"),
     ],
 )
-def test_what_verl_would_not_pass_is_refused(tmp_path, parameters, what):
+def test_unavailable_arguments_are_rejected(tmp_path, parameters, what):
     with pytest.raises(ValueError, match=rf"custom_reward_function\.name: .*reward\.py: compute_score.*{what}"):
         load(tmp_path, f"def compute_score({parameters}):\n    return 1.0")

@@ -38,7 +38,7 @@ def score(code, truth=CHECK, fenced=True):
     return grade(prompt, f"<think>```python\nno\n```</think>Here:\n```python\n{code}\n```\n" if fenced else code)
 
 
-def test_right_code_passes_as_a_program_or_going_on():
+def test_right_code_passes_as_program_or_continuation():
     assert (score(RIGHT).reward, score(RIGHT).reason) == (1.0, "")
     assert score("    return int(math.pow(x, 2))\n").reward == 1.0
     assert score("    return x ** 2", fenced=False).reward == 1.0
@@ -60,7 +60,7 @@ def test_right_code_passes_as_a_program_or_going_on():
         ("def square(x):\n    return square(x)", "RecursionError"),
     ],
 )
-def test_wrong_code_fails_and_says_why(code, reason):
+def test_wrong_code_fails_with_a_reason(code, reason):
     result = score(code, {**CHECK, "time_limit": 1})
     assert (result.reward, result.accuracy, result.outcome) == (0.0, 0.0, Outcome.SCORED)
     assert reason in result.reason
@@ -110,14 +110,14 @@ NESTED, SUM, POWER = "assert f(f(2)) == 16", "assert sum(f(2)) == 4", "assert f(
         ("def f(x):\n    return x + 1", "x = 0\nwhile len(str(f(x))) < 5: x = int(str(f(x)))\nassert x == 0"),
     ],
 )
-def test_no_answer_chooses_to_have_no_reward(code, test):
+def test_answer_cannot_cause_a_grader_failure(code, test):
     """A failure of the grader is left out of the advantages: a wrong answer would gain by it."""
     result = score(code, {"asserts": [test]})
     assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
     assert result.reason
 
 
-def test_a_reason_is_short_and_no_terminal_obeys_it():
+def test_reason_is_short_and_escaped():
     code = "import os\nos.write(1, b'\\n{\"broken\": \"%s\"}' % (b'\\\\u001b\\\\n' + b'x' * 10**6)); os._exit(0)"
     result = score(code, {"asserts": [ONE_CALL]})
     assert result.reason == ("\\x1b\\n" + 500 * "x")[: len(result.reason)] and len(result.reason) == 500, result
@@ -154,7 +154,7 @@ def test_asserts():
 SETUP = "import math\ndef near(a, b):\n    return abs(a - b) < 1e-9"
 
 
-def test_what_is_passed_and_returned_keeps_its_type_and_what_is_changed_is_seen():
+def test_types_and_in_place_changes_are_preserved():
     asserts = [
         "assert same((1, 2)) == (1, 2)",
         "assert same((1, 2)) != [1, 2]",
@@ -232,12 +232,12 @@ def test_outputs(wanted, printed, same):
         ({"test": "def check(f):\n    while f(1): pass", "entry_point": "f"}, "more than 20000 calls"),
     ],
 )
-def test_broken_tests_are_the_graders_failure(truth, what):
+def test_broken_tests_raise(truth, what):
     with pytest.raises(ValueError, match=what):
         score("def f(x): return x", truth)
 
 
-def test_through_the_graders_processes():
+def test_in_grader_processes():
     async def main():
         client = RewardClient(Reward(timeout=20.0), CustomRewardFunction())
         await client.start()

@@ -109,7 +109,7 @@ def test_built_in_graders_by_data_source():
     assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
 
 
-def test_the_users_function_grades_everything_and_its_prints_harm_nothing(custom):
+def test_custom_function_grades_all_rows_and_may_print(custom):
     one, parts, stdin = scores(["one", "parts", "stdin"], custom)
     assert one == Score(1.0)
     assert parts == Score(1.5, {"accuracy": 1.0, "format": 0.5})
@@ -132,7 +132,7 @@ def test_the_users_function_grades_everything_and_its_prints_harm_nothing(custom
         ("recursion", "RecursionError"),
     ],
 )
-def test_a_failure_has_a_reason_and_no_reward_and_harms_no_other(custom, text, reason):
+def test_failure_has_a_reason_and_does_not_affect_other_jobs(custom, text, reason):
     import re
 
     first, failed, last = scores(["one", text, "one"], custom)
@@ -142,7 +142,7 @@ def test_a_failure_has_a_reason_and_no_reward_and_harms_no_other(custom, text, r
     assert first == last == Score(1.0)
 
 
-def test_a_job_is_never_graded_again_after_a_mistake_of_the_pool(custom, monkeypatch):
+def test_job_fails_if_ending_its_process_raises(custom, monkeypatch):
     async def broken(process, grace=0.0):
         process.kill()
         raise RuntimeError("a mistake of ours")
@@ -203,7 +203,7 @@ def test_an_unknown_data_source_is_a_failure():
     assert "no reward function for data_source 'poems'" in score.reason
 
 
-def test_a_failure_is_tried_once_more(custom):
+def test_failure_is_retried_once(custom):
     assert scores(["twice"], custom) == [Score(1.0)]
 
 
@@ -226,7 +226,7 @@ def test_an_answer_that_hangs_sympy_is_killed():
     assert other.reward == 1.0
 
 
-def test_a_slow_grader_costs_only_its_own_trajectory(custom):
+def test_jobs_do_not_wait_behind_a_slow_one(custom):
     async def scenario(client):
         slow = asyncio.create_task(client.score(GSM8K, "sleep 60"))
         await asyncio.sleep(0.1)
@@ -243,7 +243,7 @@ def test_slow_graders_run_side_by_side(custom):
     assert scores(["meet 6"] * 6, custom, timeout=60.0) == [Score(1.0)] * 6
 
 
-def test_a_slow_process_goes_on_grading(custom):
+def test_slow_process_is_reused(custom):
     async def scenario(client):
         before = await client.score(GSM8K, "pid")
         await client.score(GSM8K, "sleep 0.8")
@@ -271,7 +271,7 @@ def test_a_process_killed_from_outside_is_replaced(custom):
     assert run(scenario, custom) == Score(1.0)
 
 
-def test_a_held_up_event_loop_kills_nobody(custom):
+def test_blocked_event_loop_does_not_kill_processes(custom):
     async def scenario(client):
         task = asyncio.create_task(client.score(GSM8K, "sleep 0.1"))
         await asyncio.sleep(0.05)
@@ -314,7 +314,7 @@ def f(prompt, completion):
 """
 
 
-def test_a_process_that_is_killed_in_its_start_has_one_in_its_place(tmp_path):
+def test_process_killed_during_startup_is_replaced_once(tmp_path):
     path = tmp_path / "my_reward.py"
     path.write_text(KILLED.format(times=1))
     (score,) = scores(["one"], str(path))
@@ -325,7 +325,7 @@ def test_a_process_that_is_killed_in_its_start_has_one_in_its_place(tmp_path):
         scores(["one"], str(path))
 
 
-def test_scores_asked_when_closing_fail_rather_than_wait(custom):
+def test_close_fails_unanswered_jobs(custom):
     async def main():
         client = RewardClient(Reward(), CustomRewardFunction(path=custom, name="f"))
         await client.start()

@@ -114,33 +114,33 @@ def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
     return run_group(GroupRequest(PROMPT, 1, Sampling(8), draw=0), runner, make)
 
 
-def test_it_sees_all_turns_up_to_the_answer(tmp_path):
+def test_trajectory_has_all_turns_up_to_the_answer(tmp_path):
     group = with_client(tmp_path, lambda client: play(client, max_turns=5))
     score = group.trajectories[0].score
     parts = {"accuracy": 1.0, "calls": 1.0, "told": 8.0, "step": 0.25, "last": 6.0, "open": 1.0}
     assert score == Score(2.0, parts)
 
 
-def test_where_a_limit_comes_first_it_sees_what_was_played(tmp_path):
+def test_trajectory_of_an_episode_that_ends_at_a_limit(tmp_path):
     group = with_client(tmp_path, lambda client: play(client, max_turns=1))
     score = group.trajectories[0].score
     parts = {"accuracy": 0.0, "calls": 1.0, "told": 8.0, "step": 0.25, "last": 4.0, "open": 0.0}
     assert score == Score(1.0, parts, reason="no answer before the turn limit")
 
 
-def test_a_text_alone_is_one_turn(tmp_path):
+def test_text_without_turns_is_one_turn(tmp_path):
     score = with_client(tmp_path, lambda client: client.score(PROMPT, "6"))
     parts = {"accuracy": 1.0, "calls": 0.0, "told": -1.0, "step": 0.0, "last": 6.0, "open": 1.0}
     assert score == Score(1.0, parts)
 
 
-def test_a_component_may_take_it_beside_a_function_that_does_not(tmp_path):
+def test_component_takes_trajectory_and_function_takes_text(tmp_path):
     turns = [turn("4", observation=TOOL), turn("6")]
     score = with_client(tmp_path, lambda client: client.score(PROMPT, "6", turns), name="text_only", turns=0.5)
     assert (score.reward, score.components["task"], score.components["turns"]) == (2.0, 1.0, 2.0)
 
 
-def test_what_json_cannot_hold_is_a_failed_grade_only_where_a_trajectory_is_taken(tmp_path):
+def test_turns_that_are_not_json_fail_only_if_a_trajectory_is_taken(tmp_path):
     odd = [turn("4", info={"state": {(1, 2): "a tuple as a key"}})]
     failed = with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd))
     assert failed.outcome is Outcome.GRADER_FAILED
@@ -148,14 +148,14 @@ def test_what_json_cannot_hold_is_a_failed_grade_only_where_a_trajectory_is_take
     assert with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd), name="text_only") == Score(1.0)
 
 
-def test_the_way_into_the_process_keeps_every_field():
+def test_request_round_trip():
     turns = [turn("4", observation=TOOL, reward=0.25, valid=False, info={"n": np.int64(3)}), turn("\ud800")]
     wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}), EpisodeTurn("\ud800")]
     assert decode_request(encode_request(PROMPT, "6", turns)) == (PROMPT, Episode("6", wanted))
     assert decode_request(encode_request(PROMPT, "6")) == (PROMPT, Episode("6", [EpisodeTurn("6")]))
 
 
-def test_the_second_parameters_name_decides():
+def test_name_of_the_second_parameter_decides():
     assert takes_trajectory(lambda prompt, trajectory, more=1: 0.0)
     assert not takes_trajectory(lambda prompt, completion, trajectory=None: 0.0)
     assert not takes_trajectory(lambda *arguments: 0.0)

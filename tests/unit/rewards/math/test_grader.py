@@ -86,7 +86,7 @@ def test_no_expression_is_a_wrong_format(text):
 
 
 @pytest.mark.parametrize("truth", [None, ""])
-def test_an_unreadable_ground_truth_is_the_graders_failure(truth):
+def test_unreadable_ground_truth_raises(truth):
     with pytest.raises(ValueError, match="not a mathematical expression"):
         score(truth, "5")
 
