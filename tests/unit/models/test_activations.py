@@ -1,4 +1,4 @@
-"""Bytes from the model's code on the meta device against numbers worked out by hand, at published sizes."""
+"""Activation bytes measured on the meta device, compared with numbers worked out by hand, for published models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_published_sizes(name: str, parameters: int, unit: int, kv_bytes: int):
     assert sizes.root == parameters - sizes.num_layers * unit
 
 
-def test_what_a_layer_keeps_is_what_one_counts_by_hand():
+def test_activations_of_a_layer_by_hand():
     """Qwen2.5-7B in bfloat16, a token and layer: two norms keep their input in float32, the normalised state and their
     output (8 H) and a factor (4); attention its q, k, v, output (2 bytes each) and a float32 a head; the MLP the gate,
     its activation, up and their product (8 I)."""
@@ -52,22 +52,22 @@ def test_checkpointing_keeps_the_input_of_each_layer():
     assert checkpointed.head == plain.head
 
 
-def test_the_head_holds_a_chunk_of_logits_whatever_the_tokens():
-    """A quarter of 2**27 float32 logits is 512 MiB a copy; the head's gradient in float32 is 520 MiB."""
+def test_the_head_keeps_one_chunk_of_logits():
+    """2**27 float32 logits are 512 MiB per copy; the head's gradient in float32 is 520 MiB."""
     model = meta("qwen2.5-0.5b")
     short, long = (activations(model, 1, tokens, False, "cuda").head for tokens in (2048, 16384))
     assert 1.5 * 2**30 < short < long < short + 16384 * 896 * 2 * 3
     assert activations(model, 1, 2048, False, "cuda", need_head=False).head == 0
 
 
-def test_a_float32_mixture_of_experts_is_measured(tmp_path: Path):
+def test_a_float32_mixture_of_experts_can_be_measured(tmp_path: Path):
     from tests.unit.tiny import save_model
 
     model = load_meta(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
     assert activations(model, 2, 16, False, "cpu").kept > 0
 
 
-def test_capped_scores_are_written_out_fused_or_refused_as_in_training(tmp_path: Path):
+def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: Path):
     from tests.unit.tiny import save_model
 
     folder = str(save_model("gemma2", tmp_path))  # which caps scores
@@ -80,7 +80,7 @@ def test_capped_scores_are_written_out_fused_or_refused_as_in_training(tmp_path:
         kept("varlen")
 
 
-def test_live_bytes_count_storages_as_long_as_they_live():
+def test_live_bytes_count_storages_that_are_alive():
     layer = torch.nn.Linear(4, 4, device="meta")
     with torch.no_grad(), LiveBytes(layer) as live:
         x = torch.zeros(8, 4, device="meta")

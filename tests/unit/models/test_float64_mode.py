@@ -1,4 +1,4 @@
-"""In float64 what a model computes is float64 all the way: its own code asks for float32 in norms and rotations."""
+"""float64 throughout a model, although its code casts to float32 in norms and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_another_layout_differs_in_the_sixteenth_digit(model_folder, name: str):
         assert (one - third).abs().max() > 1e-9  # the dtype alone leaves float32 in between
 
 
-def test_what_is_made_of_nothing_stays_as_asked():
+def test_new_tensors_keep_their_dtype():
     with Float64Mode():
         ones = torch.ones(2, dtype=torch.float32)
         assert ones.dtype == torch.float32

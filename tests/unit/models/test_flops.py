@@ -46,7 +46,7 @@ class Tiny(torch.nn.Module):
         return self.embedding
 
 
-def test_the_head_counts_and_the_lookup_does_not() -> None:
+def test_the_head_counts_but_not_the_embedding() -> None:
     assert (
         FlopsEstimator.of(Tiny(tied=False))
         == FlopsEstimator.of(Tiny(tied=True))
@@ -55,7 +55,7 @@ def test_the_head_counts_and_the_lookup_does_not() -> None:
     assert FlopsEstimator.of(Tiny(tied=True, head_dim=8)) == FlopsEstimator(64, 64, 3, 16)
 
 
-def test_of_experts_those_count_that_a_token_is_sent_to() -> None:
+def test_only_active_experts_count() -> None:
     """Two layers of attention 32 x 32 x (1 + .5 + .5 + 1), router 4 x 32, two of four experts 3 x 24 x 32; a head."""
     layer = 32 * 32 * 3 + 4 * 32 + 2 * 3 * 24 * 32
     size = FlopsEstimator.of(build_model("qwen3_moe"))
@@ -70,8 +70,8 @@ def test_arithmetic_of_two_sequences() -> None:
     assert FlopsEstimator(64, 64, 3, 4).training_flops(np.array([3, 5])) == 6 * 64 * 8 + 6 * 3 * 4 * 34
 
 
-def test_what_is_frozen_needs_no_gradient_of_its_own() -> None:
-    """Of 64 parameters 24 are trained: 4 x 64 + 2 x 24 a token."""
+def test_frozen_parameters_have_no_weight_gradient() -> None:
+    """24 of 64 parameters are trained: 4 x 64 + 2 x 24 per token."""
     tiny = Tiny(tied=True)
     tiny.embedding.requires_grad_(False)
     size = FlopsEstimator.of(tiny)

@@ -22,7 +22,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(sound: Path, tmp_path: Path) -> Path:
-    """A copy to break."""
+    """A copy to damage."""
     return Path(shutil.copytree(sound, tmp_path / "model"))
 
 
@@ -38,7 +38,7 @@ def refusal(folder: Path) -> str:
     return str(error.value).removeprefix(f"model.path={folder}: ")
 
 
-def test_a_sound_one(folder: Path) -> None:
+def test_a_valid_folder(folder: Path) -> None:
     check_weights(Model(path=str(folder)), "model.path")
     check_weights(Model(path="some/model"), "model.path")  # of the hub: not here yet
     (folder / SINGLE).unlink()
@@ -52,12 +52,12 @@ def test_truncated(folder: Path) -> None:
         assert refusal(folder).startswith(f"{SINGLE} is not a complete safetensors file")
 
 
-def test_no_weights_at_all(folder: Path) -> None:
+def test_a_git_lfs_pointer(folder: Path) -> None:
     (folder / SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     assert refusal(folder).startswith(f"{SINGLE} is not a complete safetensors file")
 
 
-def test_a_part_is_missing(folder: Path) -> None:
+def test_a_missing_file(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
     assert refusal(folder).startswith(f"model-00001-of-00002.safetensors, listed in {INDEX}, is missing")
     (folder / INDEX).write_text('{"weight_map": [')
@@ -76,7 +76,7 @@ def test_fewer_layers_than_the_weights(folder: Path) -> None:
     assert refusal(folder).startswith("the weights have 2 layers, but config.json has num_hidden_layers=1.")
 
 
-def test_an_extra_layer_for_another_use(folder: Path) -> None:
+def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
     tensors = load_file(folder / SINGLE)
     more = {name.replace("layers.1.", "layers.2."): tensors[name].clone() for name in tensors if "layers.1." in name}
     save_file(tensors | more, folder / SINGLE, {"format": "pt"})
@@ -85,7 +85,7 @@ def test_an_extra_layer_for_another_use(folder: Path) -> None:
     check_weights(Model(path=str(folder)), "model.path")
 
 
-def test_a_vocabulary_smaller_than_the_tokenizers(folder: Path) -> None:
+def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # never in a text
@@ -95,7 +95,7 @@ def test_a_vocabulary_smaller_than_the_tokenizers(folder: Path) -> None:
         check_vocabulary(Model(path=str(folder)), tokenizer, "model.path")
 
 
-def test_a_configuration_that_makes_no_model(folder: Path) -> None:
+def test_an_invalid_configuration(folder: Path) -> None:
     configure(folder, hidden_size=-32)
     with pytest.raises(ValueError, match=r"no model can be built from its config\.json"):
         check_weights(Model(path=str(folder)), "model.path")

@@ -1,4 +1,4 @@
-"""Liger's kernels: where they are chosen, and what they are put into. What they compute: tests/gpu/test_fused.py."""
+"""When Liger's kernels are used. tests/gpu/test_fused.py tests their results."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("installed")
-def test_auto_is_a_gpu_with_half_precision_and_nothing_else_that_fuses(
+def test_auto_needs_a_gpu_half_precision_and_no_compilation(
     model: dict[str, Any], device: Device, chosen: bool
 ) -> None:
     assert resolve_model(Model(**model), device).use_liger is chosen
 
 
-def test_what_is_not_installed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert resolve_model(Model(), "cuda").use_liger is False
     with pytest.raises(ValueError, match=f"{KEY}=true, but liger-kernel is not installed. pip install liger-kernel"):
@@ -51,7 +51,7 @@ def test_what_is_not_installed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_settings_are_errors() -> None:
     with pytest.raises(ValueError, match=rf"^{KEY}=true: Liger's kernels run on a GPU\. Set {KEY}=auto\.$"):
         resolve_model(Model(use_liger=True), "cpu")
     with pytest.raises(ValueError, match=r"model.use_torch_compile=true fuse the same parts"):
@@ -70,7 +70,7 @@ def test_unsupported_architectures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False, "auto"])
-def test_they_are_put_into_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+def test_kernels_are_applied_to_a_resolved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
     fused: list[str] = []
     monkeypatch.setattr(load, "apply_liger", lambda model: fused.append(model.config.model_type))
     model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=asked)
@@ -79,5 +79,5 @@ def test_they_are_put_into_a_resolved_model(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures_are_named_as_transformers_names_them(name: str) -> None:
+def test_architectures_have_transformers_names(name: str) -> None:
     assert build_model(name).config.model_type == name

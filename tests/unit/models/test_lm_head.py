@@ -107,7 +107,7 @@ def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch
     assert sizes == [3, 3, 1, 3, 3, 1]  # forward, and again backward
 
 
-def test_only_what_is_used_needs_a_gradient():
+def test_unused_statistics_need_no_gradient():
     hidden, weight, _, targets, *_ = inputs()
     stats = token_stats(HeadInput(hidden, LmHead(weight)), targets, 1.0, need_entropy=True)
     assert stats.entropy is not None

@@ -17,7 +17,7 @@ def load(path: str | Path, **settings: bool) -> torch.nn.Module:
 
 @pytest.fixture
 def broken(model_folder, tmp_path: Path) -> Path:
-    """A copy to break."""
+    """A copy to damage."""
     return Path(shutil.copytree(model_folder("llama"), tmp_path / "model"))
 
 

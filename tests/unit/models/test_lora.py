@@ -25,7 +25,7 @@ def load(
         ("layers", "'layers' is not a linear layer before the output head"),
     ],
 )
-def test_errors_about_targets_list_the_valid_ones(model_folder, target: str, what: str) -> None:
+def test_errors_about_target_modules_list_the_valid_names(model_folder, target: str, what: str) -> None:
     model = Model(path=str(model_folder("llama")), lora_rank=4, target_modules=["q_proj", target])
     with pytest.raises(ValueError) as caught:
         check_adapters(model, "actor_rollout_ref.model")
@@ -69,7 +69,7 @@ def test_other_ranks_have_the_same_parameters_without_memory(model_folder) -> No
         assert parameter.is_meta and own.dtype == (torch.float32 if is_adapter(name) else torch.bfloat16)
 
 
-def test_switched_off_and_on_again(model_folder) -> None:
+def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
     model, ids = load(model_folder("qwen3")), torch.tensor([[4, 5, 6]])
     with torch.no_grad():
         base = model(ids).logits

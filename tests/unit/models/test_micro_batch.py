@@ -59,7 +59,7 @@ def test_matrix_is_response_aligned_and_differentiable():
     assert flat.grad.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_no_rows_make_a_dummy_that_weighs_nothing():
+def test_without_rows_there_is_a_dummy_of_weight_zero():
     for padded in (True, False):
         given = Columns(advantages=np.ones(5), loss_weights=np.ones(2), trajectory_ids=np.array([0, 0]))
         micro = build_micro_batch(two_rows(), [], padded, CPU, given)
@@ -73,7 +73,7 @@ def test_no_rows_make_a_dummy_that_weighs_nothing():
 
 
 @pytest.mark.parametrize(("dtype", "there"), [(np.float32, torch.float32), (np.float64, torch.float64)])
-def test_columns_travel_as_they_are(dtype: type, there: torch.dtype):
+def test_columns_keep_their_values(dtype: type, there: torch.dtype):
     column = np.array([1, 2, 3, 4, 5], dtype=dtype)
     column.flags.writeable = False  # as arrays from Ray are
     given = Columns(returns=column, sequence_weights=np.array([0.5, 2.0]), trajectory_ids=np.array([7, 7]))
@@ -106,8 +106,8 @@ def test_arrays_of_any_type_are_copied_at_once():
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_parts_of_ranks_make_up_the_whole(padded: bool):
-    """Rows of 4 and 4 tokens over 3 ranks: padded to 6 a row, or to 9 in all with a last row of one."""
+def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
+    """Rows of 4 and 4 tokens over 3 ranks: padded to 6 per row, or packed into 9 with a last row of one."""
     whole = build_micro_batch(two_rows(), [0, 1], padded, CPU)
     parts = [
         build_micro_batch(two_rows(), [0, 1], padded, CPU, sequence=SequenceGroup(None, rank, 3)) for rank in range(3)

@@ -28,7 +28,7 @@ def test_routers_are_those_whose_outputs_transformers_records(moe):
 
 
 def test_the_loss_is_that_of_transformers(moe):
-    """Padding, and probabilities that differ by layer; value and gradient."""
+    """Value and gradient, with padding and probabilities that differ by layer."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
     routers = Routers.of(moe)
@@ -51,7 +51,7 @@ def test_the_loss_is_that_of_transformers(moe):
 
 
 def some_experts(rows: Rows, seed: int = 0, dtype: type = np.uint8) -> np.ndarray:
-    """Two of four for each token and each of two layers."""
+    """Two of four experts for each token and each of two layers."""
     generator = np.random.default_rng(seed)
     return generator.random((len(rows.token_ids), 2, 4)).argsort(-1)[..., :2].astype(dtype)
 

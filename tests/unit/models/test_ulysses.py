@@ -1,4 +1,4 @@
-"""Attention by parts of tokens and heads against attention of the whole; and models that cannot be split."""
+"""Sequence-parallel attention compared with attention, and models that do not support it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def by_parts(rank: int, num_ranks: int, address: str) -> list[list[Tensor | None
 
 
 @pytest.mark.timeout(200)
-def test_attention_by_parts_is_attention():
+def test_sequence_parallel_attention_equals_attention():
     ranks = run_ranks(by_parts, 2, timeout=150)
     numbers = iter(range(2 * len(CASES)))
     for case in CASES:

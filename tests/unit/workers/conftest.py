@@ -10,7 +10,7 @@ from tests.unit.tiny import save_model
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """name of a tiny model -> folder with its config, weights and tokenizer."""
+    """Name of a tiny model -> folder with its config, weights and tokenizer."""
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:

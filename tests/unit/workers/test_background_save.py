@@ -1,4 +1,4 @@
-"""A checkpoint is written while its worker goes on, and holds what the worker was when it was saved."""
+"""A checkpoint is written while training continues, and has the state at the time of the save."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def weights(worker: PolicyWorker) -> dict[str, np.ndarray]:
 
 
 def save_and_go_on(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> dict[str, np.ndarray]:
-    """Two checkpoints; while each waits to be written the weights, the moments and the reference change, and while it
-    is written the ranks train. The first is written in the foreground, too. Returns the weights at the second."""
+    """Save two checkpoints. Before each is written, weights, moments and reference change, and while it is written the
+    ranks train. The first is also written in the foreground. Returns the weights at the second."""
     gate, write = threading.Event(), writer.write_snapshot
 
     def write_later(*arguments: Any) -> None:
@@ -76,7 +76,7 @@ def load(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> di
 
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(("num_ranks", "lora_rank"), [(1, 0), (2, 0), (2, 4)])
-def test_what_the_next_steps_do_does_not_reach_it(
+def test_later_steps_do_not_change_a_checkpoint(
     model_folder: Any, tmp_path: Path, num_ranks: int, lora_rank: int
 ) -> None:
     case = Case(str(model_folder("qwen3")), {"optim": {"lr": 0.01}}, lora_rank=lora_rank)
@@ -94,7 +94,7 @@ def test_what_the_next_steps_do_does_not_reach_it(
         assert any(np.abs(found[f"reference {name}"] - value).max() > 0 for name, value in saved.items())
 
 
-def test_a_full_disk_is_told_where_it_is_asked_for(model_folder: Any, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_the_result(model_folder: Any, tmp_path: Path) -> None:
     worker = make_worker(Case(str(model_folder("llama"))), 0, 1, free_address(), saves_in_background=True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))

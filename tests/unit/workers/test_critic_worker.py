@@ -58,7 +58,7 @@ def test_values_are_the_head_on_the_states_before_each_response_token(make, mode
         np.testing.assert_allclose(ours, expected.numpy(), atol=1e-6)
 
 
-def test_values_are_of_float32_where_the_trunk_computes_in_bfloat16(model_folder):
+def test_values_are_float32_if_the_decoder_computes_in_bfloat16(model_folder):
     case = Case(str(model_folder("llama")), max_tokens=40)
     placement = RankPlacement(0, 1, free_address(), "cpu", 1)
     worker = CriticWorker(
@@ -72,7 +72,7 @@ def test_values_are_of_float32_where_the_trunk_computes_in_bfloat16(model_folder
     worker.close()
 
 
-def test_the_fresh_head_follows_the_seed(make):
+def test_the_new_head_depends_on_the_seed(make):
     weights = [make(seed=seed).model.value_head.weight.full_tensor() for seed in (0, 0, 1)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -97,7 +97,7 @@ def test_loss_is_the_mean_over_action_tokens(make, model_folder):
     assert figures["critic/explained_variance"] == pytest.approx(1 - (returns**2).mean() / returns.var(), rel=1e-4)
 
 
-def test_updates_bring_values_to_returns(make, model_folder):
+def test_updates_move_values_towards_returns(make, model_folder):
     case = Case(str(model_folder("qwen3")))
     worker = make(optim={"lr": 1e-2}, cliprange_value=None)
     batch = make_batch(case, 1)
@@ -119,7 +119,7 @@ def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tup
 
 
 @pytest.mark.timeout(120)
-def test_same_gradients_however_cut_and_on_two_ranks(model_folder):
+def test_same_gradients_in_any_layout_and_on_two_ranks(model_folder):
     case = Case(str(model_folder("qwen3")))
     expected, _ = critic_gradients(0, 1, free_address(), case)
     others = [critic_gradients(0, 1, free_address(), Case(case.folder, attention="sdpa", max_tokens=30))]
@@ -130,7 +130,7 @@ def test_same_gradients_however_cut_and_on_two_ranks(model_folder):
             np.testing.assert_allclose(ours[name], value, atol=1e-6, rtol=1e-4, err_msg=name)
 
 
-def test_checkpoint_brings_the_values_back(make, model_folder, tmp_path: Path):
+def test_checkpoint_restores_the_values(make, model_folder, tmp_path: Path):
     case = Case(str(model_folder("qwen3")))
     batch = make_batch(case, 1)
     worker = make(optim={"lr": 1e-2})
@@ -144,7 +144,7 @@ def test_checkpoint_brings_the_values_back(make, model_folder, tmp_path: Path):
     assert resumed.state.num_steps == 1
 
 
-def test_a_bad_step_ends_or_is_left_out_and_ruined_weights_are_not_saved(make, model_folder, tmp_path: Path):
+def test_bad_steps_stop_or_are_skipped_and_damaged_weights_are_not_saved(make, model_folder, tmp_path: Path):
     case, worker = Case(str(model_folder("qwen3"))), make()
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])

@@ -1,4 +1,4 @@
-"""Copies of the model over groups of ranks (HSDP), and gradients reduced once an optimizer step: the same training."""
+"""HSDP, and gradients reduced once per optimizer step, train the same as one copy of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """By one rank, of one way."""
+    """Result of one rank."""
 
     gradients: Weights
     norms: list[float]  # of two updates, with a checkpoint of another way between
@@ -71,8 +71,8 @@ def every_way(
 
 
 @pytest.mark.timeout(400)
-def test_copies_and_deferred_reduction_train_alike_on_four_ranks(model_folder, tmp_path: Path):
-    """Gradients, clipped steps, checkpoints that another way reads, what is published, what is exported."""
+def test_hsdp_and_deferred_reduction_train_the_same_on_four_ranks(model_folder, tmp_path: Path):
+    """Gradients, clipped steps, checkpoints read by another grouping, published and exported weights."""
     from safetensors.numpy import load_file
 
     case = Case(str(model_folder("qwen3")), num_rows=20, mini_batch_size=10, max_tokens=20, needs_reference=True)

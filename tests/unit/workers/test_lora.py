@@ -1,4 +1,4 @@
-"""LoRA against peft itself on the plain Hugging Face model, and against one rank without tricks."""
+"""LoRA compared with peft on the plain Hugging Face model, and with one rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Recorder:
 
 @torch.no_grad()
 def train_by_hand(model: nn.Module) -> None:
-    """Adapters that do something, the same on any number of ranks: entries drawn by the parameter's name."""
+    """Set nonzero adapters that do not depend on the number of ranks: drawn by the parameter's name."""
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -82,7 +82,7 @@ def log_probs(model: Any) -> list[float]:
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
 def test_forward_export_and_engine_equal_peft(model_folder, tmp_path: Path, name: str):
-    """One model, four ways: our forward, the adapter folder in plain peft, the merged folder, what the engine gets."""
+    """Our forward pass, the adapter folder in plain peft, the merged folder, and the engine's weights."""
     recorder = Recorder()
     case = Case(str(model_folder(name)), lora_rank=4)
     worker = worker_of(case, sender=recorder)
@@ -107,7 +107,7 @@ def test_forward_export_and_engine_equal_peft(model_folder, tmp_path: Path, name
 
 
 def test_gradients_equal_peft(model_folder, tmp_path: Path):
-    """Of the next-token loss, against autograd through peft's own model."""
+    """Gradients of the next-token loss, compared with autograd through peft's model."""
     folder, rows = str(model_folder("qwen3")), some_rows(6)
     config = SftConfig(model={"path": folder, "attention": "padded", "dtype": "float32", "lora_rank": 4})
     worker = SftWorker(config, config.model, RankPlacement(0, 1, free_address(), "cpu", 1), 1)
@@ -132,7 +132,7 @@ def test_gradients_equal_peft(model_folder, tmp_path: Path):
 def gradients_and_weights(
     rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]
 ) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]]:
-    """Of each case: gradients of one step, the merged weights as the engine gets them, the reference's log-probs."""
+    """Gradients of one step, merged weights as the engine gets them, and the reference's log-probs, for each case."""
     found = []
     for case, own in zip(cases, [address, *more], strict=False):
         recorder = Recorder()
@@ -151,8 +151,8 @@ def gradients_and_weights(
 
 @pytest.mark.timeout(240)
 def test_ranks_units_and_recomputation_change_nothing(model_folder):
-    """A full KL, entropy and PPO; layers sharded each on its own and all in one; 3 ranks do not divide B; 2 that share
-    sequences, or hold a copy each and add up gradients once."""
+    """Full KL, entropy and PPO; layers sharded separately or together; 3 ranks, which do not divide B; 2 ranks with
+    sequence parallelism, or with a copy each and deferred reduction."""
     case = Case(str(model_folder("qwen3")), FULL, lora_rank=4, needs_reference=True)
     (gradients, weights, _), *others = gradients_and_weights(
         0, 1, free_address(), [case, replace(case, checkpointing=True, min_unit=10**9)], [free_address()]
@@ -174,7 +174,7 @@ def test_ranks_units_and_recomputation_change_nothing(model_folder):
             np.testing.assert_allclose(sent[name], value, atol=1e-6, err_msg=name)
 
 
-def test_the_reference_is_the_base_and_no_second_model(model_folder):
+def test_the_reference_is_the_base_model(model_folder):
     case = Case(str(model_folder("qwen3")), FULL, lora_rank=4, needs_reference=True)
     worker = worker_of(case)
     assert worker.reference is None
@@ -193,7 +193,7 @@ def test_the_reference_is_the_base_and_no_second_model(model_folder):
     whole.close()
 
 
-def test_a_fresh_adapter_changes_nothing_and_follows_the_seed(model_folder):
+def test_a_new_adapter_changes_no_output_and_depends_on_the_seed(model_folder):
     case = Case(str(model_folder("qwen3")), lora_rank=4)
     found = []
     for seed in (0, 0, 1):
@@ -206,7 +206,7 @@ def test_a_fresh_adapter_changes_nothing_and_follows_the_seed(model_folder):
     assert np.abs(found[0][name] - found[2][name]).max() > 0.01
 
 
-def test_checkpoints_hold_the_adapter_alone_and_resume_bit_for_bit(model_folder, tmp_path: Path):
+def test_checkpoints_contain_only_the_adapter_and_resume_bit_for_bit(model_folder, tmp_path: Path):
     case = Case(str(model_folder("qwen3")), FAST, lora_rank=4, mini_batch_size=5)
     batch = make_batch(case, 1)
     columns = make_columns(case, batch, 0)
@@ -259,7 +259,7 @@ def test_export_of_a_checkpoint_of_two_ranks(model_folder, tmp_path: Path):
         assert log_probs(in_peft(case.folder, tmp_path / adapter)) == pytest.approx(ours, abs=1e-4)
 
 
-def test_the_base_rests_in_the_dtype_of_the_arithmetic(model_folder):
+def test_the_base_has_the_dtype_of_forward_and_backward(model_folder):
     case = Case(str(model_folder("llama")), FULL, dtype="bfloat16", lora_rank=4, needs_reference=True)
     worker = make_worker(case, 0, 1, free_address())
     for name, parameter in worker.policy.named_parameters():

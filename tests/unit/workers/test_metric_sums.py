@@ -6,14 +6,14 @@ from alphaapollo.models.training.train_state import OptimizerStep
 from alphaapollo.workers.metric_sums import MetricSums, optimizer_step_metrics
 
 
-def test_names_that_end_in_max_keep_the_largest() -> None:
+def test_names_that_end_in_max_keep_the_maximum() -> None:
     sums = MetricSums()
     for loss, ratio in ((1.0, 2.0), (3.0, 1.5)):
         sums.add({"loss": torch.tensor(loss), "ratio_max": torch.tensor(ratio)})
     assert {name: value.item() for name, value in sums.totals.items()} == {"loss": 4.0, "ratio_max": 2.0}
 
 
-def test_figures_of_the_optimiser_steps() -> None:
+def test_metrics_of_optimizer_steps() -> None:
     steps = [OptimizerStep(grad_norm=norm, lr=lr) for norm, lr in ((0.5, 3.0), (1.0, 2.0), (3.0, 1.0))]
     steps.insert(1, OptimizerStep(grad_norm=float("inf"), lr=2.0, skipped=True))
     assert optimizer_step_metrics(steps, grad_clip=1.0) == {

@@ -1,4 +1,4 @@
-"""A mixture of experts on several ranks: the load-balancing loss, forced experts, figures."""
+"""Mixture of experts on several ranks: load-balancing loss, forced experts, metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def case_of(folder: object, **more: Any) -> Case:
 
 
 def test_the_loss_is_that_of_the_whole_mini_batch(model_folder):
-    """In one micro-batch: transformers' loss over all tokens of the rows, prompts among them."""
+    """In one micro-batch it is transformers' loss over all tokens of the rows, prompts included."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
     case = replace(case_of(model_folder("qwen3_moe")), replay=False)
@@ -55,8 +55,8 @@ def test_the_loss_is_that_of_the_whole_mini_batch(model_folder):
 
 
 def test_ranks_change_nothing(model_folder):
-    """Rows dealt to two ranks, or shared by them, padded or not, one with nothing but a dummy; layers gathered one by
-    one, and computed again in the backward pass."""
+    """Two ranks with data or sequence parallelism, padded or packed, one rank with a dummy; layers gathered one by one,
+    with gradient checkpointing."""
     packed = case_of(model_folder("qwen3_moe"))
     cases = [
         packed,
@@ -77,8 +77,8 @@ def test_ranks_change_nothing(model_folder):
                 assert own[name] == pytest.approx(figures[name], rel=1e-5), name
 
 
-def test_a_micro_batch_counts_by_its_tokens(model_folder):
-    """Each has its own f_e: the mean of their losses, weighted by tokens."""
+def test_a_micro_batch_is_weighted_by_its_tokens(model_folder):
+    """Each micro-batch has its own f_e; the loss is their mean, weighted by tokens."""
     case = case_of(model_folder("qwen3_moe"), max_tokens=40)
     _, figures = gradients(0, 1, free_address(), case)
     (mini_batch,) = make_batch(case, 1).rank_batches[0].mini_batches
@@ -92,7 +92,7 @@ def test_a_micro_batch_counts_by_its_tokens(model_folder):
 
 
 def own_loss(case: Case, rows: Any) -> float:
-    """Of one micro-batch with the experts that its rows bring."""
+    """Loss of one micro-batch with the experts of its rows."""
     from alphaapollo.models.moe_routing import Routers, load_balancing_loss
 
     model = build_model("qwen3_moe")
@@ -110,7 +110,7 @@ def own_loss(case: Case, rows: Any) -> float:
     return float(load_balancing_loss(counts, shares, counts.sum() / 2))
 
 
-def test_log_probs_of_policy_and_reference_follow_the_engine(model_folder):
+def test_policy_and_reference_use_the_engines_experts(model_folder):
     case = replace(case_of(model_folder("qwen3_moe"), needs_reference=True), aux=0.0)
     found = []
     for one in (case, replace(case, replay=False)):
@@ -126,7 +126,7 @@ def test_log_probs_of_policy_and_reference_follow_the_engine(model_folder):
     assert np.abs(found[0][0] - found[1][0]).max() > 1e-2
 
 
-def test_supervised_training_has_the_same_figures(model_folder):
+def test_sft_has_the_same_metrics(model_folder):
     case = case_of(model_folder("qwen3_moe"), num_rows=6)
     model = resolve_model(Model(path=case.folder, router_aux_loss_coef=0.5), "cpu")
     worker = SftWorker(SftConfig(), model, RankPlacement(0, 1, free_address(), "cpu", 1), 10)

@@ -1,5 +1,5 @@
-"""A micro-batch, from its rows to its gradients, waits for the device nowhere: on meta tensors, which have no values to
-wait for, it runs through, and one copy takes everything there."""
+"""A micro-batch never waits for the device: forward and backward run on meta tensors, which have no values to wait for,
+and one copy transfers everything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ META = torch.device("meta")
 
 
 class Copies(TorchDispatchMode):
-    """Counts what goes from the host to the device."""
+    """Count copies from host to device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def policy() -> PolicyModel:
 
 @pytest.mark.parametrize("loss", policy_loss_names())
 @pytest.mark.parametrize("first", [False, True], ids=["old given", "old from this pass"])
-def test_a_micro_batch_is_one_copy_and_no_wait(policy: PolicyModel, loss: str, first: bool):
+def test_a_micro_batch_is_one_asynchronous_copy(policy: PolicyModel, loss: str, first: bool):
     actor = {"policy_loss": {"loss_mode": loss}, "use_kl_loss": True, "kl_loss_type": "full", "entropy_coeff": 0.1}
     case = Case("", actor, "sdpa")
     batch = make_batch(case, 1)

@@ -1,5 +1,5 @@
-"""A worker whose tensors rest between its phases computes what one does that keeps everything. Offload needs a GPU; the
-tests put it on by hand, for memory that rests is given up on a CPU alike."""
+"""A worker that offloads tensors between its phases computes the same. Offloading needs a GPU; the tests enable it by
+hand, because offloaded memory is freed on a CPU, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.workers.training import Case, make_batch, make_columns, make_wor
 
 
 class Sender:
-    """Keeps what it was sent."""
+    """Sender that keeps what it was given."""
 
     def send(self, tensors: Any, version: int) -> WeightUpdate:
         self.sent = {name: tensor.clone() for name, tensor in tensors}
@@ -36,7 +36,7 @@ def held(worker: PolicyWorker) -> int:
 
 
 def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, folder: str) -> dict[str, Any]:
-    """Two iterations with every call of the protocol, a phase each; what came out."""
+    """Results of two iterations with every call of the protocol as a phase."""
     sender = Sender()
     worker = make_worker(case, rank, num_ranks, address, sender=sender, saves_in_background=offload)
     for one in (worker.state.parameters, worker.state.moments, worker.reference_parameters):
@@ -75,7 +75,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_phases_change_nothing(model_folder: Any, tmp_path: Path, num_ranks: int) -> None:
+def test_offloading_between_phases_changes_nothing(model_folder: Any, tmp_path: Path, num_ranks: int) -> None:
     case = Case(str(model_folder("qwen3")), needs_reference=True, actor={"use_kl_loss": True, "kl_loss_type": "full"})
     ours = run_ranks(phases, num_ranks, case, True, str(tmp_path / "ours"))
     kept = run_ranks(phases, num_ranks, case, False, str(tmp_path / "kept"))

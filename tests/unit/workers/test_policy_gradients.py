@@ -1,4 +1,4 @@
-"""The loss does not depend on micro-batches, layout, ranks or recomputation; and it is the right one."""
+"""The loss does not depend on micro-batches, layout, ranks or recomputation, and equals the explicit formula."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def alone(case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
 
 
 @pytest.mark.parametrize("actor", [RICH, FULL], ids=["ppo", "full_kl"])
-def test_same_gradients_however_the_batch_is_cut(model_folder, actor: dict):
+def test_same_gradients_in_any_layout(model_folder, actor: dict):
     case = Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL)
     expected, figures = alone(case)
     assert max(np.abs(gradient).max() for gradient in expected.values()) > 1e-3
@@ -77,7 +77,7 @@ def rough_cases(folder: str, layout: dict) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def rough_gradients(model_folder) -> dict[str, list[dict[str, Gradients]]]:
-    """Of every loss by its name, in every layout, on every rank. The first layout is the one to compare with."""
+    """Gradients of every loss by its name, in every layout, on every rank. The first layout is the baseline."""
     folder, found = str(model_folder("qwen3")), {}
     for attention in ("padded", "sdpa"):
         layouts = {name: one for name, one in LAYOUTS.items() if one.get("attention", "padded") == attention}
@@ -95,7 +95,7 @@ def rough_gradients(model_folder) -> dict[str, list[dict[str, Gradients]]]:
 
 
 def same(ours: Gradients, expected: Gradients) -> bool:
-    """Figures within 1e-4, and each entry of a gradient within 1e-4 of itself or 1e-5 of the largest, in float32."""
+    """Metrics within 1e-4, and each entry of a gradient within 1e-4 of itself or 1e-5 of the largest, in float32."""
     largest = max(np.abs(gradient).max() for gradient in expected[0].values())
     assert largest > 1e-4
     return ours[1] == pytest.approx(expected[1], rel=1e-4, abs=1e-6) and all(
@@ -114,7 +114,7 @@ def test_every_loss_with_rows_of_one_token_and_of_no_weight(rough_gradients, los
 
 @pytest.mark.timeout(240)
 def test_same_gradients_on_two_ranks(model_folder):
-    """Also in several micro-batches, with a full KL, and where one rank has no row: it computes a dummy of weight 0."""
+    """Also in several micro-batches, with a full KL, and with a rank without rows, which computes a dummy."""
     rich, full = (Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL) for actor in (RICH, FULL))
     lonely = Case(str(model_folder("qwen3_moe")), RICH, num_rows=1)
     cases = [rich, replace(rich, max_tokens=40, checkpointing=True), replace(rich, min_unit=10**9), full, lonely]
@@ -128,7 +128,7 @@ def test_same_gradients_on_two_ranks(model_folder):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
-def test_equals_the_loss_written_out_on_plain_logits(model_folder, name: str):
+def test_equals_the_explicit_loss_on_plain_logits(model_folder, name: str):
     """PPO's clip, full KL and entropy, token-mean, row by row through the plain Hugging Face model."""
     from transformers import AutoModelForCausalLM
 

@@ -25,7 +25,7 @@ FAST = {"optim": {"lr": 1e-2, "lr_warmup_steps": 2}}
 
 @pytest.fixture
 def make(model_folder) -> Iterator[Any]:
-    """Workers of one rank, closed at the end."""
+    """Make workers of one rank, which are closed at the end."""
     made: list[PolicyWorker] = []
 
     def worker(name: str = "qwen3", **fields: Any) -> tuple[PolicyWorker, Case]:
@@ -53,7 +53,7 @@ def plain_logprobs(folder: str, token_ids: np.ndarray, temperature: float) -> np
     return logp.gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
-def test_log_probs_come_back_in_the_layout_of_the_rows(make):
+def test_log_probs_are_in_the_order_of_the_rows(make):
     worker, case = make(max_tokens=40, mini_batch_size=4)
     batch = make_batch(case, 1)
     rows = batch.rank_batches[0].rows
@@ -74,7 +74,7 @@ def test_probe_is_at_temperature_one(make):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_own_old_log_probs_are_those_before_the_first_step(make, epochs: int):
+def test_missing_old_log_probs_are_those_before_the_first_step(make, epochs: int):
     """Without old log-probs in the columns the update is the same as with those of compute_log_probs."""
     results = []
     for own in (True, False):
@@ -91,8 +91,8 @@ def test_own_old_log_probs_are_those_before_the_first_step(make, epochs: int):
     assert results[0][1] == results[1][1]
 
 
-def test_a_checkpoint_before_the_first_step_is_no_step(make, tmp_path):
-    """The first step moves each weight by the learning rate: Adam's bias correction knows that it is the first."""
+def test_a_checkpoint_before_the_first_step_has_no_step(make, tmp_path):
+    """The first step moves each weight by the learning rate, because of Adam's bias correction."""
     moved = []
     for saves in (False, True):
         worker, case = make(actor=FAST)
@@ -107,7 +107,7 @@ def test_a_checkpoint_before_the_first_step_is_no_step(make, tmp_path):
         np.testing.assert_array_equal(moved[1][name], value)
 
 
-def test_learning_rate_follows_the_optimiser_steps(make):
+def test_learning_rate_follows_the_optimizer_steps(make):
     worker, case = make(actor=FAST, mini_batch_size=5)
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
@@ -116,8 +116,8 @@ def test_learning_rate_follows_the_optimiser_steps(make):
     assert figures["actor/lr"] == pytest.approx(1e-2)
 
 
-def test_figures_by_hand(make):
-    """All old log-probs are far above: every ratio is tiny, so each token with a negative advantage is clipped."""
+def test_metrics_by_hand(make):
+    """All old log-probs are much larger, so every ratio is tiny and each token with a negative advantage is clipped."""
     worker, case = make()
     record_gradients(worker)
     batch = make_batch(case, 1)
@@ -136,7 +136,7 @@ def test_figures_by_hand(make):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_that_are_not_finite_stop_the_run_with_keys_that_exist(make, dtype: str):
+def test_the_error_of_a_bad_step_suggests_valid_keys(make, dtype: str):
     worker, case = make(dtype=dtype)
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
@@ -156,7 +156,7 @@ def test_gradients_that_are_not_finite_stop_the_run_with_keys_that_exist(make, d
     assert (config.data.seed, config.trainer.on_bad_step) == (1000, "skip")
 
 
-def test_weights_that_are_not_finite_are_neither_saved_nor_exported(make, tmp_path: Path):
+def test_non_finite_weights_are_not_saved_or_exported(make, tmp_path: Path):
     worker, _ = make()
     (*_, (name, parameter)) = worker.policy.named_parameters()
     local_tensor(parameter.data).view(-1)[3] = np.inf
@@ -166,7 +166,7 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_exported(make, tmp_pa
     assert not (tmp_path / "saved").exists()
 
 
-def test_steps_that_are_not_finite_are_left_out_where_that_is_asked_for(make, monkeypatch: pytest.MonkeyPatch):
+def test_bad_steps_are_skipped_up_to_a_limit(make, monkeypatch: pytest.MonkeyPatch):
     worker, case = make()
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
@@ -187,7 +187,7 @@ def test_steps_that_are_not_finite_are_left_out_where_that_is_asked_for(make, mo
         worker.update(replace(columns, advantages=bad), skip_bad=True)
 
 
-def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
+def test_the_reference_changes_only_by_a_reset(make, tmp_path: Path):
     worker, case = make(needs_reference=True)
     worker.load_batch(make_batch(case, 1).rank_batches[0])
     before = worker.compute_ref_log_probs()
@@ -206,8 +206,8 @@ def test_reference_stays_until_it_is_reset(make, tmp_path: Path):
     np.testing.assert_array_equal(resumed.compute_ref_log_probs(), after)
 
 
-def test_hard_reset_makes_the_next_step_that_of_a_fresh_optimiser(make):
-    """Two workers with the same weights, one that has stepped before its reset and one that is new."""
+def test_hard_reset_resets_the_optimizer(make):
+    """Two workers with the same weights, one that made steps before its reset and a new one."""
     worker, case = make(needs_reference=True)
     batch = make_batch(case, 1)
     columns = make_columns(case, batch, 0)
@@ -224,8 +224,8 @@ def test_hard_reset_makes_the_next_step_that_of_a_fresh_optimiser(make):
         np.testing.assert_array_equal(value, parameters(worker)[name])
 
 
-def test_correction_weighs_the_policy_term_alone(make):
-    """Engine log-probs far above the trainer's: every rho is e^-5, below the bound."""
+def test_correction_weights_only_the_policy_term(make):
+    """Engine log-probs are much larger than the trainer's, so every rho is e^-5, below the bound."""
     _, case = make()
     batch = make_batch(case, 1)
     rank = batch.rank_batches[0]
@@ -255,7 +255,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
-def test_weights_are_sent_under_the_names_of_the_checkpoint(make, name: str):
+def test_weights_are_sent_with_checkpoint_names(make, name: str):
     from safetensors.torch import load_file
 
     recorder = Recorder()
@@ -306,7 +306,7 @@ def train_and_save(rank: int, num_ranks: int, address: str, case: Case, load: st
 def train_on_two(
     rank: int, num_ranks: int, address: str, more: list[str], cases: list[Case], folder: Path
 ) -> list[dict[str, np.ndarray]]:
-    """Each model from the start, and from what one rank has saved."""
+    """Weights after training from the start, and from a checkpoint of one rank."""
     results = []
     for case, name in zip(cases, MODELS, strict=True):
         for load, save, own in (("", "two", more.pop()), (f"{folder}/{name}/one", "then_two", more.pop())):
@@ -319,7 +319,7 @@ MODELS = ["qwen3", "qwen3_moe"]
 
 @pytest.mark.timeout(360)
 def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: Path):
-    """2 ranks -> 1 and 4, and 1 -> 2: the same numbers as 1 rank all along, and the exported folders load."""
+    """2 ranks -> 1 and 4, and 1 -> 2: the same numbers as with 1 rank only, and the exported folders load."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def on_one(case: Case, load: str, save: str) -> dict[str, np.ndarray]:
@@ -367,7 +367,7 @@ def test_bfloat16_computes_with_float32_masters(make, tmp_path: Path):
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_a_full_disk_names_the_folder(make, tmp_path: Path):
+def test_the_error_of_a_full_disk_names_the_folder(make, tmp_path: Path):
     worker, _ = make()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -380,7 +380,7 @@ def test_a_full_disk_names_the_folder(make, tmp_path: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_what_is_no_checkpoint_is_named(make, tmp_path: Path):
+def test_errors_name_an_invalid_checkpoint(make, tmp_path: Path):
     worker, _ = make()
     with pytest.raises(ValueError, match=r"is not a checkpoint: it has no state.json"):
         worker.load(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Preference training on one rank against plain transformers, and on any layout against itself."""
+"""Preference training compared with plain transformers, and between layouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIRS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """One way to cut and compute the same batch."""
+    """Layout and settings of one batch."""
 
     folder: str
     preference: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Case:
 
 
 def some_pairs(seed: int = 0) -> list[PreferenceExample]:
-    """Two answers of 2 to 8 tokens each to prompts of 2 to 6, some with tokens that are not trained on."""
+    """Pairs of answers of 2 to 8 tokens to prompts of 2 to 6 tokens, some with untrained tokens."""
     generator = np.random.default_rng(seed)
     pairs = []
     for index in range(PAIRS):
@@ -60,7 +60,7 @@ def one_row(prompt: list[int], answer: list[int]) -> Row:
 
 
 def examples_of(case: Case) -> list[PreferenceExample]:
-    """Pairs; for KTO each as two single answers."""
+    """Pairs, or for KTO two single answers each."""
     pairs = some_pairs()
     if get_preference_loss(case.preference.get("loss", "sigmoid")).of_pairs:
         return pairs
@@ -90,7 +90,7 @@ def deal(case: Case, examples: list[PreferenceExample], num_ranks: int) -> list[
 
 
 def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Of one step by a policy that has moved away from its reference."""
+    """Gradients of one step by a policy that differs from its reference."""
     worker, examples = make_worker(case, rank, num_ranks, address), examples_of(case)
     if case.preference.get("reference") != "live" and worker.preference_loss.needs_reference:
         layout = deal_scored(examples, 1, case.max_tokens, worker.builder.padded, case.share)  # each rank computes all
@@ -111,7 +111,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
 
 
 def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
-    """The gradient and the loss of the mean over all pairs."""
+    """Loss and gradient of the mean over all pairs."""
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32).eval()
@@ -201,7 +201,7 @@ def test_with_lora_the_reference_is_the_model_without_its_adapters(model_folder,
     assert_alike(gradients(0, 1, free_address(), other)[0], found)
 
 
-def test_without_a_step_policy_and_reference_are_one(model_folder):
+def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
     worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
     examples = some_pairs()
     layout = deal_scored(examples, 1, 50, True, True)

@@ -24,7 +24,7 @@ TEXTS = [row.token_ids for row in some_rows(9)]
 
 @pytest.fixture(scope="session")
 def scorer_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Tiny reward models as transformers saves them."""
+    """Folders of tiny reward models as transformers saves them."""
     made: dict[tuple[str, str], Path] = {}
 
     def folder(name: str, kind: str = "SequenceClassification") -> Path:
@@ -59,7 +59,7 @@ def scores(
 
 
 def by_transformers(folder: Path) -> np.ndarray:
-    """Each text alone through the model as it was saved."""
+    """Scores of single texts by the saved model."""
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
     is_token = json.loads((folder / "config.json").read_text())["architectures"][0].endswith("ForTokenClassification")
@@ -89,7 +89,7 @@ def test_scores_are_those_of_transformers(scorer_folder, name: str, attention: s
     np.testing.assert_allclose(ours[:, 0], expected, atol=1e-5)
 
 
-def test_a_score_at_every_token_is_read_at_the_last(scorer_folder) -> None:
+def test_of_token_scores_the_last_is_used(scorer_folder) -> None:
     folder = scorer_folder("qwen3", "TokenClassification")  # with a bias
     ours = one_batch(1, 40, True).to_matrix([scores(0, 1, free_address(), str(folder))])
     np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
@@ -97,7 +97,7 @@ def test_a_score_at_every_token_is_read_at_the_last(scorer_folder) -> None:
 
 @pytest.mark.timeout(120)
 def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
-    """Nine texts in micro-batches of at most 100 tokens: one rank computes on a dummy at times."""
+    """Nine texts in micro-batches of at most 100 tokens; one rank sometimes computes a dummy."""
     folder = scorer_folder("qwen3")
     columns = run_ranks(scores, 2, str(folder), "padded", 100)
     ours = one_batch(2, 100, True).to_matrix(columns)
@@ -106,7 +106,7 @@ def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
-def test_two_ranks_that_share_the_texts_give_the_same_scores(scorer_folder, attention: str) -> None:
+def test_sequence_parallel_ranks_give_the_same_scores(scorer_folder, attention: str) -> None:
     folder = scorer_folder("qwen3")
     for scored in run_ranks(scores, 2, str(folder), attention, 100, 2, timeout=150):
         ours = one_batch(1, 100, attention == "padded").to_matrix([scored])
@@ -117,17 +117,17 @@ def load(path: Path) -> None:
     load_reward_model(Model(path=str(path)), "padded", torch.float32)
 
 
-def test_a_language_model_is_no_reward_model(model_folder) -> None:
+def test_a_language_model_is_not_a_reward_model(model_folder) -> None:
     with pytest.raises(ValueError, match="is a Qwen3ForCausalLM, not a reward model with a trained head"):
         load(model_folder("qwen3"))
 
 
-def test_a_classifier_of_several_classes_is_none(tmp_path: Path) -> None:
+def test_a_classifier_with_several_classes_is_not_a_reward_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_labels=3, and a reward model has one score"):
         load(save_scorer("qwen3", tmp_path, num_labels=3))
 
 
-def test_a_missing_head_is_refused(tmp_path: Path) -> None:
+def test_a_missing_head_is_an_error(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = save_scorer("qwen3", tmp_path)
@@ -138,7 +138,7 @@ def test_a_missing_head_is_refused(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_an_encoder_is_refused(tmp_path: Path) -> None:
+def test_an_encoder_is_an_error(tmp_path: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(vocab_size=48, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=1)

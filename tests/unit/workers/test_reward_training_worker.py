@@ -1,4 +1,4 @@
-"""A reward model in training on one rank against plain transformers, and on any layout against itself."""
+"""Reward model training compared with plain transformers, and between layouts."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_two_ranks_change_nothing(model_folder):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_what_is_exported_scores_as_it_did_in_training(model_folder, tmp_path: Path, lora_rank: int):
-    """As a frozen reward model, as transformers loads it, and trained on from there."""
+def test_an_exported_model_gives_the_scores_of_training(model_folder, tmp_path: Path, lora_rank: int):
+    """As a frozen reward model, as transformers loads it, and as the start of another training."""
     case = Case(str(model_folder("qwen3")), lora_rank=lora_rank)
     worker = make_worker(case, 0, 1, free_address())
     batch = deal_examples(pairs(), 1, 10_000, True, False)[0]
@@ -147,7 +147,7 @@ def test_what_is_exported_scores_as_it_did_in_training(model_folder, tmp_path: P
     again.close()
 
 
-def test_a_family_without_a_classifier_is_refused(model_folder):
+def test_a_family_without_a_classifier_is_an_error(model_folder):
     from alphaapollo.finetuning.reward_model import check_model
 
     with pytest.raises(ValueError, match="is a 'granite' model, for which transformers has no reward model"):

@@ -1,4 +1,4 @@
-"""Ranks that share sequences (Ulysses) compute what one rank computes: losses, gradients, columns, figures."""
+"""Ulysses sequence parallelism gives the losses, gradients, columns and metrics of one rank."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ BY_ROW = RICH | {"policy_loss": {"loss_mode": "gspo"}}
 
 
 def assert_same(ours: Gradients, expected: Gradients) -> None:
-    """The gradient of each parameter within 2e-6 of its norm, metrics within 1e-6. How float32 rounds depends on the
-    processor's vector instructions: on all parameters together, up to 1.1e-6 was seen."""
+    """Gradients of each parameter within 2e-6 of their norm, metrics within 1e-6. float32 rounding depends on the
+    processor's vector instructions; up to 1.1e-6 was measured over all parameters."""
     assert ours[0].keys() == expected[0].keys()
     gaps = {name: float(np.linalg.norm(ours[0][name] - gradient)) for name, gradient in expected[0].items()}
     norms = {name: float(np.linalg.norm(gradient)) for name, gradient in expected[0].items()}
@@ -45,7 +45,7 @@ def assert_same(ours: Gradients, expected: Gradients) -> None:
 
 
 def assert_same_on_ranks(cases: list[Case], num_ranks: int) -> None:
-    """`cases` on so many ranks against each alone on one."""
+    """Compare `cases` on several ranks with each on one rank."""
     ranks = run_ranks(gradients_of_cases, num_ranks, cases, [free_address() for _ in cases], timeout=300)
     for index, case in enumerate(cases):
         actor = {key: value for key, value in case.actor.items() if key != "fsdp_config"}
@@ -55,8 +55,8 @@ def assert_same_on_ranks(cases: list[Case], num_ranks: int) -> None:
             assert_same(rank[index], expected)
 
 
-def test_two_ranks_share_every_sequence(model_folder):
-    """Padded and packed; full KL and the others; layers gathered or not; capped scores and windows; experts."""
+def test_two_ranks_with_sequence_parallelism(model_folder):
+    """Padded and packed; full KL and other KLs; layers gathered or not; capped scores and windows; experts."""
     padded = Case(str(model_folder("qwen3")), FULL, needs_reference=True, max_tokens=60, sequence_parallel=2)
     packed = replace(padded, attention="sdpa")
     assert_same_on_ranks(
@@ -72,9 +72,9 @@ def test_two_ranks_share_every_sequence(model_folder):
     )
 
 
-def test_four_ranks_share_sequences_and_rows(model_folder):
-    """Two groups of two with rows of their own, one of which may have none and computes a dummy; copies of the model
-    across the groups; and one group of four, more than there are key heads."""
+def test_four_ranks_with_sequence_and_data_parallelism(model_folder):
+    """Two groups of two ranks, one of which may have no rows and computes a dummy; copies of the model across the
+    groups; and one group of four, more than the number of key heads."""
     both = Case(str(model_folder("qwen3")), FULL, "sdpa", needs_reference=True, max_tokens=40, sequence_parallel=2)
     assert_same_on_ranks(
         [
@@ -90,7 +90,7 @@ def test_four_ranks_share_sequences_and_rows(model_folder):
 
 
 def columns_and_steps(rank: int, num_ranks: int, address: str, case: Case) -> tuple[list[np.ndarray], list[float]]:
-    """Log-probs by policy and reference, the old ones that the update notes itself, and a probe, after real steps."""
+    """Log-probs by policy and reference, old ones recorded by the update, and a probe, after optimizer steps."""
     worker = make_worker(case, rank, num_ranks, address)
     scale_weights(worker.policy, 1.1)
     own, shares = case.share(rank, num_ranks)
@@ -104,7 +104,7 @@ def columns_and_steps(rank: int, num_ranks: int, address: str, case: Case) -> tu
     return found, probe
 
 
-def test_columns_are_whole_on_every_rank(model_folder):
+def test_columns_are_complete_on_every_rank(model_folder):
     actor = FULL | {"optim": {"lr": 1e-3}}
     case = Case(str(model_folder("llama")), actor, "sdpa", needs_reference=True, max_tokens=60, mini_batch_size=5)
     expected, probe = columns_and_steps(0, 1, free_address(), case)
@@ -131,7 +131,7 @@ def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tup
 
 
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
-def test_the_critic_shares_sequences_too(model_folder, attention: str):
+def test_the_critic_with_sequence_parallelism(model_folder, attention: str):
     case = Case(str(model_folder("qwen3")), attention=attention, max_tokens=60)
     values, expected = critic_gradients(0, 1, free_address(), case)
     for own_values, own in run_ranks(critic_gradients, 2, replace(case, sequence_parallel=2), timeout=300):
@@ -140,7 +140,7 @@ def test_the_critic_shares_sequences_too(model_folder, attention: str):
 
 
 def straight_and_resumed(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> list[dict[str, bytes]]:
-    """The bits of the weights after two updates, without and with a new worker from the checkpoint between."""
+    """Bytes of the weights after two updates, without and with a resume in between."""
     own, shares = case.share(rank, num_ranks)
     batch, found = make_batch(case, shares), []
     for resumes in (False, True):

@@ -1,4 +1,4 @@
-"""Answers of a model in the midst of its training: those of transformers on the weights that it would write."""
+"""Completions of a model in training equal those of transformers with its exported weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DRAWN = [Sampling(max_tokens=3 + index, top_k=20, seed=index, stop_token_ids=(1,
 def trained_answers(
     rank: int, num_ranks: int, address: str, folder: str, export: str, model: dict, shared: int
 ) -> tuple[list[Completion], list[Completion], bool]:
-    """Greedy and drawn, of this rank's share of the prompts, after a step; and whether another step works."""
+    """Greedy and sampled completions of this rank's prompts after a step, and whether another step works."""
     sharding.MIN_UNIT = 0
     config = SftConfig(model={"path": folder} | model, optim={"lr": 0.05})
     placement = RankPlacement(rank, num_ranks, address, "cpu", 1, shared)
@@ -63,7 +63,7 @@ def plain(folder: Path, token_ids: list[int], sampling: Sampling) -> list[int]:
         ("qwen3", 2, {"attention": "sdpa"}, 2),
     ],
 )
-def test_they_are_those_of_the_model_that_it_would_write(
+def test_completions_equal_those_of_the_exported_model(
     model_folder, tmp_path: Path, name: str, num_ranks: int, model: dict, shared: int
 ) -> None:
     given = (str(model_folder(name)), str(tmp_path / "model"), model, shared)
@@ -83,7 +83,7 @@ def test_they_are_those_of_the_model_that_it_would_write(
             assert len(one.logprobs) == len(one.token_ids) and max(one.logprobs) < 0.0
 
 
-def test_nothing_is_compiled_for_answers(model_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_does_not_compile(model_folder, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
     monkeypatch.setattr(load, "COMPILER", lambda graph, inputs: graphs.append(graph) or graph.forward)
     folder = str(model_folder("llama"))
@@ -106,6 +106,6 @@ def with_nothing_to_do(rank: int, num_ranks: int, address: str, folder: str) -> 
     return answers
 
 
-def test_a_rank_without_prompts_takes_part(model_folder) -> None:
+def test_a_rank_without_requests_takes_part(model_folder) -> None:
     first, second = run_ranks(with_nothing_to_do, 2, str(model_folder("llama")))
     assert len(first) == 1 and second == []

@@ -58,7 +58,7 @@ def batches() -> list[list[Row]]:
 
 
 def made(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
-    """The figures of a step."""
+    """Metrics of a step."""
     stepped = worker.step(batch, skip_bad)
     return SftTask().metrics(stepped.sums) | stepped.figures
 
@@ -84,7 +84,7 @@ def plain_loss(model: torch.nn.Module, rows: list[Row]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_three_steps_equal_a_plain_loop(model_folder, name: str):
-    """Warm-up 1/2, 2/2, then the cosine's start: 0.005, 0.01, 0.01; AdamW without decay of norms; clipped at 0.5."""
+    """Warm-up 1/2, 2/2, then the start of the cosine: 0.005, 0.01, 0.01; AdamW, norms do not decay; clipped at 0.5."""
     from transformers import AutoModelForCausalLM
 
     folder = str(model_folder(name))
@@ -143,7 +143,7 @@ def test_resumed_steps_are_the_same_bits(model_folder, tmp_path: Path):
 
 
 def half(rank: int, num_ranks: int, address: str, case: SftCase, folder: str, first: bool) -> list[dict[str, float]]:
-    """The first two steps and a checkpoint, or what follows it."""
+    """The first two steps and a checkpoint, or the steps after it."""
     worker = make_worker(case, rank, num_ranks, address)
     if not first:
         worker.load(folder)
@@ -157,7 +157,7 @@ def half(rank: int, num_ranks: int, address: str, case: SftCase, folder: str, fi
 
 
 @pytest.mark.timeout(300)
-def test_another_number_of_ranks_goes_on_from_a_checkpoint(model_folder, tmp_path: Path):
+def test_another_number_of_ranks_resumes_from_a_checkpoint(model_folder, tmp_path: Path):
     case = SftCase(str(model_folder("qwen3")))
     last = train(0, 1, free_address(), case)[0][-1]
     alone, together = str(tmp_path / "alone"), str(tmp_path / "together")
@@ -169,7 +169,7 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(model_folder, tmp_pat
         assert own == pytest.approx(last, rel=2e-3)
 
 
-def test_a_resumed_worker_has_the_optimiser_settings_of_its_own_configuration(model_folder, tmp_path: Path):
+def test_a_resumed_worker_uses_its_own_optimizer_settings(model_folder, tmp_path: Path):
     case = SftCase(str(model_folder("qwen3")))
     worker = make_worker(case, 0, 1, free_address())
     worker.step(deal(case, batches()[0], 0, 1))
@@ -187,7 +187,7 @@ def test_a_resumed_worker_has_the_optimiser_settings_of_its_own_configuration(mo
     resumed.close()
 
 
-def test_a_bad_step_ends_or_is_left_out_and_ruined_weights_are_not_written(
+def test_bad_steps_stop_or_are_skipped_and_damaged_weights_are_not_written(
     model_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     case = SftCase(str(model_folder("qwen3")))

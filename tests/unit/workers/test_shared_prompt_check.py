@@ -1,5 +1,5 @@
-"""Models that cannot compute a prompt once for its samples are found at the start, or at the first batch; rows that no
-advantage moves are left out, and the weights are the same."""
+"""Models that cannot share prompts are detected at the start or at the first batch; skipping rows without advantage
+does not change the weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_batch_is_checked_once(model_folder, lora_rank: int):
 
 
 class Summing(torch.nn.Module):
-    """A layer that carries a state from token to token."""
+    """Layer that carries state along the sequence."""
 
     def __init__(self, inner: torch.nn.Module):
         super().__init__()
@@ -104,7 +104,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
         assert said == [f"prompts are computed for each sample separately ({KEY}): Mamba has layers of type mamba."]
 
 
-def test_experts_that_count_each_copy_keep_the_plain_layout(model_folder):
+def test_moe_features_need_the_plain_layout(model_folder):
     def plan_of(actor: dict[str, Any], **model: Any) -> Any:
         model = {"path": str(model_folder("qwen3_moe")), **model}
         values = {"actor_rollout_ref": {"actor": actor, "model": model}, "data": {"train_files": __file__}}
@@ -138,8 +138,8 @@ def test_losses_that_can_skip_rows_without_advantage(actor: dict[str, Any], skip
     assert skips_still_rows(config, loss) is skips
 
 
-def test_rows_without_an_advantage_are_not_computed_and_the_weights_are_the_same(model_folder):
-    """Two iterations, the second without any advantage: the optimizer's momentum moves the weights all the same."""
+def test_skipped_rows_do_not_change_the_weights(model_folder):
+    """Two iterations, the second without advantages, in which only the optimizer's momentum moves the weights."""
     case = Case(str(model_folder("qwen3")), max_tokens=60, mini_batch_size=5, actor={"optim": {"lr": 1e-2}})
     weights, tokens = [], []
     for leaves_out in (False, True):

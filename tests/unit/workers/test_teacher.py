@@ -1,4 +1,4 @@
-"""A teacher beside the policy: its log-probs and divergences are those of the plain models, however a batch is cut."""
+"""Log-probs and divergences of a teacher equal those of plain models in any layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSD = {"divergence": "jsd", "beta": 0.3, "coef": 0.7}
 
 
 def wider(folder: Path, out: Path) -> str:
-    """The model with eight rows more in its head, as larger models of a family have."""
+    """Model with eight more rows in its head, as larger models of a family have."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -28,7 +28,7 @@ def wider(folder: Path, out: Path) -> str:
     return str(out)
 
 
-def test_same_gradients_however_the_batch_is_cut(model_folder):
+def test_same_gradients_in_any_layout(model_folder):
     case = Case(str(model_folder("qwen3")), teacher=JSD, teacher_folder=str(model_folder("llama")))
     expected, figures = alone(case)
     assert figures["distill/divergence"] > 0.01
@@ -40,7 +40,7 @@ def test_same_gradients_however_the_batch_is_cut(model_folder):
 
 @pytest.mark.timeout(240)
 def test_same_gradients_on_two_ranks(model_folder):
-    """Also where one has no row, and where they share every sequence: padded, and packed."""
+    """Also with a rank without rows, and with sequence parallelism: padded, and packed."""
     case = Case(str(model_folder("qwen3")), teacher=JSD, teacher_folder=str(model_folder("llama")), max_tokens=40)
     shared = replace(case, sequence_parallel=2)
     cases = [case, replace(case, num_rows=1), shared, replace(shared, attention="sdpa")]
@@ -54,7 +54,7 @@ def test_same_gradients_on_two_ranks(model_folder):
 
 
 @pytest.mark.parametrize("kind", ["reverse", "forward", "jsd"])
-def test_equals_the_divergence_written_out_on_plain_logits(model_folder, tmp_path: Path, kind: str):
+def test_equals_the_explicit_divergence_on_plain_logits(model_folder, tmp_path: Path, kind: str):
     """Token-mean, row by row through the plain Hugging Face models; the teacher's head is wider than the policy's."""
     from transformers import AutoModelForCausalLM
 
@@ -89,7 +89,7 @@ def test_equals_the_divergence_written_out_on_plain_logits(model_folder, tmp_pat
         np.testing.assert_allclose(ours[f"model.{name}"], parameter.grad.numpy(), atol=2e-6, rtol=1e-3)
 
 
-def test_the_teachers_log_probs_are_the_plain_models(model_folder):
+def test_teacher_log_probs_equal_those_of_the_plain_model(model_folder):
     from transformers import AutoModelForCausalLM
 
     folder = str(model_folder("llama"))

@@ -29,7 +29,7 @@ NUM_ROWS = 10
 
 @dataclass(frozen=True)
 class Case:
-    """One way to cut and compute the same iteration."""
+    """Layout and settings of one iteration."""
 
     folder: str
     actor: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Case:
     no_advantages: bool = False
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Which of how many parts of the rows a rank gets."""
+        """Index of the rank's part of the rows, and the number of parts."""
         return rank // self.sequence_parallel, num_ranks // self.sequence_parallel
 
     @property
@@ -112,14 +112,14 @@ def cut_to_one_token(row: Row) -> Row:
 
 
 def some_experts(row: Row, seed: int) -> np.ndarray:
-    """Two of four for each token and each of two layers."""
+    """Two of four experts for each token and each of two layers."""
     generator = np.random.default_rng(seed)
     return generator.random((len(row.token_ids), 2, 4)).argsort(-1)[..., :2].astype(np.uint8)
 
 
 def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref: bool = False) -> Columns:
-    """Columns as the driver makes them: read-only, with weights over the whole mini-batch. A row has the same numbers
-    wherever it stands."""
+    """Columns like the driver's: read-only, with weights over the mini-batch. A row has the same values in any order
+    of the rows."""
     generator = np.random.default_rng(1)
     shape = batch.num_rows, batch.max_response_length
     mask = batch.to_matrix([one.rows.action_mask for one in batch.rank_batches])
@@ -157,13 +157,13 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
 
 
 def scale_weights(model: torch.nn.Module, factor: float) -> None:
-    """Away from the reference, the same on all ranks."""
+    """Move the weights away from the reference, the same on all ranks."""
     for parameter in model.parameters():
         local_tensor(parameter.data).mul_(factor)
 
 
 def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
-    """From now on an optimizer step only notes the gradients, gathered from all ranks."""
+    """Replace the optimizer step: it only records the gradients, gathered from all ranks."""
     noted: list[dict[str, np.ndarray]] = []
 
     def step(skip_bad: bool = False) -> OptimizerStep:
@@ -178,7 +178,7 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
 
 
 Gradients = tuple[dict[str, np.ndarray], dict[str, float]]
-"""Of one optimizer step by the name of the parameter, with the update's figures."""
+"""Gradients of one optimizer step by parameter name, with the update's metrics."""
 
 
 def gradients(rank: int, num_ranks: int, address: str, case: Case) -> Gradients:
@@ -186,7 +186,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> Gradients:
 
 
 def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Case]) -> list[Gradients]:
-    """One after the other by one worker: the cases differ in losses and layout alone."""
+    """Run cases that differ in loss and layout one after the other with one worker."""
     worker = make_worker(cases[0], rank, num_ranks, address)
     scale_weights(worker.policy, 1.1)
     found = []
@@ -210,5 +210,5 @@ def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Cas
 
 
 def gradients_of_cases(rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]) -> list[Gradients]:
-    """One after the other, each with a process group of its own."""
+    """Run cases one after the other, each with its own process group."""
     return [gradients(rank, num_ranks, own, case) for case, own in zip(cases, [address, *more], strict=False)]

@@ -41,11 +41,11 @@ def test_repeated_keys_and_values_compute_the_same(window: int | None):
         ("cuda", torch.float32, False, False),
     ],
 )
-def test_where_sdpa_takes_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool, knows: bool):
+def test_when_sdpa_supports_grouped_heads(device: str, dtype: torch.dtype, has_mask: bool, knows: bool):
     assert backends.sdpa_supports_groups(device, dtype, has_mask) is knows
 
 
-def test_only_a_window_that_cuts_something_needs_a_mask(monkeypatch: pytest.MonkeyPatch):
+def test_only_a_window_shorter_than_the_rows_needs_a_mask(monkeypatch: pytest.MonkeyPatch):
     asked: list[bool] = []
 
     def note(device: str, dtype: torch.dtype, has_mask: bool) -> bool:
@@ -59,7 +59,7 @@ def test_only_a_window_that_cuts_something_needs_a_mask(monkeypatch: pytest.Monk
     assert asked == [False, False, True, True, False]
 
 
-def test_varlen_repeats_heads_where_torch_has_no_grouped_ones(monkeypatch: pytest.MonkeyPatch):
+def test_varlen_repeats_heads_if_torch_does_not_support_groups(monkeypatch: pytest.MonkeyPatch):
     """Torch 2.11 has no argument `enable_gqa`; 2.12 has."""
     seen: list[tuple[int, bool | None]] = []
 

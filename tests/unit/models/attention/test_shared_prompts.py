@@ -1,4 +1,4 @@
-"""Prompts computed once against each sample with its own copy: log-probs, entropy, full KL, values and gradients."""
+"""The shared-prompt layout compared with the plain one: log-probs, entropy, full KL, values and gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def draw_rows(seed: int, prompt: int, response: int, memory: bool = False) -> Rows:
-    """Groups of one to five samples; memory: prompts of a group differ at their ends."""
+    """Groups of one to five samples. memory: prompts of a group differ at their ends."""
     generator = np.random.default_rng(seed)
     rows, groups = [], []
     for group in range(4):
@@ -76,7 +76,7 @@ def test_statistics_and_gradients_are_those_of_the_plain_layout(model_folder, na
 
 
 def test_gradients_agree_to_a_millionth_in_double_precision(model_folder):
-    """What is left in float32 is rounding."""
+    """In float32 the difference is rounding."""
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32)).double()
     rows = draw_rows(7, 12, 9)
     shared = forward_and_gradients(policy, rows, True)[1]
@@ -106,7 +106,7 @@ def test_values_are_those_of_the_plain_layout(model_folder):
 
 
 def three_rows() -> Rows:
-    """[5, 6 | 7, 8], [5, 6 | 9] share two tokens; [4 | 3, 2] stands alone."""
+    """[5, 6 | 7, 8], [5, 6 | 9] share two tokens; [4 | 3, 2] shares none."""
     return Rows(
         token_ids=np.array([5, 6, 7, 8, 5, 6, 9, 4, 3, 2]),
         lengths=np.array([4, 3, 3]),
@@ -133,13 +133,13 @@ def test_shared_layout_by_hand():
     assert packing.keys.cu_seqlens.tolist() == [0, 2, 3, 7, 10, 13]
 
 
-def test_part_of_a_family_is_a_family():
+def test_a_micro_batch_with_part_of_a_group():
     micro = build_micro_batch(three_rows(), [1, 2], True, CPU)
     assert micro.token_ids.tolist() == [[5, 6, 4, 9, 3, 2]]
 
 
-def test_kernels_for_packed_rows_are_told_of_prefixes(monkeypatch: pytest.MonkeyPatch):
-    """varlen gets as keys each segment's prefix and itself; what it computes with them is PyTorch's matter."""
+def test_packed_kernels_get_the_prefixes_as_keys(monkeypatch: pytest.MonkeyPatch):
+    """varlen gets each segment's prefix and the segment itself as keys."""
     packing = build_micro_batch(three_rows(), [0, 1, 2], False, CPU).packing
     assert packing is not None
     torch.manual_seed(0)
@@ -168,7 +168,7 @@ def _spans(offsets: Tensor) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("extra", [{"window": 3}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 0.0, 2.0])}])
 def test_windows_caps_and_sinks(extra: dict[str, Any]):
-    """Each row by itself, whole, against its tokens in the shared layout."""
+    """Each row by itself compared with its tokens in the shared layout."""
     rows = three_rows()
     micro = build_micro_batch(rows, [0, 1, 2], True, CPU)
     flat = [[0, 1, 3, 4], [0, 1, 5], [2, 6, 7]]  # where each row's tokens stand

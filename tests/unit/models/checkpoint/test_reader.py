@@ -1,4 +1,4 @@
-"""A checkpoint is data: reading one runs nothing that is written in it."""
+"""Reading a checkpoint does not run code that is in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -42,7 +42,7 @@ class Model(FsdpRoot):
 
 @pytest.fixture
 def trained():
-    """A sharded model and its optimizer after a step, on one rank."""
+    """Sharded model and its optimizer after a step, on one rank."""
     torch.manual_seed(0)
     groups = join_ranks(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
     model = Model()
@@ -70,7 +70,7 @@ def state(trained) -> list[bytes]:
     return [tensor.numpy().tobytes() for tensor in tensors]
 
 
-def test_what_was_written_comes_back(trained, saved: Path) -> None:
+def test_a_checkpoint_restores_what_was_written(trained, saved: Path) -> None:
     before, drawn = state(trained), np.random.get_state()[1].copy()
     model, optimizer = trained
     model(torch.ones(2, 4)).sum().backward()
@@ -83,7 +83,7 @@ def test_what_was_written_comes_back(trained, saved: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["model/.metadata", "rank_0.pt"])
-def test_a_trap_is_refused_and_does_not_spring(trained, saved: Path, tmp_path: Path, file: str) -> None:
+def test_a_malicious_pickle_is_an_error_and_does_not_run(trained, saved: Path, tmp_path: Path, file: str) -> None:
     if file.endswith(".pt"):
         torch.save({"python": Trap(tmp_path / "sprung")}, saved / file)
     else:
@@ -103,7 +103,7 @@ class Attribute:
         return getattr, self.arguments
 
 
-def test_members_of_enumerations_as_python_before_3_11_4_writes_them() -> None:
+def test_enum_members_as_written_by_python_before_3_11_4() -> None:
     def unpickled(*arguments: object) -> object:
         return Unpickler(io.BytesIO(pickle.dumps(Attribute(*arguments)))).load()
 
@@ -113,8 +113,8 @@ def test_members_of_enumerations_as_python_before_3_11_4_writes_them() -> None:
         unpickled(torch.Size, "__new__")
 
 
-def test_a_trap_among_the_optimisers_figures(trained, saved: Path, tmp_path: Path) -> None:
-    """Bytes of the same length in place of the pickle of a figure: lr is one of them."""
+def test_a_malicious_optimizer_value(trained, saved: Path, tmp_path: Path) -> None:
+    """Replace the pickle of a value, e.g. lr, by bytes of the same length."""
     stored = saved / "model" / "__0_0.distcp"
     data = stored.read_bytes()
     described = pickle.loads((saved / "model" / ".metadata").read_bytes())
@@ -130,7 +130,7 @@ def test_a_trap_among_the_optimisers_figures(trained, saved: Path, tmp_path: Pat
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_torn_file_is_named(trained, saved: Path) -> None:
+def test_errors_name_a_truncated_file(trained, saved: Path) -> None:
     (saved / "rank_0.pt").write_bytes((saved / "rank_0.pt").read_bytes()[:100])
     with pytest.raises(ValueError, match=r"rank_0\.pt cannot be read"):
         load_snapshot(str(saved), *trained)

@@ -20,8 +20,8 @@ def test_one_file_has_no_index(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model.safetensors"]
 
 
-def test_files_are_written_as_they_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 bytes a file: a has 40, b 40, c 100, d 8."""
+def test_each_file_is_written_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 bytes per file: a has 40, b 40, c 100, d 8."""
     monkeypatch.setattr(safetensors_files, "FILE_BYTES", 64)
     files = SafetensorsWriter(tmp_path)
     tensors = {name: torch.randn(size) for name, size in {"a": 10, "b": 10, "c": 25, "d": 2}.items()}
@@ -38,7 +38,7 @@ def test_files_are_written_as_they_fill(tmp_path: Path, monkeypatch: pytest.Monk
         assert torch.equal(load_file(tmp_path / file)[name], tensors[name])
 
 
-def test_transformers_loads_what_lies_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_loads_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM
 
     monkeypatch.setattr(safetensors_files, "FILE_BYTES", 10_000)

@@ -1,4 +1,4 @@
-"""Offloading on a CPU: the same calls, with host memory on both sides."""
+"""Offloading on a CPU, with host memory on both sides."""
 
 from __future__ import annotations
 

@@ -54,14 +54,14 @@ def test_clip_by_hand(one_rank: None):
     assert b.grad.tolist() == pytest.approx([0.8])
 
 
-def test_gradients_that_are_not_finite_are_left_alone(one_rank: None):
+def test_non_finite_gradients_are_not_changed(one_rank: None):
     parameter = nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([math.nan, 1.0])
     assert math.isnan(clip_gradients([parameter], 1.0))
     assert parameter.grad[1] == 1.0
 
 
-def test_settings_of_the_configuration_replace_those_that_a_checkpoint_brought():
+def test_settings_of_the_configuration_replace_those_of_a_checkpoint():
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     optimizer = make_optimizer(model, Optimizer(weight_decay=0.1))
     apply_settings(optimizer, Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
