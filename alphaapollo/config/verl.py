@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import COMMANDS, plain
+from alphaapollo.config.keys import COMMANDS, plain, sections
 
 Tables = dict[str, dict[str, Any]]
 
@@ -37,21 +37,21 @@ def _verdicts(tables: Tables) -> dict[str, str]:
 
 
 def verl_verdict(name: str, *schemas: type[BaseModel]) -> str | None:
-    """Verdict on a key of verl, from its own entry or the longest pattern that matches; None if it is not verl's."""
-    verdicts = [item for schema in schemas for item in verl_keys()[_command(schema)].items() if _fits(name, item[0])]
-    return max(verdicts, key=lambda item: _weight(item[0]))[1] if verdicts else None
+    """Verdict on a key of verl, None if it is not verl's: from its own entry, or from the longest pattern that matches.
+
+    Of several schemas, those with the section of the key come first.
+    """
+    found: list[tuple[bool, bool, int, str]] = []
+    for schema in schemas:
+        has_section = name.split(".")[0] in sections(schema)
+        for pattern, verdict in verl_keys()[_command(schema)].items():
+            if fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2])):
+                found.append(("*" not in pattern, has_section, len(pattern), verdict))
+    return max(found)[3] if found else None
 
 
 def _command(schema: type[BaseModel]) -> str:
     return next(command for command, known in COMMANDS.items() if known is schema)
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2]))
-
-
-def _weight(pattern: str) -> tuple[bool, int]:
-    return "*" not in pattern, len(pattern)
 
 
 def differences(schema: type[BaseModel]) -> dict[str, str]:

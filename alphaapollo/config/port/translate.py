@@ -1,11 +1,14 @@
-"""verl's keys and values as ours: a line for each, with a comment where it is not the same."""
+"""Write the verl commands of a shell script as alphaapollo commands, with a comment at each difference.
+
+RULES has the keys whose values are written differently here. A rule gets the value and all keys of the command.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -14,209 +17,223 @@ from pydantic import BaseModel
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, plain, sections
 from alphaapollo.config.load import checked_value, flat
-from alphaapollo.config.port.expansion import MARK, is_known
-from alphaapollo.config.port.shell import Command, read_script
-from alphaapollo.config.port.values import CONVERTERS, DTYPES, OF_EVERY_PROGRAM, ROLLOUT, Converted, Values
-from alphaapollo.config.schema import Config
+from alphaapollo.config.port.script import UNKNOWN, Command, read_script
 from alphaapollo.config.verl import verl_tables, verl_verdict
 
+Lines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or nothing, comment)
+Values = Mapping[str, str]
+Converted = tuple[dict[str, str], str]  # our keys with their values, and a remark
+
 PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
-WANDB = "export WANDB_MODE=${WANDB_MODE:-offline}"
-WORD = re.compile(r"(?:\+\+?|~)?([\w.@/-]+)=(.*)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A word of our command with what is said about it; no word: only the comment."""
-
-    word: str
-    comment: str = ""
+OTHER_PROGRAMS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
+WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
+HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/verl.md.\n"
+OFFLINE = "\n# Until you log in and remove this line, wandb writes files for `wandb sync`.\n"
+OFFLINE += "export WANDB_MODE=${WANDB_MODE:-offline}\n"
 
 
 def port(source: str, path: str, given: Iterable[str] = ()) -> str:
-    """Our shell script for verl's. ValueError: it has no command that trains, generates or evaluates.
+    """Shell script with our commands for verl's. Raises ValueError if the script starts no program of verl.
 
-    given: `KEY=VALUE` is added to the command, as by `"$@"`; `NAME=VALUE` sets a variable that the script reads.
+    given: `KEY=VALUE` adds a key to the commands, `NAME=VALUE` sets a variable that the script reads.
     """
-    pairs = [match.groups() for word in given if (match := WORD.fullmatch(word))]
-    variables = {name: value for name, value in pairs if "." not in name}
-    added = [f"{key}={value}" for key, value in pairs if "." in key]
-    reader = read_script(source, variables, path)
-    found = [(command, at) for command in reader.commands if (at := _program_at(command.words)) is not None]
-    if not found:
+    pairs = {match[1]: match[2] for word in given if (match := WORD.fullmatch(word))}
+    commands, notes = read_script(source, path, {name: value for name, value in pairs.items() if "." not in name})
+    added = {key: value for key, value in pairs.items() if "." in key}
+    ported = "".join(line + "\n" for command in commands for line in _ported(command, added, Path(path)))
+    if not ported:
         raise ValueError(
-            f"{path}: no command that starts a program of verl's (python3 -m verl.trainer.main_ppo, say) was found. "
-            "Where a condition hides it, set its variable: port SCRIPT NAME=VALUE."
+            f"{path}: found no command that starts a program of verl, such as python3 -m verl.trainer.main_ppo. "
+            "If a condition of the script skips it, set its variable: port SCRIPT NAME=VALUE."
         )
-    text = [
-        "#!/usr/bin/env bash",
-        f"# {Path(path).name}, written for alphaapollo by `python -m alphaapollo.config port`. Check it with",
-        "# trainer.dry_run=True; docs/verl.md says what is different.",
-        *(f"# {note}." for note in dict.fromkeys(reader.notes)),
-    ]
-    ported = [line for command, at in found for line in ["", *_ported(command, at, added, path)]]
-    if any("trainer.logger=" in line and "wandb" in line for line in ported):
-        text += [
-            "",
-            "# Into the run's folder, to be sent with `wandb sync`. To send at once, log in and take this line out.",
-            WANDB,
-        ]
-    text += ported
-    return "\n".join(text) + "\n"
+    header = HEADER.format(Path(path).name) + "".join(f"# {note}\n" for note in notes)
+    return header + (OFFLINE if re.search("trainer.logger=.*wandb", ported) else "") + ported
 
 
-def _program_at(words: list[str]) -> int | None:
-    places = (at for at, word in enumerate(words) if PROGRAM.fullmatch(word) and "=" not in word)
-    return next((at for at in places if words[at - 1] == "-m" or words[at].endswith(".py")), None)
-
-
-def _ported(command: Command, at: int, added: list[str], path: str) -> Iterator[str]:
-    module = command.words[at]
-    name = _ours(module)
-    options, values, groups = _read_words([*command.words[at + 1 :], *added])
-    lines = [Line("", f"{word}: FSDP2 is the only backend") for word in groups]
-    config_name = options.get("config-name", "").removesuffix(".yaml")
-    if config_name and not config_name.startswith("ppo_"):
-        read = _own_yaml(options.get("config-path", ""), config_name, Path(path))
-        lines.append(Line("", f"--config-name={config_name}: " + ("its keys are below" if read else _unread(options))))
-        values = {**read, **values}
-    values |= _ranks(command.words[: at - 1])
-    lines += translate(values, name)
-    unknown = sorted({part for line in lines for part in line.word.split(MARK)[1::2]})
-    yield f"# line {command.line}: {module}"
-    if unknown:
-        yield f"# from the environment, or not known before it runs: {', '.join(unknown)}"
+def _ported(command: Command, added: Values, script: Path) -> Iterator[str]:
+    """The lines of our command; none if it starts no program of verl."""
+    line, words = command
+    modules = [word for last, word in pairwise(words) if last == "-m" or word.endswith(".py")]
+    if not (module := next(filter(PROGRAM.fullmatch, modules), "")):
+        return
+    program = next((ours for part, ours in OTHER_PROGRAMS.items() if part in module), "main_ppo")
+    values = {match[1]: match[2] for word in words[words.index(module) :] if (match := WORD.fullmatch(word))} | added
+    pairs = re.findall(r"--([\w-]+)(?:=| (?!--))(\S*)", " ".join(words))
+    options = {name.replace("-", "_"): text for name, text in pairs}
+    yield f"\n# line {line}: {module}"
+    if name := re.sub(r"^ppo_.*|\.yaml$", "", options.get("config_name", "")):
+        own = _keys_of_yaml(options.get("config_path", ""), f"{name}.yaml", script)
+        yield f"# --config-name={name}: {'its keys are below' if own else 'not found; add its keys as KEY=VALUE'}"
+        values = own | values
+    for option, key in (("nproc_per_node", "trainer.n_gpus_per_node"), ("nnodes", "trainer.nnodes")):
+        if UNKNOWN.search(text := options.get(option, "")) or text.isdigit():
+            values[key] = text
+    lines = translate(values, program).values()
+    if unknown := {text for word, _ in lines for text in UNKNOWN.findall(word)}:
+        yield f"# from the environment, or known only at run time: {', '.join(sorted(unknown))}"
     yield "arguments=("
-    for line in lines:
-        comment = "# " + " ".join(line.comment.replace(MARK, "").split()) if line.comment else ""
-        yield "    " + "  ".join(part for part in (quoted(line.word) if line.word else "", comment) if part)
-    yield ")"
-    yield f'python -m alphaapollo.trainer.{name} "${{arguments[@]}}" "$@"'
+    for word, comment in lines:
+        comment = "# " + " ".join(UNKNOWN.sub(r"\1", comment).split()) if comment else ""
+        yield "    " + "  ".join(part for part in (_quoted(word), comment) if part)
+    yield f')\npython -m alphaapollo.trainer.{program} "${{arguments[@]}}" "$@"'
 
 
-def _ours(module: str) -> str:
-    if "sft" in module:
-        return "main_sft"
-    return next((ours for ours in ("main_generation", "main_eval") if ours in module), "main_ppo")
+def _keys_of_yaml(folder: str, name: str, script: Path) -> dict[str, str]:
+    """Keys of the YAML file that the command starts from, if it is below this folder or a folder above the script."""
+    folder = UNKNOWN.split(folder)[-1].strip("/") if UNKNOWN.search(folder) else folder
+    files = (root / folder / name for root in (Path(), *script.resolve().parents))
+    file = next(filter(Path.is_file, files), None)
+    found = flat(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
+    return {key: plain(value) for key, value in found.items() if not key.startswith(("defaults", "hydra"))}
 
 
-def _ranks(words: list[str]) -> dict[str, str]:
-    """How many processes torchrun is asked for, as keys: ours start them themselves."""
-    options = {name.replace("-", "_"): value for name, value in _read_words(words)[0].items()}
-    keys = {"nproc_per_node": "trainer.n_gpus_per_node", "nnodes": "trainer.nnodes"}
-    asked = {key: options[name] for name, key in keys.items() if name in options} if "torchrun" in words else {}
-    return {key: value for key, value in asked.items() if value.isdigit() or not is_known(value)}
-
-
-def _read_words(words: list[str]) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """The options (`--config-name`), the keys with their values, the last counts, and the groups (`engine=fsdp`)."""
-    options, values, groups = dict[str, str](), dict[str, str](), list[str]()
-    for number, word in enumerate(words):
-        if word.startswith("--"):
-            name, sign, value = word[2:].partition("=")
-            options[name] = value if sign else "".join(words[number + 1 : number + 2])
-        elif match := WORD.fullmatch(word):
-            if "." in match[1] and "@" not in match[1]:
-                values[match[1]] = match[2]
-            else:
-                groups.append(word)
-    return options, values, groups
-
-
-def _own_yaml(folder: str, name: str, script: Path) -> dict[str, str]:
-    """The keys of the YAML that the command starts from, where it is found: from here or a folder above the script."""
-    relative = "/".join(folder.split(MARK)[2::2]).strip("/") if not is_known(folder) else folder
-    for root in (Path(), *script.resolve().parents):
-        file = root / relative / f"{name}.yaml"
-        if file.is_file():
-            found = yaml.safe_load(file.read_text(encoding="utf-8"))
-            values = flat({key: value for key, value in found.items() if key not in ("defaults", "hydra")})
-            return {key: plain(value) for key, value in values.items()}
-    return {}
-
-
-def _unread(options: dict[str, str]) -> str:
-    where = options.get("config-path", "its folder").replace(MARK, "")
-    return f"was not found ({where}); add its keys as port SCRIPT KEY=VALUE ..."
-
-
-def translate(values: Values, command: str) -> list[Line]:
-    """Our words for verl's keys and values, and verl's defaults where they are others than ours."""
-    lines: dict[str, Line] = {}
+def translate(values: Values, program: str) -> Lines:
+    """Our keys and values for verl's, and verl's defaults where ours differ."""
+    schema, lines = COMMANDS[program], Lines()
     for key, value in values.items():
-        converter = CONVERTERS.get(key) if command == "main_ppo" or key in OF_EVERY_PROGRAM else None
-        converted = converter(value, values) if converter else _by_tables(key, value, COMMANDS[command])
-        for number, (ours, text) in enumerate(converted.words.items()):
-            lines[ours] = _checked(Line(f"{ours}={text}", converted.remark if number == 0 else ""), COMMANDS[command])
-        if not converted.words and converted.remark:
-            lines[f"# {key}"] = Line("", f"{key}={value}: {converted.remark}")
-    if command == "main_ppo":
-        for key, line in _defaults(values):
-            lines.setdefault(key, line)
-    return list(lines.values())
-
-
-def _by_tables(key: str, value: str, schema: type[BaseModel]) -> Converted:
-    if key in accepted_keys(schema) or key in sections(schema) or in_map(key, schema):
-        if value == "null" and "null" not in getattr(accepted_keys(schema).get(key), "type", ""):
-            return Converted({}, "nothing; the default here")
-        return Converted({key: value})
-    verdict = verl_verdict(key, schema)
-    if verdict is None:
-        return Converted({}, "not known as a key of verl's; left out")
-    if not verdict.startswith("renamed to "):
-        return Converted({}, verdict)
-    ours, _, remark = verdict.removeprefix("renamed to ").partition(" ")
-    if value == "null":
-        return Converted({}, f"nothing; {ours} keeps its default")
-    return Converted({ours: value}, f"was {key}" + (f" {remark}" if remark else ""))
-
-
-def _checked(line: Line, schema: type[BaseModel]) -> Line:
-    """A value that our key does not take becomes a comment with the reason."""
-    key, _, value = line.word.partition("=")
-    if key.endswith("dtype") and value in DTYPES:
-        return Line(f"{key}={DTYPES[value]}", line.comment)
-    if not is_known(line.word):
-        return line
-    try:
-        checked_value(schema, line.word)
-    except ConfigError as error:
-        return Line("", f"{line.word}: not taken over. {' '.join(error.problems)}")
-    return line
-
-
-def _defaults(values: Values) -> Iterator[tuple[str, Line]]:
-    """verl's defaults where ours are others, for keys that the command does not set."""
-    keys = accepted_keys(Config)
+        words, remark = _converted(key, value, values, program)
+        if remark and not words:
+            lines[f"# {key}"] = ("", f"{key}={value}: {remark}")
+        for ours, text in words.items():
+            lines[ours] = _checked(ours, text, remark, schema)
+            remark = ""
     tables = verl_tables()["main_ppo"]
-    default = {key: plain(value) for key, value in tables["default"].items()}
-    default["actor_rollout_ref.actor.ppo_mini_batch_size"] = "256"
-    if values.get("trainer.total_training_steps", "null") != "null":
-        default.pop("trainer.total_epochs")
-    if values.get("algorithm.kl_ctrl.type", "fixed") != "adaptive":
-        default.pop("algorithm.kl_ctrl.target_kl")
-    if values.get("algorithm.filter_groups.enable", "").lower() != "true":
-        default.pop("algorithm.filter_groups.max_num_gen_batches")
-    loss = values.get("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla")
-    if loss != "vanilla":
-        default.pop("actor_rollout_ref.actor.clip_ratio_c")
-    if loss != "kl_cov":
-        default.pop("actor_rollout_ref.actor.policy_loss.ppo_kl_coef")
-    if f"{ROLLOUT}.val_kwargs.do_sample" in values:
-        default.pop(f"{ROLLOUT}.val_kwargs.temperature")
-    for key, value in default.items():
-        converter = CONVERTERS.get(key)
-        words = {key: value} if key in values or converter is None else converter(value, values).words
-        if key not in values and words.get(key, plain(keys[key].default)) != plain(keys[key].default):
-            yield key, Line(f"{key}={words[key]}", "verl's default")
+    for key, value in (tables["default"] | tables["default_in_prompts"]).items() if program == "main_ppo" else ():
+        other, verl_default, needed = tables["default_requires"].get(key, ("", "", ""))
+        words, _ = _converted(key, plain(value), {**values, key: plain(value)}, program)
+        differs = words.get(key) != plain(accepted_keys(schema)[key].default)
+        if key not in values and differs and values.get(other, verl_default).lower() == needed:
+            lines.setdefault(key, (f"{key}={words[key]}", "verl's default"))
+    return lines
 
 
-def quoted(word: str) -> str:
-    """A word for the shell; its unknown parts stay open to it."""
-    if is_known(word):
-        return shlex.quote(word)
-    parts = word.split(MARK)
-    known = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]
-    open_parts = [*parts[1::2], ""]
-    return '"' + "".join(text + unknown for text, unknown in zip(known, open_parts, strict=True)) + '"'
+def _converted(key: str, value: str, values: Values, program: str) -> Converted:
+    schema, renamed_values = COMMANDS[program], verl_tables()["main_ppo"]["values"]
+    if key in RULES and (program == "main_ppo" or key.startswith("trainer.")):
+        return RULES[key](value, values)
+    known = accepted_keys(schema).get(key)
+    if value == "null" and known is not None and "null" not in known.type:
+        return {}, "the default here"
+    if known or key in sections(schema) or in_map(key, schema):
+        ours = str(renamed_values.get(key, {}).get(value, value))
+        return {key: ours}, f"was {value}" if ours != value else ""
+    verdict = verl_verdict(key, schema) or "not a known key of verl"
+    if not verdict.startswith("renamed to "):
+        return {}, verdict
+    ours, _, remark = verdict.removeprefix("renamed to ").partition(" ")
+    return ({}, f"{ours} keeps its default") if value == "null" else ({ours: value}, f"was {key} {remark}".rstrip())
+
+
+def _checked(key: str, value: str, remark: str, schema: type[BaseModel]) -> tuple[str, str]:
+    """The line, or only a comment if our key does not take a value of this type."""
+    try:
+        if not UNKNOWN.search(value):
+            checked_value(schema, f"{key}={value}")
+    except ConfigError as error:
+        if wrong := [problem for problem in error.problems if problem.startswith(f"{key}: expected")]:
+            return "", f"{key}={value}: left out. {wrong[0]}"
+    return f"{key}={value}", remark
+
+
+def _quoted(word: str) -> str:
+    """A word for the shell, which fills in the unknown parts."""
+    parts = UNKNOWN.split(word)  # known, unknown, known, ...
+    parts[::2] = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]
+    return f'"{"".join(parts)}"' if len(parts) > 1 else shlex.quote(word) if word else ""
+
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION, TURNS, VALIDATION = "algorithm.rollout_correction", f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.val_kwargs"
+
+
+def _number(values: Values, key: str, default: int) -> int:
+    return int(values[key]) if values.get(key, "").isdigit() else default
+
+
+def _mini_batch(value: str, values: Values) -> Converted:
+    key, n = f"{ACTOR}.ppo_mini_batch_size", _number(values, f"{ROLLOUT}.n", 1)
+    if not value.isdigit():
+        return {key: value}, f"counts trajectories here, prompts there: multiply it by rollout.n={n}"
+    return {key: str(int(value) * n)}, f"{value} prompts x rollout.n={n}: here it counts trajectories" if n > 1 else ""
+
+
+def _truncation(value: str, values: Values) -> Converted:
+    if values.get("data.filter_overlong_prompts", "").lower() == "true":
+        return {"data.truncation": "drop"}, "was data.filter_overlong_prompts=True"
+    return {"data.truncation": values.get("data.truncation", "error").replace("middle", "left")}, ""
+
+
+def _validation(value: str, values: Values) -> Converted:
+    is_greedy = values.get(f"{VALIDATION}.do_sample", "").lower() == "false"
+    temperature = "0" if is_greedy else values.get(f"{VALIDATION}.temperature", "1.0")
+    return {f"{VALIDATION}.temperature": temperature}, "was val_kwargs.do_sample=False: greedy" if is_greedy else ""
+
+
+def _tensor_parallel(value: str, values: Values) -> Converted:
+    gpus = _number(values, "trainer.n_gpus_per_node", 8) * _number(values, "trainer.nnodes", 1)
+    size = str(min(int(value), gpus)) if value.isdigit() else value
+    remark = f"was {value}, but there are {gpus} GPUs" if size != value else ""
+    return {f"{ROLLOUT}.tensor_model_parallel_size": size}, remark
+
+
+def _logger(value: str, values: Values) -> Converted:
+    names = re.findall(r"\w+", value)
+    kept = [name for name in names if name in ("console", "tensorboard", "wandb")]
+    others = ", ".join(name for name in names if name not in kept)
+    return {"trainer.logger": f"[{','.join(kept or ['console'])}]"}, f"there is no {others}" if others else ""
+
+
+def _target_kl(value: str, values: Values) -> Converted:
+    length, is_number = _number(values, "data.max_response_length", 512), re.fullmatch(r"[\d.]+", value)
+    remark = f"verl's {value} is per token, ours per sequence: x {length} tokens at most; use the mean length"
+    return {"algorithm.kl_ctrl.target_kl": f"{float(value) * length:g}" if is_number else value}, remark
+
+
+def _folder(value: str, values: Values) -> Converted:
+    run = "/".join(values.get(f"trainer.{name}", "") for name in ("project_name", "experiment_name"))
+    return {"trainer.output_dir": value.removesuffix(f"/{run}")}, "without project_name/experiment_name"
+
+
+def _correction(value: str, values: Values) -> Converted:
+    weights, mask = (values.get(f"{CORRECTION}.rollout_{name}", "null") for name in ("is", "rs"))
+    threshold = values.get(f"{CORRECTION}.rollout_{'rs' if weights == 'null' else 'is'}_threshold", "null")
+    levels = verl_tables()["main_ppo"]["values"][f"{CORRECTION}.rollout_rs"]
+    cap = values.get(f"{ACTOR}.tis_imp_ratio_cap", "-1")
+    if weights != "null":
+        words = {"method": "tis", "level": weights, "high": threshold}
+    elif mask in levels:
+        low, _, high = threshold.strip("'\"").rpartition("_")
+        words = {"method": "mask", "level": levels[mask], "low": low or "null", "high": high}
+    elif cap not in ("-1", "null"):
+        words = {"method": "tis", "level": "token", "high": cap}
+    else:
+        return {}, "" if value == "null" else f"not supported; {CORRECTION}.method=mask has other levels"
+    remark = "one correction: rollout_is comes before rollout_rs and tis_imp_ratio_cap"
+    return {f"{CORRECTION}.{name}": text for name, text in words.items() if text != "null"}, remark
+
+
+def _turns(value: str, values: Values) -> Converted:
+    if values.get(f"{TURNS}.enable", "").lower() != "true":
+        return {}, "there is one turn"
+    limits = (values.get(f"{TURNS}.max_{limit}turns", "null") for limit in ("assistant_", "user_", ""))
+    words = {"env_name": "informal_math", "max_steps": next((limit for limit in limits if limit != "null"), "10")}
+    words |= {"action_format": "chat_template", "tool_parser": values.get(f"{TURNS}.format", "hermes")}
+    remark = f"was {TURNS}.enable: an environment with tools, which the chat template calls"
+    return {f"env.{name}": text for name, text in words.items()}, remark
+
+
+RULES: dict[str, Callable[[str, Values], Converted]] = {
+    f"{ACTOR}.ppo_mini_batch_size": _mini_batch,
+    f"{ACTOR}.tis_imp_ratio_cap": _correction,
+    f"{ROLLOUT}.tensor_model_parallel_size": _tensor_parallel,
+    **{f"{CORRECTION}.rollout_{name}": _correction for name in ("is", "is_threshold", "rs", "rs_threshold")},
+    **{
+        f"{TURNS}.{name}": _turns for name in ("enable", "format", "max_turns", "max_user_turns", "max_assistant_turns")
+    },
+    **{f"{VALIDATION}.{name}": _validation for name in ("do_sample", "temperature")},
+    "algorithm.kl_ctrl.target_kl": _target_kl,
+    "data.truncation": _truncation,
+    "data.filter_overlong_prompts": _truncation,
+    "trainer.logger": _logger,
+    "trainer.default_local_dir": _folder,
+}

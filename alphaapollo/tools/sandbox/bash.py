@@ -1,7 +1,7 @@
 """Bash that computes and does nothing else: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
 
 seccomp lets it start no program, open no connection, write no file and signal no process outside. Where the kernel has
-Landlock, it reads no file but the system's libraries. It gets 10 seconds and 64 processes. stdin is empty; stdout and
+Landlock, it reads no file but the system's libraries. It gets 10 seconds and 64 processes. stdin is /dev/null; stdout and
 stderr end at 4 MiB. Exit code 124: stopped at a limit. 125: no bash, or no seccomp (Linux on x86_64 or aarch64).
 """
 
@@ -79,7 +79,7 @@ def _become_bash(bash: str, arguments: list[str], output: int, messages: int) ->
     """Replace this process by bash, which cannot leave its process group: the filter lacks setpgid and setsid."""
     try:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
+        null = os.open(os.devnull, os.O_RDWR)
         for target, source in enumerate((null, output, messages)):
             os.dup2(source, target)
         program = os.open(bash, os.O_RDONLY)

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 
 import alphaapollo
 from alphaapollo.config.docs import pages
@@ -42,10 +43,11 @@ def test_no_accepted_key_is_said_to_be_missing(command: str):
 
 def test_no_key_is_listed_twice():
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
-    for part in re.split(r"\n(?=\w+:)", text):
-        of_others = part.split("\n  meaning:")[0]  # not the tables on accepted keys
-        counts = Counter(re.findall(r'^    "?([\w.*]+)"?:', of_others, flags=re.MULTILINE))
-        assert [key for key, count in counts.items() if count > 1] == []
+    for command, tables in yaml.compose(text).value:
+        nodes = {table.value: entries.value for table, entries in tables.value}
+        names = [key.value for key, _ in nodes["renamed"]]
+        names += [key.value for table in ("dropped", "not_supported") for _, keys in nodes[table] for key in keys.value]
+        assert [name for name, count in Counter(names).items() if count > 1] == [], command.value
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_no_key_is_listed_twice():
         ),
         (
             "actor_rollout_ref.actor.strategy",
-            "actor_rollout_ref.actor.strategy: dropped because FSDP2 is the only way to shard",
+            "actor_rollout_ref.actor.strategy: dropped because FSDP2 is the only backend",
         ),
         (
             "critic.model.exclude_modules",
@@ -68,7 +70,7 @@ def test_no_key_is_listed_twice():
             "critic.model.target_modules)",
         ),
         ("model.partial_pretrain", "model.partial_pretrain: renamed to model.path"),
-        ("xyzzy", "xyzzy: unknown (nothing is like it)"),
+        ("xyzzy", "xyzzy: unknown (no similar key)"),
         (
             "algorithm.filter_groups",
             "algorithm.filter_groups: accepted (a section with enable, metric, max_num_gen_batches)",

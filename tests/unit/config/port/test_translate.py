@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def ported(name: str, *given: str) -> dict[str, str]:
-    """Our words for a script, key -> value, as the shell hands them to python."""
+    """Our keys and values for a script, as the shell passes them to python."""
     path = SCRIPTS / f"{name}.sh"
     return dict(word.split("=", 1) for word in arguments(port(path.read_text(), str(path), given)))
 
@@ -44,10 +44,10 @@ def test_every_changed_line_has_a_comment():
     text = port(path.read_text(), str(path))
     for line in (
         "actor_rollout_ref.actor.ppo_mini_batch_size=1280  # 256 prompts x rollout.n=5: here it counts trajectories",
-        "# actor_rollout_ref.model.use_remove_padding=True: dropped because rows are laid out without padding, always",
+        "# actor_rollout_ref.model.use_remove_padding=True: dropped because rows are never padded",
         "'trainer.logger=[console]'  # there is no swanlab",
         "trainer.save_freq=-1  # verl's default",
-        "# from the environment, or not known before it runs: $(date +%Y%m%d), $HOME",
+        "# from the environment, or known only at run time: $(date +%Y%m%d), ${HOME}",
     ):
         assert f"{line}\n" in text
 
@@ -107,9 +107,9 @@ def test_other_programs():
     script += "python3 -m verl.trainer.main_generation data.output_path=out rollout.n=1"
     text = port(script, "both.sh")
     assert 'python -m alphaapollo.trainer.main_sft "${arguments[@]}"' in text and "torchrun" not in text
-    assert '    "trainer.n_gpus_per_node=$1"\n' in text and "    trainer.nnodes=2\n" in text
+    assert '    "trainer.n_gpus_per_node=${1}"\n' in text and "    trainer.nnodes=2\n" in text
     assert "    grad_clip=1  # was optim.clip_grad\n" in text
-    assert "    # engine=fsdp: FSDP2 is the only backend\n" in text
+    assert "    # engine=fsdp: not supported (FSDP2 is the only backend; instead: " in text
     assert "    trainer.output_dir=out  # was data.output_path" in text
 
 
@@ -124,10 +124,17 @@ def test_other_programs():
             "actor_rollout_ref.actor.policy_loss.loss_mode=gmpo",
         ),
         ("algorithm.filter_groups.max_num_gen_batches", "0", "algorithm.filter_groups.max_num_gen_batches=1000"),
+        ("actor_rollout_ref.rollout.name", "sglang", "actor_rollout_ref.rollout.name=vllm"),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.do_sample",
+            "False",
+            "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+        ),
+        ("trainer.device", "cuda", "trainer.device=auto"),
     ],
 )
 def test_values_that_are_written_differently(key: str, value: str, line: str):
-    assert line in [found.word for found in translate({key: value}, "main_ppo")]
+    assert line in [word for word, _ in translate({key: value}, "main_ppo").values()]
 
 
 CORRECTION = "algorithm.rollout_correction"
@@ -151,34 +158,39 @@ CORRECTION = "algorithm.rollout_correction"
 )
 def test_the_correction_of_engine_and_trainer(values: dict[str, str], found: dict[str, str]):
     lines = translate({f"{CORRECTION}.{name}": value for name, value in values.items()}, "main_ppo")
-    words = [line.word for line in lines if line.word.startswith(CORRECTION)]
+    words = [word for word, _ in lines.values() if word.startswith(CORRECTION)]
     assert words == [f"{CORRECTION}.{name}={value}" for name, value in found.items()]
 
 
 def test_names_of_types_and_trackers_of_other_programs():
     lines = translate({"model.dtype": "bf16", "trainer.logger": "console"}, "main_sft")
-    assert [line.word for line in lines] == ["model.dtype=bfloat16", "trainer.logger=[console]"]
+    assert [word for word, _ in lines.values()] == ["model.dtype=bfloat16", "trainer.logger=[console]"]
 
 
 @pytest.mark.parametrize(
     ("key", "value", "comment"),
     [
-        ("reward.custom_reward_function.path", "null", "nothing; custom_reward_function.path keeps its default"),
-        ("my_recipe.alpha", "1", "my_recipe.alpha=1: not known as a key of verl's; left out"),
+        ("reward.custom_reward_function.path", "null", "custom_reward_function.path keeps its default"),
+        ("my_recipe.alpha", "1", "my_recipe.alpha=1: not a known key of verl"),
         ("actor_rollout_ref.actor.grad_clip", "none", "expected number > 0"),
-        ("trainer.device", "cuda", "trainer.device=cuda: auto finds the GPUs"),
+        ("actor_rollout_ref.rollout.multi_turn.format", "hermes", "there is one turn"),
     ],
 )
 def test_what_is_left_out_says_why(key: str, value: str, comment: str):
     lines = translate({key: value}, "main_ppo")
-    assert any(comment in line.comment and not line.word for line in lines)
+    assert any(comment in found and not word for word, found in lines.values())
+
+
+@pytest.mark.parametrize("option", ["--nproc_per_node=4", "--standalone --nproc-per-node 4"])
+def test_torchrun_options_become_keys(option: str):
+    assert "    trainer.n_gpus_per_node=4\n" in port(f"torchrun {option} -m verl.trainer.sft_trainer", "a.sh")
 
 
 def test_a_script_without_a_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     script = tmp_path / "install.sh"
     script.write_text("pip install verl")
     assert main(["port", str(script)]) == 2
-    assert "no command that starts a program of verl's" in capsys.readouterr().err
+    assert "found no command that starts a program of verl" in capsys.readouterr().err
     assert main(["port", str(tmp_path / "none.sh")]) == 2
 
 
