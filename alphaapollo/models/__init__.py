@@ -1,5 +1,5 @@
-"""Language models under FSDP2: loading, log-probs in chunks, attention over unpadded rows, optimizer, checkpoints.
+"""Language models with FSDP2: loading, forward passes, training state, checkpoints and export.
 
-load -> PolicyModel | CriticModel (policy.py, critic.py) -> sharding -> optimizer, checkpoint
-data.batch.Rows -> MicroBatch (micro_batch.py) -> trunk (attention.py) -> head (lm_head.py) -> log-probs [n]
+load.py -> PolicyModel, ValueModel, ScoreModel -> sharding.py -> training/, checkpoint/, export/
+data.batch.Rows -> MicroBatch (micro_batch.py) -> decoder.py, attention/ -> lm_head.py -> log-probs [n]
 """

@@ -94,34 +94,34 @@ def adapter_parameters(model: MetaModel, lora: Lora) -> int:
     return sum(lora.lora_rank * sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
 
 
-def activations(
-    model: MetaModel,
-    rows: int,
-    length: int,
-    checkpointing: bool,
-    device: str,
-    need_head: bool = True,
-    against: Divergence | None = None,
-    adapters: bool = False,
-) -> Activations:
-    """Measure a micro-batch of `rows` rows of `length` response tokens.
+@dataclass(frozen=True)
+class TrainingPass:
+    """Forward and backward pass over a micro-batch of `rows` rows of `length` response tokens."""
 
-    Args:
-        model: from load_meta, in the dtype of forward and backward.
-        device: cpu or cuda; sets the size of a chunk of logits.
-        need_head: compute log-probs over the vocabulary (a critic computes one number per token).
-        against: divergence from a frozen model's distributions.
-        adapters: only adapters are trained (LoRA): layers keep as much, but their weights and the head get no gradient.
-    """
-    (first, peak), (second, _) = (_decoder_bytes(model, rows, length, layers) for layers in (1, 2))
+    rows: int
+    length: int
+    checkpointing: bool
+    device: str  # cpu or cuda; sets the size of a chunk of logits
+    need_head: bool = True  # log-probs over the vocabulary (a critic computes one number per token)
+    divergence: Divergence | None = None  # from a frozen model's distributions
+    adapters: bool = False  # LoRA: layers keep as much, but their weights and the head get no gradient
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.length
+
+
+def measure_activations(model: MetaModel, training: TrainingPass) -> Activations:
+    """Measure a training pass. `model`: from load_meta, in the dtype of forward and backward."""
+    (first, peak), (second, _) = (_decoder_bytes(model, training.rows, training.length, layers) for layers in (1, 2))
     layer = second - first
     parameter = next(model.parameters())
-    hidden = rows * length * model.config.get_text_config().hidden_size * parameter.element_size()
-    head = _head_peak(model, rows * length, device, against, adapters) if need_head else 0
-    if adapters:
+    hidden = training.num_tokens * model.config.get_text_config().hidden_size * parameter.element_size()
+    head = _head_peak(model, training) if training.need_head else 0
+    if training.adapters:
         peak -= parameter.element_size() * model_sizes(model).unit
     depth = len(decoder_layers(model))
-    if checkpointing:  # a layer keeps its input and is recomputed in the backward pass
+    if training.checkpointing:  # a layer keeps its input and is recomputed in the backward pass
         return Activations(kept=depth * hidden, layer=peak, head=head)
     return Activations(kept=depth * layer, layer=peak - layer, head=head)
 
@@ -158,18 +158,18 @@ def _layer_list(decoder: nn.Module, first: nn.Module) -> tuple[str, nn.ModuleLis
     raise RuntimeError(f"{type(decoder).__name__} does not have its layers in a ModuleList")
 
 
-def _head_peak(model: MetaModel, num_tokens: int, device: str, against: Divergence | None, frozen: bool) -> int:
-    output = model.get_output_embeddings().requires_grad_(not frozen)
+def _head_peak(model: MetaModel, training: TrainingPass) -> int:
+    num_tokens, output = training.num_tokens, model.get_output_embeddings().requires_grad_(not training.adapters)
     head = LmHead(output.weight, output.bias, *logit_transform(model.config))
     with LiveBytes(model) as live:
         size, dtype = output.weight.shape[1], output.weight.dtype
         hidden = HeadInput(torch.empty(num_tokens, size, dtype=dtype, device="meta").requires_grad_(), head)
         targets = torch.empty(num_tokens, dtype=torch.long, device="meta")
         frozen_model = None
-        if against is not None:
+        if training.divergence is not None:
             states = torch.empty(num_tokens, size, dtype=dtype, device="meta")
-            frozen_model = DivergenceTarget(HeadInput(states, head), against)
-        stats = token_stats(hidden, targets, 1.0, True, frozen_model, CHUNK_LOGITS[device])
+            frozen_model = DivergenceTarget(HeadInput(states, head), training.divergence)
+        stats = token_stats(hidden, targets, 1.0, True, frozen_model, CHUNK_LOGITS[training.device])
         total = stats.logprobs.sum()
         (total if stats.divergence is None else total + stats.divergence.sum()).backward()
     model.zero_grad()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class CriticModel(FsdpRoot):
+class ValueModel(FsdpRoot):
     """Decoder of a causal language model with a fresh value head.
 
     The head computes in float32: near 1 bfloat16 has steps of 0.004 to 0.008, and GAE sums differences of values.

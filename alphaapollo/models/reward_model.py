@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class RewardModel(FsdpRoot):
+class ScoreModel(FsdpRoot):
     """Decoder and score head of a classifier with one label (models.load.load_reward_model). The head computes in
     float32."""
 

@@ -16,7 +16,7 @@ from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.data.batch import Columns, RankBatch
-from alphaapollo.models.critic import CriticModel
+from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.sharding import shard
 from alphaapollo.models.training.train_state import OptimizerSettings, OptimizerStep, TrainState
@@ -50,7 +50,7 @@ class CriticWorker(TrainingWorker):
         super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
         loaded = load_trainable_lm(model, chosen_attention(model), self.dtype, dist.get_rank() == 0, seed)
-        self.model = shard(CriticModel(loaded, seed), self.groups.mesh, self.dtype, fsdp.offload_policy)
+        self.model = shard(ValueModel(loaded, seed), self.groups.mesh, self.dtype, fsdp.offload_policy)
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         context = self.error_context("critic", "critic.optim", "actor_rollout_ref.model")
         settings = OptimizerSettings(critic.optim, critic.grad_clip, optimizer_steps)

@@ -9,13 +9,13 @@ import torch
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
-from alphaapollo.models.critic import CriticModel
+from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.export.hf_folder import export_critic, export_model
 from alphaapollo.models.export.verification import Kind, check_outputs, probe_tokens, transformers_outputs
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatch, build_micro_batch, make_rows
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.reward_model import RewardModel
+from alphaapollo.models.reward_model import ScoreModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, join_ranks, leave_ranks
 
@@ -51,14 +51,14 @@ def _write(
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
         loaded = load(model, "padded", torch.float32, materialize=True, seed=0)
-        root: RewardModel | CriticModel | PolicyModel
+        root: ScoreModel | ValueModel | PolicyModel
         if kind == "reward model":
-            root = RewardModel(loaded)
+            root = ScoreModel(loaded)
         else:
-            root = CriticModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
+            root = ValueModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
         shard(root, groups.mesh, torch.float32, offload_policy=False)
         load_snapshot(folder, root, optimizer=None)
-        if isinstance(root, CriticModel):
+        if isinstance(root, ValueModel):
             export_critic(output, root, model, dtype)
         else:
             export_model(output, loaded, model, dtype, form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -17,9 +17,6 @@ from alphaapollo.observability.memory import memory_metrics
 from alphaapollo.weight_sync.digest import tensors_digest
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.process_group import RankPlacement, join_ranks, leave_ranks
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class ModelWorker:
@@ -59,11 +56,11 @@ class TrainingWorker(ModelWorker):
 
     Attributes, set by subclasses:
         state: of the training.
-        hf_model: model that `export` writes.
+        hf_model: model of transformers that `export` writes.
     """
 
     state: TrainState
-    hf_model: PreTrainedModel
+    hf_model: Any
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
         super().__init__(model, placement, fsdp_size)

@@ -9,7 +9,7 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.load import load_reward_model
-from alphaapollo.models.reward_model import RewardModel
+from alphaapollo.models.reward_model import ScoreModel
 from alphaapollo.models.sharding import reshard, shard
 from alphaapollo.models.training.offload import parameter_offloader
 from alphaapollo.workers.columns import compute_column
@@ -23,7 +23,7 @@ class RewardModelWorker(ModelWorker):
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
         super().__init__(model, placement)
         loaded = load_reward_model(model, chosen_attention(model), self.dtype, materialize=dist.get_rank() == 0)
-        root = RewardModel(loaded).requires_grad_(False)
+        root = ScoreModel(loaded).requires_grad_(False)
         self.model = shard(root, self.groups.mesh, self.dtype, fsdp.offload_policy)
         self.parameters = parameter_offloader(self.model, fsdp.param_offload)
         self.offload()

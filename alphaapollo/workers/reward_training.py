@@ -13,7 +13,7 @@ from alphaapollo.config.resolve import chosen_attention
 from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.lora import load_trainable_reward_model
-from alphaapollo.models.reward_model import RewardModel
+from alphaapollo.models.reward_model import ScoreModel
 from alphaapollo.models.sharding import shard
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.preference import correct_by_source
@@ -24,7 +24,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
     """One rank of reward model training. Rows have a response of one token, the last, which gets the score."""
 
     tuning: RmConfig
-    model: RewardModel
+    model: ScoreModel
 
     def set_up(self) -> None:
         self.centring = self.tuning.bradley_terry.centring_coef
@@ -34,7 +34,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         """Load and shard a reward model. transformers' classifier is kept for its parameter names in an export."""
         attention, first = chosen_attention(self.config), dist.get_rank() == 0
         self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.seed)
-        self.model = shard(RewardModel(self.hf_model), self.groups.mesh, self.dtype, self.fsdp.offload_policy)
+        self.model = shard(ScoreModel(self.hf_model), self.groups.mesh, self.dtype, self.fsdp.offload_policy)
         self.self_check_warnings = []
 
     def counts(self, batch: PreferenceBatch) -> dict[str, Tensor]:

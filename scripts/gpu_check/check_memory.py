@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.activations import activations, load_meta, model_sizes
 from alphaapollo.launch.memory.model import ADAM, FLOAT32, TrainedModel
+from alphaapollo.models.activations import TrainingPass, load_meta, measure_activations, model_sizes
 from scripts.gpu_check.kit import Kit, vocabulary_of
 from scripts.random_batch import random_batch
 
@@ -50,5 +50,5 @@ def run(kit: Kit) -> dict[str, Any]:
 
 def plan(folder: Any) -> dict[str, Any]:
     model = load_meta(Model(path=str(folder)), torch.bfloat16)
-    share = activations(model, len(LENGTHS), LENGTHS[0], False, "cuda")
+    share = measure_activations(model, TrainingPass(len(LENGTHS), LENGTHS[0], False, "cuda"))
     return TrainedModel(model_sizes(model), share, shards=1, dtype_bytes=2).updating()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -22,10 +21,11 @@ from alphaapollo.models.activations import (
     Activations,
     MetaModel,
     ModelSizes,
-    activations,
+    TrainingPass,
     adapter_parameters,
     inference_bytes,
     load_meta,
+    measure_activations,
     model_sizes,
 )
 
@@ -158,7 +158,9 @@ def trained_model(
     checkpointing = model.enable_gradient_checkpointing is True
     return TrainedModel(
         sizes=sizes_of(model),
-        activations=_activations(_identity(model), rows, length, checkpointing, device, head, against, adapts),
+        activations=_activations(
+            _identity(model), TrainingPass(rows, length, checkpointing, device, head, against, adapts)
+        ),
         shards=ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
         dtype_bytes=bytes_of(model.dtype),
         whole_gradients=not fsdp.sync_each_micro_batch,
@@ -221,8 +223,8 @@ def _sizes(identity: Identity) -> ModelSizes:
 
 
 @lru_cache(maxsize=64)
-def _activations(identity: Identity, *settings: Any) -> Activations:
-    return activations(_meta(identity), *settings)
+def _activations(identity: Identity, training: TrainingPass) -> Activations:
+    return measure_activations(_meta(identity), training)
 
 
 @lru_cache(maxsize=64)

@@ -22,7 +22,7 @@ from alphaapollo.models.sharding import full_tensor
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from alphaapollo.models.critic import CriticModel
+    from alphaapollo.models.critic import ValueModel
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
     dist.barrier()
 
 
-def export_critic(folder: str, critic: CriticModel, source: Model, dtype: torch.dtype) -> None:
+def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.dtype) -> None:
     """Write a critic as a token classifier with one label to a new folder (one rank). The head stays float32.
 
     Raises ValueError if transformers has no token classifier for the model, OSError e.g. if the disk is full.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.activations import LiveBytes, activations, load_meta, model_sizes
+from alphaapollo.models.activations import LiveBytes, TrainingPass, load_meta, measure_activations, model_sizes
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 
@@ -40,13 +40,13 @@ def test_activations_of_a_layer_by_hand():
     hidden, inner, queries, keys, heads = 3584, 18944, 3584, 512, 28
     token = 2 * (8 * hidden + 4) + 4 * queries + 4 * keys + 4 * heads + 8 * inner
     tokens, layers = 2 * 8192, 28
-    kept = activations(meta("qwen2.5-7b"), 2, 8192, False, "cuda").kept
+    kept = measure_activations(meta("qwen2.5-7b"), TrainingPass(2, 8192, False, "cuda")).kept
     assert kept == layers * tokens * token
 
 
 def test_checkpointing_keeps_the_input_of_each_layer():
     model = meta("qwen2.5-0.5b")
-    plain, checkpointed = (activations(model, 4, 1024, on, "cuda") for on in (False, True))
+    plain, checkpointed = (measure_activations(model, TrainingPass(4, 1024, on, "cuda")) for on in (False, True))
     assert checkpointed.kept == 24 * 4096 * 896 * 2
     assert checkpointed.layer == plain.layer + plain.kept // 24  # one recomputed layer
     assert checkpointed.head == plain.head
@@ -55,16 +55,16 @@ def test_checkpointing_keeps_the_input_of_each_layer():
 def test_the_head_keeps_one_chunk_of_logits():
     """2**27 float32 logits are 512 MiB per copy; the head's gradient in float32 is 520 MiB."""
     model = meta("qwen2.5-0.5b")
-    short, long = (activations(model, 1, tokens, False, "cuda").head for tokens in (2048, 16384))
+    short, long = (measure_activations(model, TrainingPass(1, tokens, False, "cuda")).head for tokens in (2048, 16384))
     assert 1.5 * 2**30 < short < long < short + 16384 * 896 * 2 * 3
-    assert activations(model, 1, 2048, False, "cuda", need_head=False).head == 0
+    assert measure_activations(model, TrainingPass(1, 2048, False, "cuda", need_head=False)).head == 0
 
 
 def test_a_float32_mixture_of_experts_can_be_measured(tmp_path: Path):
     from tests.unit.tiny import save_model
 
     model = load_meta(Model(path=str(save_model("qwen3_moe", tmp_path))), torch.float32)
-    assert activations(model, 2, 16, False, "cpu").kept > 0
+    assert measure_activations(model, TrainingPass(2, 16, False, "cpu")).kept > 0
 
 
 def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: Path):
@@ -73,7 +73,8 @@ def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: P
     folder = str(save_model("gemma2", tmp_path))  # which caps scores
 
     def kept(kind: str) -> int:
-        return activations(load_meta(Model(path=folder, attention=kind), torch.bfloat16), 1, 512, False, "cuda").kept
+        model = load_meta(Model(path=folder, attention=kind), torch.bfloat16)
+        return measure_activations(model, TrainingPass(1, 512, False, "cuda")).kept
 
     assert kept("sdpa") > 4 * kept("flex")  # scores of 512 x 512 tokens
     with pytest.raises(ValueError, match=r"needs softcap, which model.attention=varlen does not support. Set model.at"):

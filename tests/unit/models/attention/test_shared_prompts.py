@@ -18,7 +18,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.data.shared_prompts import Prefixes, find_prefixes
 from alphaapollo.models.attention import backends
 from alphaapollo.models.attention.shared_prompts import causal_mask
-from alphaapollo.models.critic import CriticModel
+from alphaapollo.models.critic import ValueModel
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import Packing, build_micro_batch
@@ -97,7 +97,7 @@ def test_flex_gives_the_same_numbers_without_gradient(model_folder):
 
 
 def test_values_are_those_of_the_plain_layout(model_folder):
-    critic = CriticModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32), seed=0)
+    critic = ValueModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32), seed=0)
     rows = draw_rows(3, 9, 9)
     shared, plain = (
         critic(build_micro_batch(one, range(len(rows)), True, CPU)) for one in (rows, replace(rows, prefixes=None))
