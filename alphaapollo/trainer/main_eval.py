@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.observability.terminal import Terminal
@@ -18,18 +18,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Load the configuration, check it, grade. Returns 0 if done, 1 if failed, 2 if refused before the start, 130 if
     interrupted."""
     terminal = Terminal(highlight=False)
-    with reported():
+    with exit_on_config_error():
         config = load_config(EvalConfig, "eval", sys.argv[1:] if argv is None else argv)
         from alphaapollo.evaluation.scoring import prepare, run
 
         try:
             problems = prepare(config, terminal)
         except ValueError as error:
-            return failed(error, 2)
+            return report_error(error, 2)
     try:
         asyncio.run(run(config, problems, terminal))
     except (ValueError, OSError) as error:
-        return failed(error, 1)
+        return report_error(error, 1)
     return 0
 
 

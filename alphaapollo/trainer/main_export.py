@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
 from alphaapollo.utils.entry_point import command
@@ -15,7 +15,7 @@ from alphaapollo.utils.entry_point import command
 def main(argv: Sequence[str] | None = None) -> int:
     """Load the configuration, check it, write. Returns 0 if done, 1 if failed, 2 if refused before the start, 130 if
     interrupted."""
-    with reported():
+    with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
         from alphaapollo.launch.export_checkpoint import prepare, write
         from alphaapollo.launch.push_to_hub import push
@@ -23,14 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             export = prepare(config)
         except ValueError as error:
-            return failed(error, 2)
+            return report_error(error, 2)
     print(f"{export.weights} in {export.dtype} -> {export.output}")
     try:
         print(write(export))
         if export.push_to:
             print(f"pushed to {push(export.output, export.push_to)}")
     except (ValueError, OSError) as error:
-        return failed(error, 1)
+        return report_error(error, 1)
     print(f"model written to {export.output}")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_with_origin
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.entry_point import command
@@ -15,7 +15,7 @@ from alphaapollo.utils.entry_point import command
 def main(argv: Sequence[str] | None = None) -> int:
     """Load the configuration, check it, print the plan, train. Returns 0 if done, 1 if failed, 2 if refused before
     the start, 130 if interrupted."""
-    with reported():
+    with exit_on_config_error():
         config, origin = load_with_origin(Config, "ppo", sys.argv[1:] if argv is None else argv)
         from alphaapollo.launch.restarts import run_with_restarts  # imports torch; wrong keys fail before
         from alphaapollo.launch.resume import completed_message, interrupted_message
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 check_not_in_use(config.trainer.folder)
             prepared = prepare(config, origin)
         except ValueError as error:
-            return failed(error, 2)
+            return report_error(error, 2)
     if config.trainer.dry_run:
         print("dry run: the configuration is valid, nothing was started.")
         return 0

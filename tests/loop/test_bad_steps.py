@@ -33,7 +33,7 @@ def overrides(folder: Path) -> tuple[str, ...]:
 
 def test_a_bad_step_ends_the_run_or_is_left_out(ppo: Runner, tmp_path: Path) -> None:
     done = ppo.finish(ppo.start(*overrides(tmp_path), "trainer.record_steps=[1]"))
-    assert done.code == 1 and "gradient norm is nan at optimiser step 1;" in done.output, done.output
+    assert done.code == 1 and "gradient norm is nan at optimizer step 1;" in done.output, done.output
     assert "trainer.on_bad_step=skip" in done.output and "Traceback" not in done.output
     assert len(done.rollouts(1)) == 16, "the trajectories that did it"
     check_replays(ppo, done)
@@ -80,7 +80,7 @@ def test_the_way_on_that_a_bad_step_names_works(ppo: Runner, tmp_path: Path) -> 
         *("actor_rollout_ref.rollout.name=fake", "trainer.save_freq=1", "trainer.total_training_steps=3"),
     )
     done = ppo.finish(ppo.start(*command))
-    assert done.code == 1 and "gradient norm is nan at optimiser step 3;" in done.output, done.output
+    assert done.code == 1 and "gradient norm is nan at optimizer step 3;" in done.output, done.output
     (other_batches,) = re.findall(r"data\.seed=\d+", done.output)
     done = ppo.run(*command, other_batches)
     assert "resumed from" in done.output and [line["step"] for line in done.metrics] == [0, 1, 2, 3]

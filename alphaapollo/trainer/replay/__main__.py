@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.entry_point import command
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read, compute, compare. Returns 0 if equal (or if another computation was requested), 1 if it differs or failed,
     2 if refused before the start, 130 if interrupted."""
     options = _parse(argv)
-    with reported():
+    with exit_on_config_error():
         from alphaapollo.launch.failures import FAILURES
         from alphaapollo.trainer.replay.recording import read_recording
         from alphaapollo.trainer.replay.run import prepare, replay
@@ -36,11 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = load_config(Config, "config", [*named, *options.overrides])
             prepared = prepare(recording, config, options.overrides, options.float64)
         except ValueError as error:
-            return failed(error, 2)
+            return report_error(error, 2)
     try:
         outcome = asyncio.run(replay(prepared))
     except FAILURES as error:
-        return failed(error, 1)
+        return report_error(error, 1)
     return 0 if print_comparison(prepared, outcome) else 1
 
 

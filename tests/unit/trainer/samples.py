@@ -1,4 +1,4 @@
-"""Small groups of trajectories, and the batch that they make."""
+"""Small trajectories, groups and batches."""
 
 from __future__ import annotations
 

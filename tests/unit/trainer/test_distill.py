@@ -1,4 +1,4 @@
-"""Learning from a teacher through `learn`, on a real policy worker: the student comes nearer without a reward."""
+"""Distillation through `learn` on a real policy worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config_of(policy: Path, teacher: Path, divergence: str) -> Config:
 
 
 async def distances(config: Config) -> list[dict[str, float]]:
-    """The metrics of a few iterations on the same texts."""
+    """Metrics of a few iterations on the same texts."""
     plan = resolve_plan(config, Machine(2, 0), [])
     specs = make_worker_specs(config, plan, "test", ITERATIONS, has_function=False)
     workers = LocalWorkerGroups(replace(specs, engine=None, reward_model=None))
@@ -66,10 +66,10 @@ async def distances(config: Config) -> list[dict[str, float]]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("divergence", ["sampled", "jsd"])
-def test_a_student_comes_nearer_without_a_reward(tmp_path: Path, divergence: str) -> None:
+def test_the_student_approaches_the_teacher_without_a_reward(tmp_path: Path, divergence: str) -> None:
     config = config_of(save_model("qwen3", tmp_path / "policy"), save_model("llama", tmp_path / "teacher"), divergence)
     lines = asyncio.run(distances(config))
-    # of texts that nobody sampled the estimate of a KL says little; how far the log-probs are apart does
+    # a KL estimate needs sampled texts, so the distance of the log-probs is compared
     name = "advantage/abs_mean" if divergence == "sampled" else "distill/reverse_kl"
     assert lines[0][name] > lines[1][name] > lines[2][name] > 0
     assert all(0 < line["distill/agreement"] < 1 and line["actor/grad_norm"] > 0 for line in lines)

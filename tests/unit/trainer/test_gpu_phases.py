@@ -1,5 +1,5 @@
-"""Who holds the GPU, and when it changes hands: the real loop, publisher and handles over workers that only note their
-calls, and a GPU that refuses what would run out of memory on a real one."""
+"""Phases on a shared GPU: the real loop, publisher and handles over workers that record their calls, and a simulated
+GPU that rejects what would run out of memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.unit.trainer.samples import group, trajectory
 
 
 class Gpu:
-    """What is on it: "weights" and "cache" of the engine, and the trainers that work or have not let go."""
+    """Simulated GPU that has "weights" and "cache" of the engine, and the trainers that are not offloaded."""
 
     def __init__(self) -> None:
         self.engine = {"weights", "cache"}  # as it starts
@@ -42,7 +42,7 @@ class Gpu:
 
     def work(self, role: str, name: str) -> None:
         self.calls.append(f"{role}.{name}")
-        assert "cache" not in self.engine, f"{role}.{name} beside an engine that holds all it may"
+        assert "cache" not in self.engine, f"{role}.{name} beside an engine with its cache"
         assert self.trainers <= {role}, f"{role}.{name} beside {self.trainers}"
         self.trainers.add(role)
 
@@ -123,7 +123,7 @@ class Trainer:
 
 
 class Engine:
-    """A rollout worker whose engine sleeps and wakes."""
+    """Rollout worker with an engine that can sleep."""
 
     holds_weights = True
 
@@ -174,7 +174,7 @@ class Engine:
 
 
 class Tokenizer:
-    """Of the reward model: every text is the same three tokens."""
+    """Tokenizer of the reward model: every text has the same three tokens."""
 
     def encode_all(self, trajectories: Any) -> list[list[int]]:
         return [[1, 2, 3] for _ in trajectories]
@@ -199,7 +199,7 @@ class Log:
 
 
 def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = False, **config: Any) -> Any:
-    """One iteration over one prompt, with a validation, a checkpoint and where asked for a reset at its end."""
+    """One iteration over one prompt, with a validation, a checkpoint and optionally a reset of the reference."""
     whole = Config.model_validate(
         {
             "data": {"train_batch_size": 1, "val_files": "given"},
@@ -277,7 +277,7 @@ def test_an_iteration(tmp_path: Path) -> None:
 
 
 def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None:
-    """Each trainer has its own phase, and lets go before the next."""
+    """Each trainer has its own phase and is offloaded before the next."""
     gpu = Gpu()
     run = make_run(gpu, tmp_path, critic=True, reward_model=True, reference_reset={"every": 1})
     asyncio.run(train(run))
@@ -297,8 +297,8 @@ def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("critic", [False, True])
-def test_a_start_and_a_resume(tmp_path: Path, critic: bool) -> None:
-    """The checkpoint is read while the engine sleeps, the optimiser's state with it."""
+def test_gpu_phases_of_start_and_resume(tmp_path: Path, critic: bool) -> None:
+    """The checkpoint is loaded while the engine sleeps."""
     fresh, resumed = Gpu(), Gpu()
     asyncio.run(initialize_run(make_run(fresh, tmp_path, critic), None, Timer()))
     assert fresh.calls == ["engine.sleep", *PUBLISH, "engine.generate"]  # and the first validation
@@ -307,8 +307,8 @@ def test_a_start_and_a_resume(tmp_path: Path, critic: bool) -> None:
     assert resumed.calls == ["engine.sleep", *load, "policy.load", *PUBLISH]
 
 
-def test_two_iterations_that_carry(tmp_path: Path) -> None:
-    """What is in flight is paused before the engine sleeps, and goes on when it has weights and cache again."""
+def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
+    """Requests are paused before the engine sleeps, and continue when it has weights and cache again."""
     gpu = Gpu()
     run = make_run(gpu, tmp_path)
     trainer = run.config.trainer.model_copy(update={"async_mode": "carry", "test_freq": -1})

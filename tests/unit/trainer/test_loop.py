@@ -1,4 +1,4 @@
-"""The loop over fakes: when it ends, and what it says of the run."""
+"""The loop over fakes: end, metrics, checkpoints, resets of the reference."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Log:
         pass
 
 
-class Saves:
-    """What is begun is whole by the next iteration."""
+class FakeCheckpoints:
+    """A checkpoint is complete at the next iteration."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -116,11 +116,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         profiler=Profiler(),
         reward_model_scorer=None,
         reference=None,
-        saving=Saves(),
+        saving=FakeCheckpoints(),
     )
 
 
-def test_the_iteration_that_consumes_the_last_pass_is_the_last(run: Any) -> None:
+def test_the_last_epoch_ends_the_run(run: Any) -> None:
     asyncio.run(loop.train(run))
     assert [line["step"] for line in run.tracker.lines] == [1, 2, 3]
     assert run.saving.steps == [2, 3]  # every second iteration, and the last
@@ -134,7 +134,7 @@ def test_a_resumed_run_ends_at_the_same_iteration(run: Any) -> None:
     assert len(run.tracker.lines) == 1
 
 
-def test_every_iteration_says_where_the_run_stands_and_what_it_holds(run: Any) -> None:
+def test_every_iteration_logs_progress_and_memory(run: Any) -> None:
     asyncio.run(loop.train(run))
     first = run.tracker.lines[0]
     expected = {
@@ -154,7 +154,7 @@ def test_every_iteration_says_where_the_run_stands_and_what_it_holds(run: Any) -
 def test_a_checkpoint_is_written_while_the_next_iteration_learns(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the third iteration brings does not reach the second's checkpoint, and the end waits for the last one."""
+    """The third iteration does not change the second's checkpoint, and the end waits for the last one."""
     calls: list[str] = []
 
     async def main() -> None:

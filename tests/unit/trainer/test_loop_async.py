@@ -1,4 +1,4 @@
-"""The asynchronous loop over engines that only take time: what is trained on when, and what becomes of every prompt."""
+"""The asynchronous loop over simulated engines: staleness, and accounting of every prompt."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Killed(Exception):
 
 
 class Engines:
-    """A group takes as long as its draw says: mostly one second, now and then twenty. One in eight fails, and of one in
-    eight all samples are equal. A token a second, and a publish is a new version."""
+    """Groups take mostly one second, sometimes twenty, as a function of their draw. One in eight fails, one in
+    eight has equal rewards. One token per second; a publish makes a new version."""
 
     def __init__(self, seed: int):
         self.seed, self.version = seed, 0
@@ -149,7 +149,7 @@ def draws_of(groups: list[TrajectoryGroup]) -> list[int]:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_no_token_is_too_old_and_no_prompt_is_lost_or_used_twice(
+def test_staleness_is_bounded_and_every_prompt_is_used_once(
     monkeypatch: pytest.MonkeyPatch, seed: int, staleness: int, dynamic: bool
 ) -> None:
     run = make_run(monkeypatch, staleness=staleness, seed=seed, dynamic=dynamic)
@@ -162,8 +162,8 @@ def test_no_token_is_too_old_and_no_prompt_is_lost_or_used_twice(
     every = [draw for groups in run.trained.values() for draw in draws_of(groups)]
     assert len(every) == len(set(every))
     assert sorted(run.workers.engines.played) == list(range(run.progress.prompts_consumed))  # each once
-    assert run.progress.unfinished == []  # nothing was begun that the end leaves over
-    assert max(line["staleness/max"] for line in run.tracker.lines) > 0  # it does run ahead
+    assert run.progress.unfinished == []
+    assert max(line["staleness/max"] for line in run.tracker.lines) > 0  # it runs ahead
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -186,7 +186,7 @@ def test_the_counts_add_up(monkeypatch: pytest.MonkeyPatch, seed: int, dynamic: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_resumed_run_plays_what_was_unfinished_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_a_resumed_run_generates_every_prompt_once(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     run = make_run(monkeypatch, seed=seed, die_at=7)
     with pytest.raises(Killed):
         virtual_time.run(loop_async.train_async(run))
@@ -207,7 +207,7 @@ def test_a_resumed_run_plays_what_was_unfinished_and_nothing_twice(monkeypatch: 
     assert len(saved["unfinished"]) + first["async/started"] == gone + first["async/carried"]
 
 
-def test_the_last_pass_ends_when_everything_that_was_begun_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_epoch_leaves_no_started_prompt_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(monkeypatch, epochs=1)
     virtual_time.run(loop_async.train_async(run))
     assert run.progress.prompts_consumed == 48 and run.progress.unfinished == []  # 16 batches of 50 prompts
@@ -216,14 +216,14 @@ def test_the_last_pass_ends_when_everything_that_was_begun_is_used(monkeypatch: 
     assert len(run.tracker.lines) <= 16
 
 
-def test_carry_pauses_before_it_learns_and_separate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_carry_mode_pauses_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     for mode, calls in (("carry", ["pause", "sleep"] * 2), ("separate", [])):
         run = make_run(monkeypatch, steps=2, mode=mode)
         virtual_time.run(loop_async.train_async(run))
         assert run.workers.engines.calls == calls
 
 
-def test_nothing_but_failures_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_failures_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(monkeypatch)
 
     async def play(request: GroupRequest) -> TrajectoryGroup:
@@ -245,14 +245,14 @@ def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
         virtual_time.run(loop_async.train_async(run))
 
 
-def test_the_synchronous_loop_goes_on_with_what_an_asynchronous_run_left() -> None:
+def test_the_synchronous_loop_takes_unfinished_prompts_first() -> None:
     progress = Progress(prompts_consumed=7, unfinished=[3, 5])
     assert take_draws(progress, 4) == [3, 5, 7, 8]
     assert (progress.prompts_consumed, progress.unfinished) == (9, [])
     assert take_draws(progress, 2) == [9, 10]
 
 
-def test_staleness_counts_publishes() -> None:
+def test_staleness_counts_weight_versions() -> None:
     def aged(versions: list[int]) -> Trajectory:
         one = trajectory(0, 1.0, len(versions))
         return replace(one, rows=[replace(one.rows[0], weight_versions=versions)])
@@ -263,8 +263,8 @@ def test_staleness_counts_publishes() -> None:
     assert Row([1], [1], [0.0], [0]).weight_versions == []
 
 
-def test_a_reward_model_is_asked_when_a_batch_may_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for each group: on shared GPUs each phase of it costs the engines their caches."""
+def test_the_reward_model_scores_when_a_batch_may_be_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each group: on shared GPUs each phase costs the engines their caches."""
     run = make_run(monkeypatch, steps=4, staleness=1, mode="carry")
     scored: list[int] = []
 
@@ -278,9 +278,7 @@ def test_a_reward_model_is_asked_when_a_batch_may_be_whole(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_without_staleness_the_counts_add_up_too_also_after_a_start_with_some(
-    monkeypatch: pytest.MonkeyPatch, dynamic: bool
-) -> None:
+def test_the_counts_add_up_without_staleness_after_a_resume(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     run = make_run(monkeypatch, staleness=0, dynamic=dynamic, steps=8)
     run.progress = Progress(prompts_consumed=9, unfinished=[2, 4, 5, 7])
     virtual_time.run(loop_async.train_async(run))

@@ -1,4 +1,4 @@
-"""Numbers of an iteration, worked out by hand."""
+"""Metrics of an iteration, calculated by hand."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_lengths_and_their_quantiles() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
-def test_groups_by_what_they_teach() -> None:
+def test_group_shares() -> None:
     lost = trajectory(1, math.nan, 1, Outcome.GRADER_FAILED)
     groups = [
         group(trajectory(0, 1.0, 1), trajectory(1, 1.0, 1)),
-        group(trajectory(0, 0.0, 1), trajectory(1, 0.5, 1)),  # nobody right, yet not equal
+        group(trajectory(0, 0.0, 1), trajectory(1, 0.5, 1)),  # none right, but not equal
         group(trajectory(0, 0.0, 1), trajectory(1, 1.0, 1)),
         group(trajectory(0, 0.0, 1), lost),
         group(lost, lost),
@@ -67,12 +67,12 @@ def test_groups_by_what_they_teach() -> None:
     assert metrics["reward/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
 
 
-def test_a_group_of_one_is_not_called_equal() -> None:
+def test_a_group_of_one_has_no_variance_to_compare() -> None:
     metrics = measured(group(trajectory(0, 0.0, 1)), group(trajectory(0, 1.0, 1)))
     assert metrics["groups/zero_variance"] == 0.0 and metrics["groups/all_right"] == metrics["groups/all_wrong"] == 0.5
 
 
-def test_each_data_source_has_its_own_figures_where_there_are_several() -> None:
+def test_several_data_sources_have_metrics_of_their_own() -> None:
     def of(source: str, *trajectories: Trajectory) -> TrajectoryGroup:
         return TrajectoryGroup(Prompt(0, source, "text"), list(trajectories))
 
@@ -90,8 +90,8 @@ def test_each_data_source_has_its_own_figures_where_there_are_several() -> None:
     assert not any(name.startswith("source/") for name in measured(of("c", trajectory(0, 0.0, 4))))
 
 
-def test_cached_tokens_are_a_share_of_all_that_was_shown() -> None:
-    """Two turns, each of 2 tokens and an action of 1: the engine is shown 2, then 5 tokens, and had 0 and 3."""
+def test_cached_tokens_are_a_share_of_prompt_tokens() -> None:
+    """Two turns, each of 2 tokens and an action of 1: prompts of 2 and 5 tokens, of which 0 and 3 were cached."""
     episode = played([0.0, 0.0], score=trajectory(0, 1.0, 1).score)
     assert episode.shown_lengths == [2, 5]
     episode.turns[1] = _cached(episode.turns[1], 3)
@@ -102,7 +102,7 @@ def _cached(turn: Turn, count: int) -> Turn:
     return replace(turn, completion=replace(turn.completion, num_cached_tokens=count))
 
 
-def test_tool_calls_are_counted_also_where_there_are_none() -> None:
+def test_tool_calls() -> None:
     without = trajectory(0, 1.0, 1)
     assert measured(group(without))["tool/calls_a_turn"] == 0.0
     with_calls = trajectory(1, 1.0, 1)
@@ -130,8 +130,8 @@ def test_advantages_over_action_tokens() -> None:
     }
 
 
-def test_the_length_penalty_is_what_the_length_took_off() -> None:
-    """max_length 100, cache 20: 90 tokens cost .5, 80 nothing; an invalid action's cost is no length."""
+def test_the_length_penalty_excludes_invalid_actions() -> None:
+    """max_length 100, cache 20: 90 tokens cost .5, 80 nothing."""
     actor = Actor(use_invalid_action_penalty=True, invalid_action_penalty_coef=0.25)
     samples = [trajectory(0, 1.0, 90, valid=False), trajectory(1, 0.0, 80)]
     metrics = credit(samples, actor=actor, overlong_penalty={"enable": True})
@@ -139,7 +139,7 @@ def test_the_length_penalty_is_what_the_length_took_off() -> None:
     assert "reward/length_penalty" not in credit(samples)
 
 
-def test_the_layout_in_numbers() -> None:
+def test_layout_metrics() -> None:
     """Rows of 3, 4, 5 and 6 tokens (a prompt of 2): padded to their longest in micro-batches of 12 cells at most."""
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=12)
@@ -167,7 +167,7 @@ def test_the_layout_in_numbers() -> None:
     assert layout_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)
 
 
-def test_speed_is_a_gpu_s_only_where_there_are_some() -> None:
+def test_speed_per_gpu_only_on_gpus() -> None:
     assert speed_metrics(600, update=2.0, step=6.0, num_gpus=0) == {"perf/train_tokens_per_second": 300.0}
     assert speed_metrics(600, 2.0, 6.0, 4)["perf/tokens_per_second_per_gpu"] == 25.0
     assert speed_metrics(0, 0.0, 6.0, 0) == {}

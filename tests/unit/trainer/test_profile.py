@@ -1,4 +1,4 @@
-"""Profiles of single iterations: the real handles in one process, and who is asked when."""
+"""Profiles of single iterations, with the real handles in one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def profiler(steps: list[int], folder: Path) -> tuple[StepProfiler, Any, Termina
     return StepProfiler(steps, workers, folder, Console(terminal)), policy, terminal
 
 
-def test_the_iterations_asked_for_are_profiled(tmp_path: Path) -> None:
+def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
     own, policy, _ = profiler([2, 4], tmp_path)
 
     async def iterations() -> None:
@@ -74,7 +74,7 @@ def test_the_iterations_asked_for_are_profiled(tmp_path: Path) -> None:
     assert update["ts"] - 1e5 <= product["ts"] <= update["ts"] + update["dur"] + 1e5
 
 
-def test_without_steps_nothing_is_asked_for(tmp_path: Path) -> None:
+def test_no_profile_without_steps(tmp_path: Path) -> None:
     own = StepProfiler([], None, tmp_path, Console())  # type: ignore[arg-type]
     for step in (1, 2, None):
         asyncio.run(own.start_step(step, Timer()))
@@ -82,7 +82,7 @@ def test_without_steps_nothing_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["profile_steps", "record_steps"])
-def test_an_iteration_that_the_run_does_not_have_is_refused(name: str) -> None:
+def test_steps_beyond_the_run_are_refused(name: str) -> None:
     check_steps(f"trainer.{name}", [1, 4], total_steps=4)
     with pytest.raises(
         ValueError, match=rf"trainer.{name}=\[3, 5\]: iteration 5 does not exist, the run has 4 iterations"

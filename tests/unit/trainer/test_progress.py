@@ -4,14 +4,14 @@ from alphaapollo.config.schema import Config
 from alphaapollo.trainer.progress import Goal, Progress
 
 
-def test_passes_over_the_data_end_with_the_last_whole_batch() -> None:
+def test_epochs_end_with_the_last_full_batch() -> None:
     goal = Goal.of(None, epochs=2, num_prompts=10, batch_size=4)
     assert goal == Goal(5, prompts=20)
     assert Goal.of(None, epochs=1, num_prompts=3, batch_size=4) == Goal(1, prompts=4)  # one iteration at least
     assert Goal.of(7, epochs=2, num_prompts=10, batch_size=4) == Goal(7)
 
 
-def test_dynamic_sampling_ends_where_the_passes_do() -> None:
+def test_dynamic_sampling_ends_with_the_epochs() -> None:
     """Iterations that consume 8 prompts each: two passes over 10 prompts are three of them, not five."""
     goal, progress = Goal.of(None, epochs=2, num_prompts=10, batch_size=4), Progress()
     steps = []
@@ -24,13 +24,13 @@ def test_dynamic_sampling_ends_where_the_passes_do() -> None:
     assert goal.is_reached(Progress(step=3, prompts_consumed=24))  # as a resumed run finds it
 
 
-def test_iterations_alone_count_where_they_are_given() -> None:
+def test_given_iterations_override_epochs() -> None:
     goal = Goal.of(3, epochs=1, num_prompts=10, batch_size=4)
     assert not goal.is_reached(Progress(step=2, prompts_consumed=800))
     assert goal.is_reached(Progress(step=3))
 
 
-def test_each_role_counts_its_own_optimiser_steps() -> None:
+def test_each_role_counts_its_own_optimizer_steps() -> None:
     config = Config.model_validate(
         {
             "data": {"train_batch_size": 8},

@@ -1,4 +1,4 @@
-"""Recorded iterations on disk, and what a replay says of them."""
+"""Recorded iterations on disk, and the verdict of a replay."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def recorded(folder: Path, groups: list[TrajectoryGroup], outcome: LearningOutco
 
 
 def played() -> TrajectoryGroup:
-    """With all that may come from a rollout worker: compact arrays, routed experts, texts that are none."""
+    """All that a rollout worker may return: compact arrays, routed experts, invalid texts."""
     experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
     completion = Completion(array("i", [4]), array("d", [-1 / 3]), StopReason.LENGTH, 2, 0, ((1, 1),), experts[:2])
     turn = Turn(array("i", [7, 8]), completion, "half \ud800 of one", 0.1, info={"seen": np.arange(2), "at": {1}})
@@ -58,7 +58,7 @@ def played() -> TrajectoryGroup:
     )
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_a_recording_round_trips(tmp_path: Path) -> None:
     read = read_recording(recorded(tmp_path / "step_000003", [played()]))
     assert read.info == ABOUT
     assert read.outcome is not None and read.outcome.columns["advantages"].tolist() == [0.5, -1.0]
@@ -73,7 +73,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert read.groups[0].prompt.extra_info == {"length_budget": 8} and read.groups[0].baseline is not None
 
 
-def test_what_is_no_recording_is_refused_with_where_one_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     folder = recorded(run / "recorded" / "step_000003", [played()])
     for given, hint in ((tmp_path / "nothing", "Use a folder <run>/recorded/step_N"), (run, f"in it: {folder}.")):
@@ -85,14 +85,14 @@ def test_what_is_no_recording_is_refused_with_where_one_is(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("name", ["groups.msgpack", "recording.json", "outcome/outcome.json", "outcome/columns.npz"])
-def test_a_file_that_was_tampered_with_is_named(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_modified_file_is_named(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recorded(tmp_path / "step_000003", [played()])
     (folder / name).write_bytes((folder / name).read_bytes()[:-2] + b"xx")
     assert main([str(folder)]) == 2
     assert f"is damaged: {name} has changed. Use an intact copy" in capsys.readouterr().err
 
 
-def test_another_versions_is_refused(tmp_path: Path) -> None:
+def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "step_000003", [played()], None)
     (folder / "manifest.json").unlink()
     text = (folder / "recording.json").read_text()
@@ -114,7 +114,7 @@ def with_loss(change: float) -> LearningOutcome:
     return replace(OUTCOME, figures=figures, fingerprints={"policy weights": ("00fe", 3.0 * (1 + change / 10))})
 
 
-def test_equal_is_equal_to_the_last_bit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exact_replay_must_be_bit_equal(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_comparison(prepared(), OUTCOME)
     assert "bit for bit equal: 6 of 6" in capsys.readouterr().out
     assert not print_comparison(prepared(), with_loss(1e-6))
@@ -126,7 +126,7 @@ def test_equal_is_equal_to_the_last_bit(capsys: pytest.CaptureFixture[str]) -> N
     assert "inf, in advantages" in judge(prepared(), compare(OUTCOME, shorter, True))[1]
 
 
-def test_where_bits_may_differ_a_tolerance_decides() -> None:
+def test_an_inexact_replay_has_a_tolerance() -> None:
     two = prepared(reasons=["the run had 2 training ranks"])
     equal, said = judge(two, compare(OUTCOME, with_loss(1e-6), two.exact))
     assert (
@@ -144,7 +144,7 @@ def test_where_bits_may_differ_a_tolerance_decides() -> None:
     )
 
 
-def test_a_step_that_ended_in_an_error_ends_so_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_error_must_occur_again(capsys: pytest.CaptureFixture[str]) -> None:
     bad = LearningOutcome({}, {}, {}, "the policy worker of rank 0: the gradient norm is nan")
     same = LearningOutcome({}, {}, {}, "the gradient norm is nan")
     assert print_comparison(prepared(bad), same)

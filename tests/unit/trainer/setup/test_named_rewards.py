@@ -1,4 +1,4 @@
-"""Keys that name parts of the reward are held against what the reward function gives, before anything starts."""
+"""Keys that name reward components are checked against the reward function before the start."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def attempt(tmp_path: Path):
     return run
 
 
-def test_what_is_there(attempt):
+def test_returned_components_are_accepted(attempt):
     attempt("{'reward': 1.0, 'format': 1.0}", METRIC)
     attempt("1.0 if '4' in completion else {'reward': 0.0, 'format': 1.0}", METRIC)  # one of the answers has it
     attempt("0.0", METRIC)  # a 0 without parts has 0 of each
@@ -31,7 +31,7 @@ def test_what_is_there(attempt):
     attempt("1.0", {**METRIC, "algorithm.filter_groups.enable": False})
 
 
-def test_what_was_tried_before_is_not_tried_again():
+def test_given_scores_are_used():
     config = with_keys(Config(), {"custom_reward_function.path": "nowhere.py", **METRIC})
     tried = [Score(0.0, outcome=Outcome.GRADER_FAILED), Score(1.0, {"format": 1.0})]
     asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), tried))
@@ -39,7 +39,7 @@ def test_what_was_tried_before_is_not_tried_again():
         asyncio.run(check_named_rewards(config, Prompt(3, "text", "?"), [Score(1.0)]))
 
 
-def test_what_is_not(attempt):
+def test_missing_components_are_refused(attempt):
     with pytest.raises(ValueError, match=r"filter_groups\.metric names 'format', .*row 3, returns accuracy, style"):
         attempt("{'accuracy': 1.0, 'style': 0.5}", METRIC)
     with pytest.raises(ValueError, match=r"returns one number without components"):

@@ -1,4 +1,4 @@
-"""A plan and the memory of its machine."""
+"""Memory plan of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-def test_the_plan_chooses_checkpointing_where_nobody_chose(config: Config):
+def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
     def chosen(one: Config) -> tuple[bool | str, bool]:
         plan = add_memory_plan(make_plan(one, MACHINE), one, MACHINE)
         assert plan.memory is not None
@@ -44,7 +44,7 @@ def test_the_plan_chooses_checkpointing_where_nobody_chose(config: Config):
     assert chosen(with_keys(config, {CHECKPOINTING: False})) == (False, True)
 
 
-def test_attention_that_the_model_needs_and_the_kind_does_not_compute_is_refused(config: Config, tmp_path: Path):
+def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
     model = str(save_model("gemma2", tmp_path))  # which caps scores
     varlen = with_keys(config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"})
     with pytest.raises(ValueError, match=r"Gemma2Attention needs softcap, which model.attention=varlen"):
@@ -54,7 +54,7 @@ def test_attention_that_the_model_needs_and_the_kind_does_not_compute_is_refused
     assert plan.memory is not None and not plan.memory.problem
 
 
-def test_a_model_that_does_not_run_without_data_is_told(config: Config, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_without_a_memory_plan_is_a_notice(config: Config, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!\nmore")
 

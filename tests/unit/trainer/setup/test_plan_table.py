@@ -19,7 +19,7 @@ from alphaapollo.trainer.setup.plan_table import memory_table, print_plan, when_
 
 @pytest.fixture
 def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a command prints, row -> text."""
+    """The printed plan, row -> text."""
     monkeypatch.chdir(tmp_path)
     for name in ("rows.parquet", "config.json", "reward.py"):
         (tmp_path / name).write_text("{}")
@@ -49,13 +49,13 @@ def test_an_estimator_alone(table: Any):
     assert rows["checkpoints"] == "every 20 iterations, and at the end; written while the next one runs"
 
 
-def test_threads_are_told(table: Any):
+def test_threads_are_shown(table: Any):
     rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8", "actor_rollout_ref.rollout.cpu_threads=3")
     assert rows["actor and reference"] == "1 x process of 8 thread(s) on 1 node(s), FSDP2"
     assert rows["rollout engines"] == "1 x cpu of 3 thread(s)"
 
 
-def test_dtypes_are_told_with_their_reason(table: Any):
+def test_dtypes_are_shown_with_their_reason(table: Any):
     group, engines = "env.rollout.n=8", "actor_rollout_ref.rollout.dtype=bfloat16"
     rows = table("algorithm.adv_estimator=grpo", group, engines)
     assert rows["model"].endswith(", float32 (auto on a CPU), engines bfloat16")
@@ -93,7 +93,7 @@ def test_turns_tools_and_rewards(table: Any):
     assert rows["reward"] == "the environment's own"
 
 
-def test_ranks_that_share_sequences_have_one_part_of_the_data(table: Any):
+def test_sequence_parallel_ranks_share_their_data(table: Any):
     rows = table("trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
     assert rows["data-parallel degree"] == "2"
     assert "FSDP2, sequence parallel 2" in rows["actor and reference"]
@@ -114,7 +114,7 @@ def test_memory_by_role_at_each_moment():
     ]
 
 
-def test_when_checkpoints_are_written():
+def test_checkpoint_schedule():
     gib = 2**30
     plan = MemoryPlan({"generate": MemoryUsage()}, 80 * gib, "a GPU of 80 GiB", 1000, copies=3 * gib)
     assert when_written(plan) == "; written while the next one runs, from copies in host memory (3.0 GiB)"

@@ -1,4 +1,4 @@
-"""A teacher that cannot read the policy's tokens is refused, and the error says what is truly needed."""
+"""A teacher that cannot read the policy's tokens is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 272  # of the quickstart's vocabulary
 
 
 def make(folder: Path, size: int = SIZE, more_words: tuple[str, ...] = ()) -> str:
-    """A tokenizer, and a configuration with so many rows in its head."""
+    """A tokenizer, and a configuration with a head of `size` rows."""
     make_tokenizer(folder, more_words)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": size}))
     return str(folder)
@@ -27,13 +27,13 @@ def check(teacher: str, divergence: str, policy: str) -> list[str]:
     return check_teacher_tokens(own, Model(path=policy), Renderer(load_tokenizer(policy)))
 
 
-def test_one_tokenizer_may_teach_in_every_way(tmp_path: Path) -> None:
+def test_the_same_tokenizer_allows_every_divergence(tmp_path: Path) -> None:
     policy, teacher = make(tmp_path / "policy"), make(tmp_path / "teacher", SIZE + 16)
     for divergence in ("sampled", "reverse", "forward", "jsd"):
         assert check(teacher, divergence, policy) == []
 
 
-def test_other_ids_are_refused_in_every_way(tmp_path: Path) -> None:
+def test_other_token_ids_are_always_refused(tmp_path: Path) -> None:
     policy = make(tmp_path / "policy", more_words=("<left>", "<right>"))
     teacher = make(tmp_path / "teacher", more_words=("<right>", "<left>"))
     for divergence in ("sampled", "jsd"):
@@ -44,7 +44,7 @@ def test_other_ids_are_refused_in_every_way(tmp_path: Path) -> None:
         assert "docs/expert_iteration.md" in str(caught.value)
 
 
-def test_more_tokens_are_refused_where_distributions_are_compared(tmp_path: Path) -> None:
+def test_more_tokens_are_refused_for_full_distributions(tmp_path: Path) -> None:
     policy, teacher = make(tmp_path / "policy"), make(tmp_path / "teacher", SIZE + 16, ("<left>",))
     assert check(teacher, "sampled", policy) == []
     with pytest.raises(
@@ -53,14 +53,14 @@ def test_more_tokens_are_refused_where_distributions_are_compared(tmp_path: Path
         check(teacher, "reverse", policy)
 
 
-def test_a_smaller_head_is_refused_where_distributions_are_compared(tmp_path: Path) -> None:
+def test_a_smaller_head_is_refused_for_full_distributions(tmp_path: Path) -> None:
     policy, teacher = make(tmp_path / "policy", SIZE + 16), make(tmp_path / "teacher")
     assert check(teacher, "sampled", policy) == []
     with pytest.raises(ValueError, match="has 272 rows, and the policy's 288"):
         check(teacher, "forward", policy)
 
 
-def test_another_chat_template_is_told(tmp_path: Path) -> None:
+def test_another_chat_template_is_a_notice(tmp_path: Path) -> None:
     policy, teacher = make(tmp_path / "policy"), make(tmp_path / "teacher")
     template = tmp_path / "teacher" / "chat_template.jinja"
     assert template.exists()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from alphaapollo.evaluation.metrics import sample_result, read_sample_result
+from alphaapollo.evaluation.metrics import read_sample_result, sample_result
 from alphaapollo.observability.rollout_log import trajectory_record
 from alphaapollo.trainer.step.collect import has_signal, metric_value
 from alphaapollo.trainer.step.training_batch import Batch
@@ -20,8 +20,8 @@ from tests.unit.trainer.samples import build, played
 PROMPT = Prompt(0, "game", "go")
 
 
-def test_step_rewards_count_wherever_an_episode_is_valued() -> None:
-    """Two episodes without an outcome of their own, of which one collected more on the way."""
+def test_step_rewards_are_part_of_the_reward_everywhere() -> None:
+    """Two episodes with step rewards only."""
     rich, poor = played([0.5, 0.25], Score(0.0)), played([0.0, 0.25], Score(0.0), sample=1)
     group = TrajectoryGroup(PROMPT, [rich, poor])
     assert (rich.reward, rich.accuracy) == (0.75, 0.75)
@@ -33,7 +33,7 @@ def test_step_rewards_count_wherever_an_episode_is_valued() -> None:
     assert batch.token_rewards.sum(-1).tolist() == [rich.reward, poor.reward]
 
 
-def test_a_named_accuracy_is_the_accuracy_whatever_the_steps_pay() -> None:
+def test_step_rewards_do_not_change_a_named_accuracy() -> None:
     won = played([-0.1, -0.1], Score(1.0, {"accuracy": 1.0}))
     assert (won.reward, won.accuracy) == (0.8, 1.0)
     assert metric_value(won, "accuracy") == 1.0
@@ -45,7 +45,7 @@ def test_a_failed_episode_has_no_value() -> None:
     assert math.isnan(sample_result(PROMPT, failed).accuracy)
 
 
-def test_an_episode_that_a_limit_ended_has_nothing_of_any_component() -> None:
+def test_a_truncated_episode_has_zero_components() -> None:
     scored = played([0.0], Score(1.5, {"won": 1.0, "style": 0.5}))
     cut = played([0.0], Score(0.0, reason="no score before the token limit"), EpisodeEnd.TOKEN_LIMIT, 1)
     group = TrajectoryGroup(PROMPT, [scored, cut])
@@ -54,14 +54,14 @@ def test_an_episode_that_a_limit_ended_has_nothing_of_any_component() -> None:
     assert {name: column.tolist() for name, column in components.items()} == {"won": [1.0, 0.0], "style": [0.5, 0.0]}
 
 
-def test_a_component_that_a_score_lacks_is_named() -> None:
+def test_a_missing_component_is_named() -> None:
     with pytest.raises(ValueError, match=r"metric='wun' is not a component.*accuracy, reward, won"):
         metric_value(played([0.0], Score(1.0, {"won": 1.0})), "wun")
     assert math.isnan(Score(1.0, {"won": 1.0}).component("style"))
     assert math.isnan(Score(1.0).component("style"))
 
 
-def test_the_overlong_penalty_counts_what_the_environment_said_too() -> None:
+def test_the_overlong_penalty_counts_environment_tokens() -> None:
     """max_length 100: 4 sampled tokens and 2 x 3 between them are a response of 10."""
     long = played([0.0] * 4, Score(1.0))
     assert (long.num_tokens, long.response_length) == (4, 10)

@@ -14,7 +14,7 @@ def trajectory(*turns: Turn, rows=append_context_rows, reward: float = 0.0) -> T
     return Trajectory(0, 0, list(turns), rows(turns), Score(reward), EpisodeEnd.DONE)
 
 
-def test_append_rows_with_anchors_from_what_was_shown():
+def test_append_rows_with_anchors_from_context_tokens():
     one = trajectory(turn([7, 7], 2), turn([8], 1), turn([8], 1))
     two = trajectory(turn([7, 7], 1), turn([9], 2))
     mask = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
@@ -25,7 +25,7 @@ def test_append_rows_with_anchors_from_what_was_shown():
 
 
 def test_memory_rows_with_anchors_from_the_environment():
-    """The same state is an anchor within its group only, whatever its prompt looked like."""
+    """The same state is an anchor within its group only, for any prompt."""
     turns = [turn([7, 7], 2, state="0,0"), turn([7, 7, 5], 1, state="0,0")]
     played = [trajectory(*turns, rows=memory_context_rows) for _ in range(2)]
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
@@ -35,7 +35,7 @@ def test_memory_rows_with_anchors_from_the_environment():
 
 
 def test_from_trajectories_to_columns():
-    """Two of a group: from the same start one wins in its second turn; the turn after the start is its alone."""
+    """Two samples of a group: from the same start, one wins in its second turn, which has no counterpart."""
     prompt = Prompt(0, "text", "text")
     won = trajectory(turn([7], 1, state="start"), turn([8], 1, state="near"), reward=1.0)
     lost = trajectory(turn([7], 1, state="start"))

@@ -1,4 +1,4 @@
-"""An engine dies while the run generates: the others play on, it is replaced, and what it had is played again."""
+"""Replacement of an engine that dies during generation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUESTS = [GroupRequest(Prompt(index, "test", "text"), 2, Sampling(8), draw=100
 
 
 class Engine:
-    """Notes what it plays; dies over its `dies_at`-th request."""
+    """Records its draws; dies in its `dies_at`-th request."""
 
     def __init__(self, dies_at: int | None = None):
         self.played: list[int] = []
@@ -87,7 +87,7 @@ class Case:
         return [group.prompt.id for group in groups]
 
 
-def test_what_others_play_stands_and_the_rest_is_played_again_with_the_same_draws() -> None:
+def test_missing_groups_are_generated_again_with_the_same_draws() -> None:
     dying, other = Engine(dies_at=2), Engine()
     case = Case(dying, other)
     assert case.play() == [0, 1, 2, 3, 4, 5]
@@ -102,7 +102,7 @@ def test_what_others_play_stands_and_the_rest_is_played_again_with_the_same_draw
     assert case.run.workers.engines.dead == set()
 
 
-def test_nobody_dies_and_nothing_is_counted() -> None:
+def test_nothing_is_counted_without_a_death() -> None:
     case = Case(Engine(), Engine())
     assert case.play() == [0, 1, 2, 3, 4, 5]
     assert case.calls == [] and case.counts == {}
@@ -116,14 +116,14 @@ def test_the_only_engine_dies() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"replaces_engines": False}, {"max_restarts": 0}])
-def test_where_it_cannot_be_replaced_its_death_ends_the_loop(keys: dict[str, Any]) -> None:
+def test_a_death_without_replacement_ends_the_loop(keys: dict[str, Any]) -> None:
     case = Case(Engine(dies_at=3), **keys)
     with pytest.raises(WorkerDied, match="rank 0 died"):
         case.play()
     assert case.calls == [] and case.notices == []
 
 
-def test_one_that_dies_again_at_once_is_not_replaced_again() -> None:
+def test_a_second_death_is_not_replaced() -> None:
     case = Case(Engine(dies_at=1))
     case.next = Engine(dies_at=1)
     with pytest.raises(WorkerDied):
@@ -139,7 +139,7 @@ def test_replacements_are_counted_over_the_run() -> None:
         case.play()
 
 
-def test_one_that_does_not_start_leaves_the_death_to_be_told() -> None:
+def test_a_failed_replacement_raises_the_death() -> None:
     case = Case(Engine(dies_at=1))
 
     async def fail(index: int) -> None:
@@ -151,7 +151,7 @@ def test_one_that_does_not_start_leaves_the_death_to_be_told() -> None:
     assert case.notices[-1] == "the new engine did not start: rollout engine 0 did not start"
 
 
-def test_the_death_of_another_role_is_not_an_engines() -> None:
+def test_the_death_of_another_role_is_raised() -> None:
     case = Case(Engine())
 
     async def lost(request: GroupRequest) -> Any:

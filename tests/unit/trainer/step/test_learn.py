@@ -17,8 +17,8 @@ from alphaapollo.trainer.step.learn import learn
 from tests.unit.trainer.samples import group, trajectory
 
 
-class Crew:
-    """Policy and critic in one: log-probs of -1, a reference that says the same, values of 0."""
+class Workers:
+    """Policy and critic: log-probs, reference log-probs and values are -1."""
 
     def __init__(self) -> None:
         self.updates = 0
@@ -40,8 +40,8 @@ class Crew:
         return {}
 
 
-class Ruined(Crew):
-    """A reference that says nothing."""
+class NanReference(Workers):
+    """Reference log-probs are NaN."""
 
     async def compute_ref_log_probs(self) -> list[np.ndarray]:
         return [np.full_like(rank.rows.rollout_logprobs, np.nan) for rank in self.batches]
@@ -50,7 +50,7 @@ class Ruined(Crew):
 GROUP = group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
 
 
-def learner(workers: Crew, **trainer: Any) -> Any:
+def learner(workers: Workers, **trainer: Any) -> Any:
     config = Config.model_validate(
         {
             "algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"type": "doubling", "kl_coef": 1e-3}},
@@ -80,21 +80,21 @@ def learner(workers: Crew, **trainer: Any) -> Any:
 
 
 @pytest.mark.parametrize(("step", "updates", "moves"), [(2, 1, False), (3, 2, True)])
-def test_the_kl_controller_stands_still_while_only_the_critic_is_trained(step: int, updates: int, moves: bool) -> None:
-    workers = Crew()
+def test_the_kl_controller_is_constant_during_critic_warmup(step: int, updates: int, moves: bool) -> None:
+    workers = Workers()
     learned = asyncio.run(learn(learner(workers), step, [GROUP], Timer()))
     assert workers.updates == updates
     assert (learned.kl_coef != 1e-3) == moves
 
 
-def test_numbers_that_are_none_end_the_run_or_are_left_out_with_their_name(
+def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     says = r"the log-probs of the reference are NaN or infinite in 2 of 2 rows in iteration 3, .*on_bad_step=skip"
     with pytest.raises(FloatingPointError, match=says):
-        asyncio.run(learn(learner(Ruined()), 3, [GROUP], Timer()))
+        asyncio.run(learn(learner(NanReference()), 3, [GROUP], Timer()))
     monkeypatch.setattr("alphaapollo.trainer.step.learn.MAX_SKIPPED_STEPS", 3)
-    workers = Ruined()
+    workers = NanReference()
     run = learner(workers, on_bad_step="skip")
     for step in (3, 4):
         learned = asyncio.run(learn(run, step, [GROUP], Timer()))

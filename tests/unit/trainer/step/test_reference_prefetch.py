@@ -1,4 +1,4 @@
-"""The reference at work beside the engines: what it says depends on each group alone, and its failures end the rest."""
+"""Prefetched reference log-probs depend on their group only; failures end generation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Reply = Callable[[RankBatch], np.ndarray]
 
 
 def rows_of(batch: RankBatch) -> np.ndarray:
-    """A column that tells a row's tokens, and who shares its forward pass."""
+    """A column that encodes a row's last token and the size of its micro-batch."""
     column = np.zeros(int(batch.rows.response_offsets[-1]), dtype=np.float32)
     for micro in batch.mini_batches[0].micro_batches:
         own = float(sum(batch.rows.lengths[position] for position in micro))
@@ -38,7 +38,7 @@ def rows_of(batch: RankBatch) -> np.ndarray:
 
 
 class Policy(Ranks[Any]):
-    """Ranks that note the forward passes of each call; they answer one after the other."""
+    """Ranks that record the forward passes of each call and allow one call at a time."""
 
     role = "policy"
 
@@ -73,7 +73,7 @@ def some_groups(count: int) -> list[TrajectoryGroup]:
 
 
 async def played(reference: ReferencePrefetcher, groups: Sequence[TrajectoryGroup], together: int) -> None:
-    """They end so many at a time."""
+    """Finish `together` groups at a time."""
     for first in range(0, len(groups), together):
         for one in groups[first : first + together]:
             reference.add(one)
@@ -93,8 +93,8 @@ def matrix_of(
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_neither_order_nor_company_changes_a_number(num_ranks: int) -> None:
-    """One by one, together, backwards, or all of them later (as in a replay)."""
+def test_log_probs_do_not_depend_on_order_or_batching(num_ranks: int) -> None:
+    """One by one, together, in reverse order, or all of them later as in a replay."""
     groups = some_groups(5)
     batch = build(groups)
     expected = matrix_of(Policy(1), groups, [], 1, batch)
@@ -103,7 +103,7 @@ def test_neither_order_nor_company_changes_a_number(num_ranks: int) -> None:
         np.testing.assert_array_equal(matrix_of(Policy(num_ranks), groups, ended, together, batch), expected)
 
 
-def test_ranks_get_a_group_each_and_equally_many_forward_passes() -> None:
+def test_each_rank_gets_one_group_and_the_same_number_of_forward_passes() -> None:
     groups = some_groups(3)
     ranks = Policy(2)
 
@@ -116,15 +116,15 @@ def test_ranks_get_a_group_each_and_equally_many_forward_passes() -> None:
     assert ranks.calls == [[[2, 0], [1, 1]], [[1, 1], [0, 0]]]
 
 
-def test_rows_of_what_fails_later_are_computed_too_and_left_out() -> None:
-    """A reward model may say so when the group has ended: the others' numbers stay what a replay finds."""
+def test_rows_that_fail_later_are_computed_but_not_returned() -> None:
+    """A reward model may fail a sample after the group has ended; the other rows do not change."""
     one = group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 5, outcome=Outcome.GRADER_FAILED), trajectory(2, 0.0, 3))
     matrix = matrix_of(Policy(1), [one], [one], 1, build([one]))
     assert matrix.shape == (2, 3)
     np.testing.assert_allclose(matrix[:, 0] % 1, 0.016, atol=1e-5)  # 4 + 7 + 5 tokens in one forward pass
 
 
-def test_what_the_reference_raises_ends_what_is_played_at_once() -> None:
+def test_an_error_of_the_reference_cancels_generation() -> None:
     def dies(batch: RankBatch) -> np.ndarray:
         raise WorkerDied("the policy worker of rank 0 (pid 7) died", "policy")
 
@@ -146,7 +146,7 @@ def test_what_the_reference_raises_ends_what_is_played_at_once() -> None:
     assert ended == ["cancelled"]
 
 
-def test_what_playing_raises_is_raised() -> None:
+def test_an_error_of_generation_is_raised() -> None:
     async def fails() -> None:
         raise ValueError("the engine's")
 
@@ -155,7 +155,7 @@ def test_what_playing_raises_is_raised() -> None:
 
 
 class Engine:
-    """Plays a group for each request; of the third, all samples fail; the fourth's are alike."""
+    """Generates a group per request; all samples of the third fail, those of the fourth are equal."""
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         outcome = Outcome.GRADER_FAILED if request.draw == 2 else Outcome.SCORED
@@ -164,7 +164,7 @@ class Engine:
 
 
 @pytest.mark.parametrize(("filters", "looked_at"), [(False, 3), (True, 2)])
-def test_what_nobody_will_learn_from_is_not_looked_at(filters: bool, looked_at: int) -> None:
+def test_groups_that_are_not_trained_on_are_not_computed(filters: bool, looked_at: int) -> None:
     ranks = Policy(1)
     requests = [GroupRequest(Prompt(0, "test", "text"), 2, Sampling(8), draw=draw) for draw in range(4)]
     algorithm = {"filter_groups": {"enable": filters, "metric": "reward"}}
@@ -181,7 +181,7 @@ def test_what_nobody_will_learn_from_is_not_looked_at(filters: bool, looked_at: 
 
 
 def real_groups() -> list[TrajectoryGroup]:
-    """Four groups of three, whose samples share their prompt."""
+    """Four groups of three samples with a shared prompt."""
     groups = []
     for start in range(0, 12, 3):
         one = group(*(trajectory(index, float(index % 2), 1) for index in range(3)))
@@ -198,8 +198,8 @@ def real_groups() -> list[TrajectoryGroup]:
 
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_a_real_reference_says_what_it_says_of_the_loaded_batch(tmp_path: Path, attention: str, lora_rank: int) -> None:
-    """To rounding; and bit for bit the same, whoever ends first."""
+def test_prefetched_log_probs_equal_those_of_the_loaded_batch(tmp_path: Path, attention: str, lora_rank: int) -> None:
+    """Up to rounding; bit for bit the same in any order."""
     folder = str(save_model("qwen3", tmp_path))
     case = Case(folder, attention=attention, needs_reference=True, lora_rank=lora_rank)
     worker = make_worker(case, 0, 1, free_address())

@@ -1,4 +1,4 @@
-"""What a trained reward model reads, and how its score counts."""
+"""Inputs of a reward model, and its score in the reward."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def group(*trajectories: Trajectory, baseline: Trajectory | None = None) -> Traj
 
 
 class SumOfTokens:
-    """Scores a row with the sum of its tokens, each rank its own; `replace`: what it says in place of a sum."""
+    """Scores a row with the sum of its tokens. replace: other scores by sum."""
 
     def __init__(self, replace: dict[float, float] | None = None):
         self.replace = replace or {}
@@ -98,7 +98,7 @@ class SumOfTokens:
 
 
 class Engines:
-    """They lend the memory of their caches to the reward model."""
+    """Engines with a cache to release."""
 
     @asynccontextmanager
     async def cache_released(self) -> AsyncIterator[None]:
@@ -116,7 +116,7 @@ def add_to(
 
 
 def test_every_trajectory_gets_its_own_score(renderer: Renderer) -> None:
-    """Of its last row, from whichever rank; failed ones stay as they are, and so the reward model never sees them."""
+    """The score of its last row, from any rank; failed trajectories are not scored."""
     failed = Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="broken")
     groups = [
         group(trajectory([5, 6, 7]), trajectory([5, 1], score=failed), trajectory([5, 9, 9, 9], [8, 3])),
@@ -132,7 +132,7 @@ def test_every_trajectory_gets_its_own_score(renderer: Renderer) -> None:
     assert model.calls == [2]
 
 
-def test_a_score_that_is_no_number_is_a_failure(renderer: Renderer) -> None:
+def test_a_non_finite_score_is_a_failure(renderer: Renderer) -> None:
     groups = [group(trajectory([5, 6]), trajectory([5, 7]), trajectory([5, 8]))]
     add_to(groups, reader(renderer), model=SumOfTokens({11.0: math.nan, 12.0: -math.inf}))
     scores = [one.score for one in groups[0].trajectories]
@@ -144,7 +144,7 @@ def test_a_score_that_is_no_number_is_a_failure(renderer: Renderer) -> None:
     assert math.isnan(scores[0].reward) and scores[2].reward == 7.5
 
 
-def test_what_cannot_be_read_is_a_failure(renderer: Renderer) -> None:
+def test_unreadable_tokens_are_a_failure(renderer: Renderer) -> None:
     groups = [group(trajectory([5, 6]), trajectory([5, 1000]), trajectory())]
     add_to(groups, reader(renderer))
     assert [one.score.reason for one in groups[0].trajectories] == [
@@ -154,12 +154,12 @@ def test_what_cannot_be_read_is_a_failure(renderer: Renderer) -> None:
     ]
 
 
-def test_nothing_to_score_asks_nobody(renderer: Renderer) -> None:
+def test_no_call_without_texts(renderer: Renderer) -> None:
     reward, model = add_to([], reader(renderer))
     assert model.calls == [] and reward.take_metrics() == {"reward_model/truncated": 0.0}
 
 
-def test_the_last_tokens_are_read_and_cuts_are_counted_once(renderer: Renderer) -> None:
+def test_truncation_keeps_the_last_tokens_and_is_counted(renderer: Renderer) -> None:
     groups = [group(trajectory([50, 6, 7]), trajectory([5, 6]), trajectory([3, 2]), trajectory([60, 60, 1, 1]))]
     reward, _ = add_to(groups, reader(renderer, max_length=2))
     assert [one.score.components["reward_model"] for one in groups[0].trajectories] == [13, 11, 5, 2]
@@ -182,8 +182,8 @@ def test_how_the_score_counts() -> None:
     assert clash.outcome is Outcome.GRADER_FAILED and "rename it" in clash.reason
 
 
-def test_gdpo_normalises_it_by_itself(renderer: Renderer) -> None:
-    """Task 1, 1, 0 and model 10, 30, 20: the first two differ by the model alone."""
+def test_gdpo_normalizes_it_separately(renderer: Renderer) -> None:
+    """Task 1, 1, 0 and model 10, 30, 20: the first two differ by the model only."""
     groups = [group(*(trajectory([t - 1, 1], score=Score(r)) for t, r in ((10, 1.0), (30, 1.0), (20, 0.0))))]
     add_to(groups, reader(renderer), weight=0.0)
     algorithm = {"adv_estimator": "gdpo", "gdpo_rewards": ["task", "reward_model"]}
@@ -195,8 +195,8 @@ def test_gdpo_normalises_it_by_itself(renderer: Renderer) -> None:
     assert [by_row[row] for row in range(3)] == pytest.approx([-0.2989, 1.1154, -0.8165], abs=1e-3)
 
 
-def test_shared_tokens_are_read_as_they_are(renderer: Renderer) -> None:
-    """An ended answer is followed by what the template writes after its end, a line break here."""
+def test_shared_tokens_are_used_unchanged(renderer: Renderer) -> None:
+    """A complete response is followed by what the template writes after it, here a line break."""
     whole = renderer.tokenizer.apply_chat_template([*CHAT, {"role": "assistant", "content": "4"}], tokenize=False)
     ids = renderer.encode([whole])[0]
     line_break = renderer.encode(["\n"])[0]
@@ -205,7 +205,7 @@ def test_shared_tokens_are_read_as_they_are(renderer: Renderer) -> None:
     assert reader(renderer).encode(trajectory(ids[:-2])) == ids[:-2]  # cut off in the middle
 
 
-def test_another_template_is_rendered_anew(renderer: Renderer, folder: Path) -> None:
+def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) -> None:
     own = Renderer(load_tokenizer(str(folder)))
     own.tokenizer.chat_template = OTHER_TEMPLATE
     assert shares_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not shares_tokens(renderer, own)
@@ -216,7 +216,7 @@ def test_another_template_is_rendered_anew(renderer: Renderer, folder: Path) -> 
     assert own.decode(own_reader.encode(continued)) == "2+2=4"
 
 
-def test_more_tokens_than_the_policy_has_do_not_matter(renderer: Renderer, tmp_path: Path) -> None:
+def test_additional_tokens_of_the_reward_model_are_allowed(renderer: Renderer, tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     own = Renderer(load_tokenizer(str(tmp_path)))
     own.tokenizer.add_tokens(["[PAD]"])
@@ -251,16 +251,14 @@ def refusal(models: tuple[Path, Path], policy: Renderer | None = None, **setting
     return str(caught.value)
 
 
-def test_the_reader_is_found_from_the_two_folders(models: tuple[Path, Path]) -> None:
+def test_the_tokenizer_is_made_from_the_two_folders(models: tuple[Path, Path]) -> None:
     policy = Renderer(load_tokenizer(str(models[0])))
     made = make_reward_model_tokenizer(config(*models, reward_model__max_length=64), policy, [])
     assert (made.shares_tokens, made.max_length, made.vocabulary) == (True, 64, 48)
     assert make_reward_model_tokenizer(config(*models), policy, []).max_length == 128  # the model's positions
 
 
-def test_what_cannot_be_a_reward_model_is_refused(
-    models: tuple[Path, Path], renderer: Renderer, tmp_path: Path
-) -> None:
+def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer: Renderer, tmp_path: Path) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
     assert "has 128 positions. Set 128 or less" in refusal(models, reward_model__max_length=129)
     assert "only chats of one turn can be rendered again; env.max_steps=2. Set env.max_steps=1" in refusal(
@@ -272,7 +270,7 @@ def test_what_cannot_be_a_reward_model_is_refused(
     assert "but the model has only 48. Use the tokenizer that it was trained with." in refusal((models[0], tmp_path))
 
 
-def test_the_reward_model_is_alone_only_where_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
+def test_the_reward_model_is_alone_only_if_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
     gradable, ungradable = Prompt(0, "openai/gsm8k", "1+1=", "2"), Prompt(1, "chats", "hello")
     alone = config(*models)
     assert has_reward_function(alone, True, [ungradable]) is False

@@ -28,7 +28,7 @@ def shaped(batch: Batch) -> list[float]:
     return batch.token_rewards.sum(-1).tolist()
 
 
-def test_outcome_stands_on_the_last_action_token() -> None:
+def test_the_outcome_is_on_the_last_action_token() -> None:
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.5, 3))])
     assert batch.token_rewards.tolist() == [[0, 1, 0], [0, 0, 0.5]]
     assert batch.mask.tolist() == [[1, 1, 0], [1, 1, 1]]
@@ -58,7 +58,7 @@ def test_rows_of_memory_context_carry_the_outcome_once() -> None:
 
 
 def memory_trajectory(sample: int, reward: float, lengths: list[int]) -> Trajectory:
-    """A row a turn, each of a prompt of one token and `lengths` action tokens."""
+    """One row per turn, each with a prompt of one token and `lengths` action tokens."""
     turns = [Turn([7], Completion([1] * n, [-0.1] * n, StopReason.STOP, 0), "a") for n in lengths]
     rows = [Row([7] + [1] * n, [0] + [1] * n, [0.0] + [-0.1] * n, [n], turn) for turn, n in enumerate(lengths)]
     return Trajectory(0, sample, turns, rows, Score(reward, {"accuracy": reward}), EpisodeEnd.DONE)
@@ -71,7 +71,7 @@ def test_a_sequence_of_the_loss_is_a_trajectory_not_a_row() -> None:
     assert batch.sequence_weights.tolist() == [0.5, 0.5, 0.5]
 
 
-def test_rows_of_a_trajectory_stay_together_only_where_its_whole_ratio_counts() -> None:
+def test_rows_of_a_trajectory_share_a_micro_batch_only_for_sequence_ratios() -> None:
     groups = [group(memory_trajectory(0, 1.0, [2, 2]), memory_trajectory(1, 0.0, [2]))]
 
     def micro_batches(loss: str, **correction: Any) -> int:
@@ -92,7 +92,7 @@ def test_rows_of_a_trajectory_stay_together_only_where_its_whole_ratio_counts() 
         ("magistral", "token-mean", True),
     ],
 )
-def test_groups_stay_together_where_a_mini_batch_is_normalised(estimator: str, mode: str, whole: bool) -> None:
+def test_groups_share_a_mini_batch_that_is_normalized(estimator: str, mode: str, whole: bool) -> None:
     groups = [group(*(trajectory(i, float(i), 2) for i in range(4))) for _ in range(8)]
     batch = build(groups, Actor(ppo_mini_batch_size=8, loss_agg_mode=mode), adv_estimator=estimator)
     of_mini_batches = [set(batch.group_ids[rows].tolist()) for rows in batch.layout.mini_batch_rows]
@@ -120,7 +120,7 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
         assert (chosen([2, 0, 3, 1], **cut) == chosen([0, 1, 2, 3])).all()
 
 
-def test_a_draw_goes_with_its_sample_wherever_that_stands() -> None:
+def test_draws_do_not_depend_on_the_order_of_samples() -> None:
     samples = [trajectory(i, float(i), 10) for i in range(4)]
     actor = {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}}
 
@@ -134,7 +134,7 @@ def test_a_draw_goes_with_its_sample_wherever_that_stands() -> None:
     assert (chosen([3, 1, 0, 2]) == chosen([0, 1, 2, 3])).all()
 
 
-def test_the_same_rewards_in_another_order_are_worth_exactly_the_same() -> None:
+def test_rewards_in_another_order_have_exactly_the_same_sum() -> None:
     """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 where each sum is rounded."""
     samples = [memory_trajectory(i, 0.0, [1, 1, 1]) for i in range(2)]
     for sample, rewards in zip(samples, ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]), strict=True):
@@ -145,7 +145,7 @@ def test_the_same_rewards_in_another_order_are_worth_exactly_the_same() -> None:
     assert not matrix_of(batch, credit).any()
 
 
-def test_failed_and_empty_trajectories_leave_every_statistic() -> None:
+def test_failed_and_empty_trajectories_are_excluded() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
     batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), trajectory(3, 1.0, 0))])
     assert len(batch.rows) == 2
@@ -178,21 +178,21 @@ def test_kl_in_the_reward_is_per_token_k1() -> None:
     assert metrics["kl/per_token"] == pytest.approx((0.5 / 2 + 2.0 / 2) / 2)
 
 
-def test_columns_come_back_to_their_rows_over_two_ranks() -> None:
+def test_columns_round_trip_over_two_ranks() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     batch = build(groups, num_ranks=2)
     matrix = torch.arange(16, dtype=torch.float32).reshape(4, 4).numpy() * batch.mask.numpy().astype(np.float32)
     assert (batch.layout.to_matrix(batch.layout.split_columns(matrix)) == matrix).all()
 
 
-def test_overlong_penalty_falls_over_the_last_tokens_before_the_limit() -> None:
+def test_overlong_penalty() -> None:
     groups = [group(*(trajectory(i, 1.0, length) for i, length in enumerate([80, 90, 100])))]
     penalty = {"enable": True, "factor": 0.5}  # max_length 100: a fifth is 20
     assert shaped(build(groups, overlong_penalty=penalty)) == [1.0, 0.75, 0.5]
     assert shaped(build(groups, overlong_penalty={"enable": True, "cache": 40})) == [0.5, 0.25, 0.0]
 
 
-def test_overlong_filter_takes_the_loss_and_leaves_the_statistics() -> None:
+def test_overlong_filter_removes_the_loss_only() -> None:
     cut = trajectory(1, 0.0, 4)
     cut.end = EpisodeEnd.TOKEN_LIMIT
     batch = build([group(trajectory(0, 1.0, 2), cut)], overlong_filter=True)
@@ -226,7 +226,7 @@ def test_a_missing_length_budget_is_named() -> None:
         check_length_budgets([good, bad])
 
 
-def test_remax_compares_with_the_greedy_rollout_shaped_alike() -> None:
+def test_remax_baseline_is_shaped_like_the_samples() -> None:
     greedy = trajectory(2, 0.5, 90)
     penalty = {"enable": True, "cache": 20}
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), baseline=greedy)], overlong_penalty=penalty)
@@ -242,7 +242,7 @@ def test_a_group_without_baseline_or_samples_is_not_usable() -> None:
     assert is_usable(group(trajectory(0, 1.0, 2)))
 
 
-def test_filtration_weighs_the_loss_within_each_group() -> None:
+def test_filtration_weights_within_each_group() -> None:
     groups = [group(*(trajectory(i, reward, 1) for i, reward in enumerate([0.0, 1.0, 2.0, 3.0])))]
     weights = build(groups, filtration={"method": "best_worst"}).loss_weights
     assert weights.tolist() == [0.5, 0.0, 0.0, 0.5]
@@ -250,7 +250,7 @@ def test_filtration_weighs_the_loss_within_each_group() -> None:
     assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_token_budgets_of_ranks_that_share_sequences_add_up():
+def test_token_budgets_add_up_over_sequence_parallel_ranks():
     groups, actor = [group(*(trajectory(i, 1.0, 3) for i in range(4)))], Actor(ppo_max_token_len_per_gpu=5)
     for sharing, count in ((1, 4), (2, 2), (4, 1)):
         (step,) = build(groups, actor, sequence_parallel=sharing).layout.rank_batches[0].mini_batches

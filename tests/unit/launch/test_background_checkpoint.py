@@ -1,4 +1,4 @@
-"""A checkpoint on its way: what waits for it, what does not, and what becomes of an error."""
+"""Background checkpoints: what waits for them, errors, signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alphaapollo.trainer.progress import Progress
 
 
 class Trainer:
-    """Copies at once, and writes when it is let. `seconds` is what the writing says: its time, or an error."""
+    """Copies at once and writes when `let` is set. seconds: result of the write, or its error."""
 
     def __init__(self, name: str, calls: list[str], seconds: float | Exception):
         self.name, self.calls, self.seconds = name, calls, seconds
@@ -62,7 +62,7 @@ class Case:
 FULL = OSError("cannot write the checkpoint .writing_step_000003/policy: no space is left")
 
 
-def test_the_copies_have_a_phase_and_the_writing_has_none(tmp_path: Path) -> None:
+def test_only_the_copies_have_a_gpu_phase(tmp_path: Path) -> None:
     async def main() -> None:
         case = Case(tmp_path, policy=2.0, critic=3.0)
         assert case.critic
@@ -90,7 +90,7 @@ def test_the_copies_have_a_phase_and_the_writing_has_none(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_one_checkpoint_at_a_time(tmp_path: Path) -> None:
     async def main() -> None:
         case = Case(tmp_path)
         await case.saving.save(Progress(step=1))
@@ -128,7 +128,7 @@ def test_an_error_is_raised_at_the_next_call_and_once(tmp_path: Path, where: str
     asyncio.run(main())
 
 
-def test_what_the_driver_cannot_write_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_error_of_the_driver_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(folder: Path) -> None:
         raise OSError(28, "No space left on device")  # of fsync, which knows no names
 
@@ -143,7 +143,7 @@ def test_what_the_driver_cannot_write_names_the_checkpoint(tmp_path: Path, monke
     asyncio.run(main())
 
 
-def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
+def test_an_interrupted_run_waits_for_the_checkpoint(tmp_path: Path) -> None:
     async def main() -> None:
         case = Case(tmp_path)
 
@@ -175,7 +175,7 @@ def test_an_interrupted_run_waits_for_it(tmp_path: Path) -> None:
         (FULL, 30.0, f"the checkpoint of iteration 3 could not be written: {FULL}"),
     ],
 )
-def test_a_run_that_has_failed_says_what_became_of_it(
+def test_a_failed_run_reports_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, told: str
 ) -> None:
     monkeypatch.setattr(background_checkpoint, "FAILED_RUN_SECONDS", patience)
@@ -196,17 +196,17 @@ def test_a_run_that_has_failed_says_what_became_of_it(
 # trainer.save_on_signal
 
 
-class Told:
+class SignalledLoop:
     """A loop that gets a signal in a given part of its second iteration."""
 
-    def __init__(self, folder: Path, told_in: str, save_freq: int = 5):
+    def __init__(self, folder: Path, phase: str, save_freq: int = 5):
         self.case = Case(folder)
         self.case.policy.let.set()
-        self.told_in, self.save_freq, self.held = told_in, save_freq, asyncio.Event()
+        self.phase, self.save_freq, self.held = phase, save_freq, asyncio.Event()
         self.ended: list[int] = []
 
     async def part(self, step: int, name: str) -> None:
-        if step == 2 and name == self.told_in:
+        if step == 2 and name == self.phase:
             self.held.set()
             await asyncio.sleep(0.05)
 
@@ -236,81 +236,81 @@ class Told:
             await task
 
 
-@pytest.mark.parametrize(("told_in", "saved", "ended"), [("collect", 1, [1]), ("reward", 1, [1]), ("learn", 2, [1, 2])])
-def test_a_signal_saves_the_last_complete_iteration(tmp_path: Path, told_in: str, saved: int, ended: list[int]) -> None:
+@pytest.mark.parametrize(("phase", "saved", "ended"), [("collect", 1, [1]), ("reward", 1, [1]), ("learn", 2, [1, 2])])
+def test_a_signal_saves_the_last_complete_iteration(tmp_path: Path, phase: str, saved: int, ended: list[int]) -> None:
     async def main() -> None:
-        told = Told(tmp_path, told_in)
-        await told.end()
-        assert told.ended == ended and told.case.whole == [f"step_00000{saved}"]
-        assert Progress.read(tmp_path / told.case.whole[0]) == Progress(step=saved, prompts_consumed=4 * saved)
-        assert any(f"writing the checkpoint of iteration {saved} first" in notice for notice in told.case.notices)
+        signalled = SignalledLoop(tmp_path, phase)
+        await signalled.end()
+        assert signalled.ended == ended and signalled.case.whole == [f"step_00000{saved}"]
+        assert Progress.read(tmp_path / signalled.case.whole[0]) == Progress(step=saved, prompts_consumed=4 * saved)
+        assert any(f"writing the checkpoint of iteration {saved} first" in notice for notice in signalled.case.notices)
 
     asyncio.run(main())
 
 
 def test_a_signal_saves_nothing_twice(tmp_path: Path) -> None:
     async def main() -> None:
-        told = Told(tmp_path, "collect", save_freq=1)
-        await told.end()
-        assert told.case.whole == ["step_000001"] and "policy.save .writing_step_000001" in told.case.calls
-        assert told.case.calls.count("policy.rest") == 1
+        signalled = SignalledLoop(tmp_path, "collect", save_freq=1)
+        await signalled.end()
+        assert signalled.case.whole == ["step_000001"] and "policy.save .writing_step_000001" in signalled.case.calls
+        assert signalled.case.calls.count("policy.rest") == 1
 
     asyncio.run(main())
 
 
 def test_a_signal_during_the_copy_waits_for_it(tmp_path: Path) -> None:
     async def main() -> None:
-        told = Told(tmp_path, "never", save_freq=2)
-        save = told.case.policy.save
+        signalled = SignalledLoop(tmp_path, "never", save_freq=2)
+        save = signalled.case.policy.save
 
         async def slow(folder: str) -> None:
-            told.held.set()
+            signalled.held.set()
             await asyncio.sleep(0.05)
             await save(folder)
 
-        told.case.policy.save = slow  # type: ignore[method-assign]
-        await told.end()
-        assert told.ended == [1, 2] and told.case.whole == ["step_000002"]
-        assert told.case.calls.count("policy.rest") == 1
+        signalled.case.policy.save = slow  # type: ignore[method-assign]
+        await signalled.end()
+        assert signalled.ended == [1, 2] and signalled.case.whole == ["step_000002"]
+        assert signalled.case.calls.count("policy.rest") == 1
 
     asyncio.run(main())
 
 
-def test_who_watches_over_stalls_waits_for_no_checkpoint(tmp_path: Path) -> None:
+def test_a_stalled_run_saves_no_checkpoint(tmp_path: Path) -> None:
     async def main() -> None:
-        told = Told(tmp_path, "learn")
-        await told.end(by_monitor=True)
-        assert told.ended == [1] and told.case.whole == [] and told.case.notices == []
+        signalled = SignalledLoop(tmp_path, "learn")
+        await signalled.end(by_monitor=True)
+        assert signalled.ended == [1] and signalled.case.whole == [] and signalled.case.notices == []
 
     asyncio.run(main())
 
 
 def test_a_signal_with_a_full_disk_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
-        told = Told(tmp_path, "collect")
+        signalled = SignalledLoop(tmp_path, "collect")
 
         async def full(folder: str) -> None:
             raise FULL
 
-        told.case.policy.save = full  # type: ignore[method-assign]
-        await told.end()
-        assert told.case.notices[-1] == f"no checkpoint was written: {FULL}"
+        signalled.case.policy.save = full  # type: ignore[method-assign]
+        await signalled.end()
+        assert signalled.case.notices[-1] == f"no checkpoint was written: {FULL}"
 
     asyncio.run(main())
 
 
 def test_an_error_after_a_signal_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
-        told = Told(tmp_path, "learn")
+        signalled = SignalledLoop(tmp_path, "learn")
 
         async def part(step: int, name: str) -> None:
             if (step, name) == (2, "learn"):
-                told.held.set()
+                signalled.held.set()
                 await asyncio.sleep(0.05)
                 raise ValueError("a key")
 
-        told.part = part  # type: ignore[method-assign]
-        await told.end()
-        assert told.case.notices[-1] == "no checkpoint was written: a key" and told.case.whole == []
+        signalled.part = part  # type: ignore[method-assign]
+        await signalled.end()
+        assert signalled.case.notices[-1] == "no checkpoint was written: a key" and signalled.case.whole == []
 
     asyncio.run(main())
