@@ -1,6 +1,6 @@
-"""How the worker of each role is built from its sections of the configuration.
+"""Builders of the worker of each role from its sections of the configuration.
 
-The functions run in the worker's own process, so they import torch models and vLLM there and not in the driver.
+They run in the worker's process, so that the driver does not import torch models and vLLM.
 """
 
 from __future__ import annotations
@@ -45,15 +45,20 @@ def build_policy(
     client: Any,
     placement: RankPlacement,
 ) -> PolicyWorker:
-    """`optimizer_steps`: of the whole run; `seed`: of fresh adapters (LoRA); `client`: the engines' side of vLLM's own
-    weight transfer, on GPUs."""
+    """Build a policy worker.
+
+    Args:
+        optimizer_steps: of the whole run.
+        seed: of new adapters (LoRA).
+        client: engine side of vLLM's own weight transfer, on GPUs.
+    """
     from alphaapollo.utils.user_module import load_user_module
     from alphaapollo.weight_sync.transport import make_sender
     from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 
     if algorithm.custom_module:
         load_user_module(algorithm.custom_module, "algorithm.custom_module")
-    master_address = str(urlsplit(placement.init_method).hostname)  # where the training ranks meet: rank 0's node
+    master_address = str(urlsplit(placement.init_method).hostname)  # the node of rank 0
     sender = make_sender(transport, placement.rank, placement.engine_node, master_address, client)
     setup = PolicyWorkerConfig(
         model=role.model,
@@ -73,7 +78,7 @@ def build_policy(
 
 
 def teacher_model(policy: Model, teacher: Teacher) -> Model:
-    """How the teacher is loaded: with the policy's arithmetic and attention."""
+    """The teacher's model section: with the policy's dtype and attention."""
     own = {"path": teacher.model.path, "trust_remote_code": teacher.model.trust_remote_code, "tokenizer_path": ""}
     return policy.model_copy(update=own | {"lora_rank": 0, "enable_gradient_checkpointing": False})
 
@@ -81,14 +86,14 @@ def teacher_model(policy: Model, teacher: Teacher) -> Model:
 def build_critic(
     model: Model, critic: Critic, seed: int, optimizer_steps: int, saves_in_background: bool, placement: RankPlacement
 ) -> CriticWorker:
-    """`model`: the policy's."""
+    """model: the policy's."""
     from alphaapollo.workers.critic import CriticWorker
 
     return CriticWorker(critic_model(model, critic), critic, placement, optimizer_steps, seed, saves_in_background)
 
 
 def critic_model(policy: Model, critic: Critic) -> Model:
-    """How the critic's trunk is loaded: as the policy, by default the same, with adapters of its own."""
+    """The critic's model section: loaded as the policy, by default the same model, with adapters of its own."""
     own = critic.model
     lora = {"lora_rank": own.lora_rank, "lora_alpha": own.lora_alpha, "target_modules": own.target_modules}
     return policy.model_copy(update={"path": own.path or policy.path} | lora)
@@ -114,7 +119,7 @@ def build_engine(
     index: int,
     node: str = "",
 ) -> RolloutWorker:
-    """`node`: where it runs, which tells where weights come to lie, if any are published."""
+    """node: where the worker runs; determines the folder of its weights, if any are published."""
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.weight_sync.transport import weights_folder
 

@@ -1,9 +1,9 @@
-"""A run's folder on disk: a checkpoint is whole or not there, and a new run does not lose the old one.
+"""Checkpoints of a run on disk, each of which is complete or does not exist.
 
 checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
-checkpoints/.writing_step_000040/   being written; renamed when whole, so a folder without the dot is whole
+checkpoints/.writing_step_000040/   being written; renamed when complete
 checkpoints/.removing_step_000010/  being removed
-checkpoints/aside_step_000040/      left behind by a start that went on from an earlier one
+checkpoints/aside_step_000040/      moved aside by a start that resumed from an earlier checkpoint
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 PROGRESS = "progress.json"
-"""Where the driver's own state stands in a checkpoint."""
+"""The driver's state in a checkpoint."""
 MANIFEST = "manifest.json"
-"""Size and digest of every other file of a checkpoint. Without it nothing is known of them, so nothing is trusted."""
-NAME = re.compile(r"step_(\d{6,})")  # a copy that a person has made has another one
+"""Size and digest of every other file of a checkpoint; without it the checkpoint counts as damaged."""
+NAME = re.compile(r"step_(\d{6,})")  # copies made by the user have other names
 READERS = 4  # files at once
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed"})  # in the name of a validation metric
 
@@ -35,11 +35,11 @@ def write_progress(folder: Path, fields: dict[str, Any]) -> None:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """The fields that write_progress wrote. ValueError: the file has become something else."""
+    """The fields that write_progress wrote. ValueError: the file is damaged."""
     try:
         fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
         if not isinstance(fields["step"], int):
-            raise TypeError("its step is no number")
+            raise TypeError("step is not an integer")
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{folder / PROGRESS} cannot be read ({error}). Resume from another checkpoint.") from None
     return fields
@@ -58,14 +58,14 @@ class CheckpointFolder:
         self._is_checked = False
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into; remains of an interrupted save go first."""
+        """An empty folder to write into; the remains of an interrupted save are removed."""
         folder = self.folder / f".writing_step_{step:06d}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
-    def sweep(self) -> None:
-        """Remove what interrupted saves and removals have left."""
+    def remove_remains(self) -> None:
+        """Remove the remains of interrupted saves and removals."""
         for pattern in (".writing_*", ".removing_*"):
             for folder in self.folder.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -79,14 +79,14 @@ class CheckpointFolder:
         _sync(self.folder)
         if self.keep is not None:
             best = self.best()
-            for old in self.whole()[: -self.keep]:
+            for old in self.completed()[: -self.keep]:
                 if old != best:
                     _remove(old)
         return whole
 
     def best(self) -> Path | None:
         """The checkpoint with the best value of `keep_best`, the newest of equal ones; None if none has a value."""
-        scores = {path: score for path in self.whole() if (score := self._score(path)) is not None}
+        scores = {path: score for path in self.completed() if (score := self._score(path)) is not None}
         return max(scores, key=lambda path: (scores[path], step_of(path)), default=None)
 
     def describe_best(self) -> str | None:
@@ -118,32 +118,31 @@ class CheckpointFolder:
         return -value if LOWER_IS_BETTER.intersection(parts) else value
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint after iteration `step` is, or would be."""
+        """Path of the checkpoint after iteration `step`."""
         return self.folder / f"step_{step:06d}"
 
     def set_aside(self, after: int) -> None:
-        """A run that goes on from iteration `after` leaves those of later ones behind: `aside_step_000040`, and
-        `aside_step_000040.1` where there is one already."""
-        for path in self.whole():
+        """Move the checkpoints of iterations after `after` aside: `aside_step_000040`, or `aside_step_000040.1` if that
+        exists."""
+        for path in self.completed():
             if step_of(path) > after:
                 aside = path.with_name(f"aside_{path.name}")
                 path.rename(_free(aside) if aside.exists() else aside)
 
-    def whole(self) -> list[Path]:
-        """The checkpoints that were written whole, which is what the name says, oldest first; `damage` says what has
-        become of one since."""
+    def completed(self) -> list[Path]:
+        """The completed checkpoints, oldest first; `damage` checks whether one has been damaged since."""
         return sorted(
             (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=step_of
         )
 
 
 def step_of(checkpoint: Path) -> int:
-    """The iteration after which it was written, by its name."""
+    """Iteration of a checkpoint, by its name."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
 def seal(folder: Path) -> None:
-    """Everything in the folder is written: note its digests, and make it durable."""
+    """Write the digests of all files in the folder, and sync it to disk."""
     names = _files(folder)
     with ThreadPoolExecutor(READERS) as pool:
         written = dict(zip(names, pool.map(lambda name: _read_file(folder / name), names), strict=True))
@@ -154,7 +153,7 @@ def seal(folder: Path) -> None:
 
 
 def damage(checkpoint: Path) -> list[str]:
-    """A line for each file of a whole checkpoint that is not what was written."""
+    """A message for each file of a checkpoint that differs from what was written."""
     try:
         noted = json.loads((checkpoint / MANIFEST).read_text())
         written = {str(name): (int(size), str(digest)) for name, (size, digest) in noted.items()}
@@ -163,7 +162,7 @@ def damage(checkpoint: Path) -> list[str]:
     except (OSError, ValueError, TypeError, AttributeError):
         return [f"{MANIFEST} cannot be read"]
     if not written:
-        return [f"{MANIFEST} names no file"]
+        return [f"{MANIFEST} is empty"]
 
     def problem_of(name: str) -> str:
         try:
@@ -175,14 +174,14 @@ def damage(checkpoint: Path) -> list[str]:
         size, digest = written[name]
         if found[0] != size:
             return f"{name} has {found[0]} bytes of {size}"
-        return "" if found[1] == digest else f"{name} has other bytes"
+        return "" if found[1] == digest else f"{name} has changed"
 
     with ThreadPoolExecutor(READERS) as pool:
         return [problem for problem in pool.map(problem_of, written) if problem]
 
 
 def misnamed(checkpoint: Path) -> list[str]:
-    """A line where a sound checkpoint has the name of another iteration: a person has renamed or copied it."""
+    """A message if the checkpoint has the name of another iteration, because it was renamed or copied."""
     step = read_progress(checkpoint)["step"]
     wrong = NAME.fullmatch(checkpoint.name) and step_of(checkpoint) != step
     return [f"it is of iteration {step}"] if wrong else []
@@ -201,7 +200,7 @@ def _read_file(path: Path) -> tuple[int, str]:
 
 
 def _remove(folder: Path) -> None:
-    """Its name goes first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    """Rename the folder first, so that a kill leaves nothing that looks like a checkpoint."""
     if folder.exists():
         removing = folder.with_name(f".removing_{folder.name}")
         shutil.rmtree(removing, ignore_errors=True)
@@ -210,7 +209,7 @@ def _remove(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Make room for a new run without losing the old one: `<folder>` becomes `<folder>.1`, `.2`, ..."""
+    """Rename `<folder>` to `<folder>.1`, `.2`, ... to make room for a new run."""
     if not folder.exists():
         return None
     aside = _free(folder)
@@ -219,7 +218,7 @@ def move_aside(folder: Path) -> Path | None:
 
 
 def _free(path: Path) -> Path:
-    """`<path>.1`, or `.2`, ... where that is taken."""
+    """The first of `<path>.1`, `.2`, ... that does not exist."""
     number = 1
     while (free := path.with_name(f"{path.name}.{number}")).exists():
         number += 1

@@ -1,10 +1,10 @@
-"""How many threads compute on a CPU, settled before anything starts.
+"""Number of threads on a CPU, chosen before anything starts.
 
-Trainers and engines work in turns there, so each side has all the cores, shared among its own processes (but for
-trainer.async_mode=separate, where each has its own). The count is part of what a run computes: where a library cuts one
-sum among its threads, another count may round otherwise. oneDNN does so from eight threads on, in the long sums of a
-weight's gradient; MKL from two on, in products of few rows. So a run notes its counts in config.yaml, and keeps them
-where it goes on, on a machine with other cores too.
+Trainers and engines alternate, so each side gets all cores, divided among its processes (with
+trainer.async_mode=separate each side has cores of its own). The number affects results: a library that divides a sum
+among its threads may round differently with another number. oneDNN does so from eight threads on, in the long sums of
+weight gradients; MKL from two on, in products of few rows. A run therefore saves its numbers in config.yaml and keeps
+them when it resumes on a machine with other cores.
 """
 
 from __future__ import annotations
@@ -35,54 +35,57 @@ PROCESSES = (
 
 
 @dataclass(frozen=True)
-class Side:
-    """Processes that compute at the same time."""
+class ThreadSetting:
+    """Number of threads of processes that compute at the same time."""
 
-    key: str  # that counts the threads of each
-    own: int  # this machine's choice
-    sizes: tuple[str, ...] = ()  # keys that count the processes: with others the earlier count is not kept
+    key: str
+    default: int  # on this machine
+    process_keys: tuple[str, ...] = ()  # numbers of processes: if they have changed, the saved number is not kept
 
 
 def choose_threads(config: Config, machine: Machine) -> tuple[Config, list[str]]:
-    """The counts as given, else those of the run that is gone on with, else by this machine's cores; and what to tell.
-    On GPUs the configuration stays as it is.
+    """Set the numbers of threads: as configured, else those of the run to resume, else by this machine's cores. Returns
+    notices, too. On GPUs nothing changes.
 
-    Raises ValueError for an earlier run that cannot be read, as find_start does.
+    Raises:
+        ValueError: the earlier run cannot be read, as in find_start.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if resolve_device(trainer.device, machine.num_gpus) != "cpu":
         return config, []
     rollout = rollout.model_copy(update={"num_engines": num_engines(rollout, "cpu", trainer.num_ranks)})
-    sides = []
+    settings = []
     if rollout.name == "vllm":
         own_cores = trainer.async_mode == "separate"
-        sides.append(Side(ENGINE, engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores), PROCESSES))
-    sides.append(Side(TRAINER, rank_threads(trainer, rollout, machine), PROCESSES))
-    return _settle(config, sides, earlier_config(config))
+        settings.append(
+            ThreadSetting(ENGINE, engine_threads(rollout, machine.num_cores, trainer.nnodes, own_cores), PROCESSES)
+        )
+    settings.append(ThreadSetting(TRAINER, rank_threads(trainer, rollout, machine), PROCESSES))
+    return _settle(config, settings, earlier_config(config))
 
 
 def choose_tuning_threads(config: T, machine: Machine) -> tuple[T, list[str]]:
-    """As `choose_threads`, for fine-tuning."""
+    """Like `choose_threads`, for fine-tuning."""
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
-    side = Side(TRAINER, max(1, machine.num_cores // config.trainer.n_gpus_per_node), RANKS)
-    return _settle(config, [side], earlier_config(config))
+    setting = ThreadSetting(TRAINER, max(1, machine.num_cores // config.trainer.n_gpus_per_node), RANKS)
+    return _settle(config, [setting], earlier_config(config))
 
 
-def _settle(config: C, sides: Sequence[Side], earlier: Mapping[str, Any]) -> tuple[C, list[str]]:
+def _settle(config: C, settings: Sequence[ThreadSetting], earlier: Mapping[str, Any]) -> tuple[C, list[str]]:
     notices = []
-    for side in sides:
-        if value_of(config, side.key) is not None:
+    for setting in settings:
+        if value_of(config, setting.key) is not None:
             continue
-        kept = _lookup(earlier, side.key)
-        if kept is not None and any(_lookup(earlier, key) != value_of(config, key) for key in side.sizes):
+        kept = _lookup(earlier, setting.key)
+        if kept is not None and any(_lookup(earlier, key) != value_of(config, key) for key in setting.process_keys):
             kept = None
-        if kept is not None and kept != side.own:
+        if kept is not None and kept != setting.default:
             notices.append(
-                f"{side.key}={kept}, as at the run's earlier start: it goes on bit for bit with that count. Of this "
-                f"machine's cores it would be {side.own}; {side.key}={side.own} takes them, and may round otherwise."
+                f"{setting.key}={kept}, as at the run's earlier start, so that it resumes bit for bit. This machine's "
+                f"cores allow {setting.key}={setting.default}, which may round differently."
             )
-        config = with_value(config, side.key, side.own if kept is None else kept)
+        config = with_value(config, setting.key, setting.default if kept is None else kept)
     return config, notices
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint, written by any number of ranks, as a Hugging Face folder: one process, no GPU.
+"""Export of a checkpoint, written by any number of ranks, as a Hugging Face folder, in one process without GPU.
 
-prepare: which checkpoint, of which run, of which model  ->  write: its parameters into that model, and out again; the
-proof that plain transformers computes the same; a card of what it is
+prepare: find the checkpoint, its run and its model  ->  write: load its parameters into the model, save it, compare it
+with plain transformers, and write a model card
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.config.check import check
-from alphaapollo.config.load import convert
+from alphaapollo.config.load import convert, known_values
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.launch.builders import critic_model
 from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, damage, read_progress
@@ -25,23 +25,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Export:
-    """What will be written; nothing is started."""
+class ExportPlan:
+    """An export that has not started."""
 
     checkpoint: Path
     weights: Path  # of the checkpoint's model
     kind: Kind
-    model: Model  # that it began with
+    model: Model  # that the run began with
     saved: dict[str, Any]  # the run's configuration
     dtype: Literal["float32", "bfloat16"]
     output: Path
     form: LoraForm
-    push_to: str  # empty: nowhere
+    push_to: str  # hub repository; empty: none
 
 
-def prepare(config: ExportConfig) -> Export:
-    """ValueError: no such checkpoint, its run has no configuration, its model is not there, or nobody is logged in to
-    the hub."""
+def prepare(config: ExportConfig) -> ExportPlan:
+    """ValueError: the checkpoint, the run's configuration, its model or the hub token is missing."""
     from alphaapollo.models.load import load_config
 
     check(config)
@@ -58,21 +57,23 @@ def prepare(config: ExportConfig) -> Export:
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
     output = Path(config.output).expanduser().absolute() if config.output else run / "exported" / name
     if output.exists():
-        raise ValueError(f"output={output} exists already. Give another folder, or remove it.")
+        raise ValueError(f"output={output} already exists. Set another folder, or remove it.")
     if config.export_lora == "adapter" and not model.lora_rank:
-        raise ValueError(f"export_lora=adapter: {run} was trained without LoRA. Leave it out.")
+        raise ValueError(f"export_lora=adapter needs a LoRA run, and {run} was trained without LoRA. Leave it out.")
     if config.export_lora == "adapter" and kind != "policy":
-        raise ValueError(f"export_lora=adapter: {run}: the head of a {kind} was trained, too. Leave it out.")
+        raise ValueError(
+            f"export_lora=adapter works for policies, and {run} trained a {kind} with its head. Leave it out."
+        )
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if asked == "bfloat16" else "float32"
-    return Export(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora, config.push_to)
+    return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora, config.push_to)
 
 
-def write(export: Export) -> str:
-    """Read the checkpoint into the model, write the folder, and prove it: it is there when plain transformers has
-    loaded it and computes the same. Returns the proof in words.
+def write(export: ExportPlan) -> str:
+    """Write the folder, and rename it to its final name after plain transformers has loaded it and computed the same
+    outputs. Returns the result of the comparison as a sentence.
 
     Raises:
-        ValueError: the model cannot be loaded, the checkpoint is not of such a model, or the proof failed.
+        ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ.
         OSError: the folder cannot be written.
     """
     import torch
@@ -81,21 +82,21 @@ def write(export: Export) -> str:
     from alphaapollo.workers.export import export_checkpoint
 
     export.output.parent.mkdir(parents=True, exist_ok=True)
-    unproved = export.output.with_name(f".unproved_{export.output.name}")
-    shutil.rmtree(unproved, ignore_errors=True)
+    unverified = export.output.with_name(f".unverified_{export.output.name}")
+    shutil.rmtree(unverified, ignore_errors=True)
     dtype: torch.dtype = getattr(torch, export.dtype)
     try:
-        gap = export_checkpoint(str(export.weights), export.model, dtype, str(unproved), export.form, export.kind)
+        gap = export_checkpoint(str(export.weights), export.model, dtype, str(unverified), export.form, export.kind)
         proof = (
             f"Plain transformers loads this folder; its {OUTPUTS[export.kind]} of a probe differ from the checkpoint's "
             f"by {gap:.1e} on average (weights in {export.dtype})."
         )
         step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
         card = model_card(export.saved, run, step, export.kind, export.model.path, proof)
-        (unproved / "README.md").write_text(card, encoding="utf-8")
-        unproved.rename(export.output)
+        (unverified / "README.md").write_text(card, encoding="utf-8")
+        unverified.rename(export.output)
     finally:
-        shutil.rmtree(unproved, ignore_errors=True)
+        shutil.rmtree(unverified, ignore_errors=True)
     return proof
 
 
@@ -103,10 +104,12 @@ def _weights_of(checkpoint: Path, kind: Kind) -> Path:
     names = ("critic",) if kind == "critic" else ("policy", "model")
     found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
     if found is None and kind == "critic":
-        raise ValueError(f"role=critic: {checkpoint} holds none: its algorithm needs no values. Leave it out.")
+        raise ValueError(
+            f"role=critic: {checkpoint} has no critic, because its algorithm needs no values. Leave it out."
+        )
     if found is None:
         raise ValueError(
-            f"{checkpoint} holds no policy and no model. Give a checkpoint of main_ppo or of a fine-tuning."
+            f"{checkpoint} has no policy and no model. Give a checkpoint of main_ppo or of a fine-tuning run."
         )
     return found
 
@@ -121,20 +124,22 @@ def _checkpoint(path: Path) -> Path:
 def _whole(path: Path) -> Path:
     if (path / PROGRESS).is_file():
         return path
-    if whole := CheckpointFolder(path / "checkpoints", keep=None).whole():
+    if whole := CheckpointFolder(path / "checkpoints", keep=None).completed():
         return whole[-1]
     raise ValueError(
-        f"checkpoint={path} is no whole checkpoint (no {PROGRESS} in it), and no run that has one. Give a folder "
-        "<run>/checkpoints/step_N, or a run."
+        f"checkpoint={path} is neither a complete checkpoint (it has no {PROGRESS}) nor a run that has one. Give a "
+        "folder <run>/checkpoints/step_N, or a run."
     )
 
 
 def _model_of(saved: dict[str, Any], run: Path, asked: ExportConfig) -> Model:
-    """The section of the policy, or of the fine-tuned model; the others may be of another version."""
+    """The section of the policy or the fine-tuned model. The other sections may be of another version."""
     role = saved.get("actor_rollout_ref", saved)
     if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
-        raise ValueError(f"{run} has no config.yaml of main_ppo or main_sft, which says what model it is.")
-    model = convert(Model, role["model"])
+        raise ValueError(
+            f"{run} has no config.yaml of main_ppo or of a fine-tuning run, which names its model. Export another run."
+        )
+    model = convert(Model, known_values(Model, role["model"]))
     if asked.role == "critic" and isinstance(saved.get("critic"), dict):
-        model = critic_model(model, convert(Critic, saved["critic"]))
+        model = critic_model(model, convert(Critic, known_values(Critic, saved["critic"])))
     return model.model_copy(update={"path": asked.model_path}) if asked.model_path else model

@@ -1,4 +1,4 @@
-"""What a command that plays prompts or grades texts finds, reads and checks before it starts anything."""
+"""Inputs of a command that generates or grades: found, read and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from alphaapollo.utils.user_module import load_user_module
 
 
 def find_machine(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Machine:
-    """What there is to run on: this machine, or the cluster that RAY_ADDRESS names, which is joined."""
+    """Resources of this machine, or of the cluster that RAY_ADDRESS names, which is joined."""
     if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
         from alphaapollo.controller.ray_cluster import connect
 
@@ -55,17 +55,17 @@ def find_machine(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Machin
 
 
 def missing_cluster(trainer: Training) -> str:
-    """Why there are fewer nodes than asked for; empty where a cluster is joined, or one node is enough."""
+    """Why the run has fewer nodes than it needs; empty if a cluster is joined or one node is enough."""
     if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
     return (
-        f"trainer.nnodes={trainer.nnodes}: without RAY_ADDRESS there is this machine alone. Start Ray on every node "
-        "and set RAY_ADDRESS (docs/scaling.md), or set trainer.nnodes=1."
+        f"trainer.nnodes={trainer.nnodes} needs a cluster, but RAY_ADDRESS is not set. Start Ray on every node and set "
+        "RAY_ADDRESS (docs/scaling.md), or set trainer.nnodes=1."
     )
 
 
 def local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
-    """key -> path of what workers read and what lies here: every node must have it. Data are the driver's alone."""
+    """key -> local path that workers read, so that every node must have it. Only the driver reads data files."""
     found: dict[str, str] = {}
 
     def visit(key: str, value: object) -> None:
@@ -83,37 +83,38 @@ def local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, s
 
 
 def find_environment(env: Env) -> EnvironmentSpec:
-    """The environment, the user's own among them. ValueError: an unknown one, or settings with which it cannot work."""
+    """The environment of `env.env_name`, which may be the user's own. ValueError: unknown, or invalid settings."""
     if env.custom_module:
         load_user_module(env.custom_module, "env.custom_module")
     return check_environment(env)
 
 
 def environment_notices(config: Config | GenerationConfig | SftConfig, environment: EnvironmentSpec) -> list[str]:
-    """One line for each key of rewards or tools that this environment does not use."""
-    env, void = config.env, []
+    """A notice for each key of rewards or tools that this environment does not use."""
+    env, unused = config.env, []
     if not environment.graded and not environment.own_prompts:
         keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
-        if not (isinstance(config, Config) and config.reward_model.enable):  # whose score may be required
+        if not (isinstance(config, Config) and config.reward_model.enable):  # its score may be required
             keys.append("reward.required")
-        void += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
+        unused += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
     if environment.tools is None or not (environment.tools(env) or env.mcp_servers):
         limits = [f"env.tool_limits.{name}" for name in type(env.tool_limits).model_fields]
-        void += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
+        unused += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
     elif env.max_steps == 1:
         tools = ", ".join([*environment.tools(env), *env.mcp_servers])
         shown = f"env.max_steps=1 ends an episode before the model sees the output of {tools}."
-        return [*report_ineffective(config, void), shown]
-    return report_ineffective(config, void)
+        return [*report_ineffective(config, unused), shown]
+    return report_ineffective(config, unused)
 
 
 def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:
-    """The tokenizer, as the rollout workers will use it; they open the same tools.
+    """The renderer of prompts, as the rollout workers will use it.
 
-    ValueError: no tokenizer; tools, an index or a server that are not there; a chat template or a parser with which
-    env.action_format cannot work.
+    Raises:
+        ValueError: the tokenizer, a tool, an index or a server is missing, or env.action_format does not work with the
+            chat template or the parser.
     """
-    from alphaapollo.models.folder_check import check_vocabulary  # brings torch
+    from alphaapollo.models.folder_check import check_vocabulary  # imports torch
 
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
@@ -125,8 +126,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
         return renderer
     if not schemas:
         raise ValueError(
-            "env.action_format=chat_template: there are no tools to call. Name some in env.tools or env.mcp_servers, "
-            "or set env.action_format=tags."
+            "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
     renderer = ToolRenderer(tokenizer, schemas, template_arguments)
     renderer.check(append=env.context == "append")
@@ -144,29 +144,29 @@ async def _tools_offered(env: Env) -> list[dict[str, Any]]:
 
 
 def _check_history(env: Env, renderer: Renderer) -> None:
-    """ValueError: several turns in one growing sequence, with a chat template that rewrites the earlier ones."""
+    """ValueError: context=append with a chat template that rewrites earlier turns."""
     if env.max_steps == 1 or env.context != "append" or not renderer.tokenizer.chat_template:
         return
     if in_time(lambda: renderer.rewrites_history):
         raise ValueError(
-            "the chat template shows earlier answers otherwise than they were given (it drops their thoughts, say), so "
-            "the model would be trained on chats that it never meets. Set env.context=memory (a fresh prompt every "
-            "turn), or give the tokenizer a chat_template that leaves earlier turns alone."
+            "the chat template changes earlier answers (e.g. it drops their reasoning), so the model would be trained "
+            "on chats that it never sees. Set env.context=memory (a new prompt every turn), or use a chat_template "
+            "that keeps earlier turns."
         )
 
 
 def check_adapters(model: Model, key: str) -> None:
-    """ValueError: LoRA on layers that the model does not have. key: of the section, e.g. actor_rollout_ref.model."""
+    """ValueError: LoRA on layers that the model does not have. key: the section, e.g. actor_rollout_ref.model."""
     if model.lora_rank:
-        from alphaapollo.models.lora import check_targets  # brings torch.distributed
+        from alphaapollo.models.lora import check_targets  # imports torch.distributed
 
         check_targets(model, key)
 
 
 def check_experts(model: Model, section: str, router_replay: bool = False) -> None:
-    """ValueError: keys about experts, and a model without any that are known. section: e.g. actor_rollout_ref.model."""
+    """ValueError: keys about experts for a model without supported ones. section: e.g. actor_rollout_ref.model."""
     if model.router_aux_loss_coef or router_replay:
-        from alphaapollo.models.moe_routing import check_routers  # brings torch
+        from alphaapollo.models.moe_routing import check_routers  # imports torch
 
         given = []
         if model.router_aux_loss_coef:
@@ -177,10 +177,10 @@ def check_experts(model: Model, section: str, router_replay: bool = False) -> No
 
 
 def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
-    """ValueError: prompt and response together are longer than the model has positions, which vLLM refuses to serve."""
+    """ValueError: prompt and response together exceed the model's positions, which vLLM refuses."""
     if rollout.name != "vllm":
         return
-    from alphaapollo.models.load import load_config  # brings torch
+    from alphaapollo.models.load import load_config  # imports torch
 
     text = load_config(model).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
@@ -189,45 +189,47 @@ def check_lengths(model: Model, rollout: Rollout, data: Data | GenerationData) -
     if positions is not None and not scaled and wanted > positions:
         raise ValueError(
             f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-            f"{wanted} tokens: {model.path} has {positions} positions. Lower either."
+            f"{wanted} exceeds the {positions} positions of {model.path}. Lower one of them."
         )
 
 
 def check_engine_split(model: Model, rollout: Rollout, section: str) -> None:
-    """ValueError: attention heads that an engine's processes cannot share. section: e.g. actor_rollout_ref.rollout."""
-    from alphaapollo.models.load import load_config  # brings torch
+    """ValueError: attention heads that cannot be divided among an engine's processes. section: e.g.
+    actor_rollout_ref.rollout."""
+    from alphaapollo.models.load import load_config  # imports torch
 
     size = rollout.tensor_model_parallel_size
     heads = getattr(load_config(model).get_text_config(), "num_attention_heads", None) if size > 1 else None
     if heads and heads % size:
         fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ValueError(
-            f"{section}.tensor_model_parallel_size={size}: {model.path} has {heads} attention heads, which {size} "
-            f"processes cannot share. Set one of {fits}."
+            f"{section}.tensor_model_parallel_size={size} does not divide the {heads} attention heads of {model.path}. "
+            f"Set one of {fits}."
         )
 
 
 def choose_kernels(model: Model, asked: bool | Literal["auto"]) -> Model:
-    """A resolved section, without Liger's kernels where they were not compared on its architecture. ValueError: they
-    are asked for all the same."""
+    """The resolved section, without Liger's kernels if they were not tested on its architecture. ValueError: they are
+    required (use_liger=true)."""
     from alphaapollo.models.liger import ARCHITECTURES
-    from alphaapollo.models.load import load_config  # brings torch
+    from alphaapollo.models.load import load_config  # imports torch
 
     if not model.use_liger:
         return model
     kind = load_config(model).model_type
     if asked is True and kind not in ARCHITECTURES:
         raise ValueError(
-            f"model.use_liger=true: {model.path} is a {kind!r} model, and Liger's kernels were compared on "
-            f"{', '.join(ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same parts."
+            f"model.use_liger=true is not tested on {kind!r} models ({model.path}), only on "
+            f"{', '.join(ARCHITECTURES)}. Set model.use_liger=auto; model.use_torch_compile=true fuses the same "
+            "operations."
         )
     return model.model_copy(update={"use_liger": kind in ARCHITECTURES})
 
 
 def check_sequence_parallel(size: int, ranks: int, key: str, models: Mapping[str, Model]) -> None:
-    """ValueError: one of the models, by their keys, cannot be computed by `size` of the `ranks` together, for which
-    `key` asks."""
-    from alphaapollo.models.load import load_config  # brings torch
+    """ValueError: `size` of the `ranks`, as set by `key`, cannot share the sequences of one of the models (by their
+    keys)."""
+    from alphaapollo.models.load import load_config  # imports torch
     from alphaapollo.models.ulysses import check_splits
 
     for name, model in models.items():
@@ -244,9 +246,9 @@ def read_prompts(
     data: Data | GenerationData,
     choose: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `files` within the length limit, and what to tell about the others.
+    """The prompts of `files` within the length limit, and notices about the others.
 
-    what: the files' key. choose: which of their prompts are taken at all.
+    what: the files' key. choose: selects prompts before they are rendered.
     """
     chosen = choose(load_prompts(files, data.prompt_key))
     if isinstance(first := chosen[0].content, list):
@@ -254,18 +256,22 @@ def read_prompts(
     prompts, lengths = fit_prompts(chosen, renderer, data.max_prompt_length, data.truncation)
     if not lengths.too_long:
         return prompts, []
-    done = "left out" if data.truncation == "drop" else f"cut ({data.truncation})"
-    return prompts, [f"{what}: {lengths.too_long} of {lengths.total} prompts are over data.max_prompt_length: {done}."]
+    done = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
+    return prompts, [
+        f"{what}: {lengths.too_long} of {lengths.total} prompts exceed data.max_prompt_length and are {done}."
+    ]
 
 
 def check_rewards(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, graded: bool = True
 ) -> tuple[list[str], list[Score]]:
-    """What to tell about the keys; and what a reward function of the user's own, tried, has said of the first prompt.
-    `graded`: every row needs a reward function.
+    """Check the reward functions. Returns notices, and the scores of a trial of the user's own reward function.
 
-    ValueError: a reward function or component that is not there or fails when tried, or prompts that the graders cannot
-    grade."""
+    graded: whether every row needs a reward function.
+
+    Raises:
+        ValueError: a reward function or component is missing or fails, or no grader can grade some prompts.
+    """
     if custom.path or reward.custom_module:
         check_reward_function(reward, custom)
     else:

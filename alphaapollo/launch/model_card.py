@@ -1,6 +1,6 @@
-"""The README.md of an exported model: data, algorithm, the keys that differ from the defaults, figures, versions.
+"""README.md of an exported model: data, algorithm, changed keys, metrics, versions.
 
-It is written to be shown: no secrets, and of local paths no more than the last two parts.
+It may be published: it has no secrets, and only the last two parts of local paths.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import yaml
 
 from alphaapollo.config.changes import command_of
-from alphaapollo.config.keys import COMMANDS, accepted_keys, plain
-from alphaapollo.config.load import flat
+from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value
+from alphaapollo.config.load import flatten
 from alphaapollo.launch.versions import versions
 from alphaapollo.utils.hub import looks_local
 from alphaapollo.utils.redaction import redacted, secret_keys
 
 PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
-FIGURES = ("val/", "reward/", "train/loss", "response/length_mean")
-OF_THE_MACHINE = ("trainer.output_dir", "trainer.project_name", "trainer.experiment_name", "trainer.logger")
+METRICS = ("val/", "reward/", "train/loss", "response/length_mean")
+MACHINE_KEYS = ("trainer.output_dir", "trainer.project_name", "trainer.experiment_name", "trainer.logger")
 KINDS = {
     "main_ppo": "reinforcement learning",
     "main_sft": "supervised fine-tuning",
@@ -32,8 +32,13 @@ KINDS = {
 
 
 def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: str, proof: str) -> str:
-    """The text. saved: the run's configuration as plain values; base: the model that it began with; proof: what was
-    compared, in words."""
+    """The card as Markdown.
+
+    Args:
+        saved: the run's configuration as plain values.
+        base: the model that the run began with.
+        proof: result of the comparison with plain transformers.
+    """
     command = command_of(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
     known_base = [] if looks_local(base) else [base]
@@ -43,9 +48,9 @@ def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: 
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {run.name}",
         f"The {role} of a run of alphaapollo ({kind}), after iteration {step}. It began with {shown(base)}.",
-        "## Data and algorithm\n\n" + "\n".join(_what_it_learned(saved, command)),
+        "## Data and algorithm\n\n" + "\n".join(_training_summary(saved, command)),
         "## Keys that differ from the defaults\n\n" + _table(("key", "value"), changed_keys(saved, command)),
-        "## Figures\n\n" + _table(("metric", "value"), figures(run / "metrics.jsonl", step)),
+        "## Metrics\n\n" + _table(("metric", "value"), last_metrics(run / "metrics.jsonl", step)),
         "## Versions\n\n"
         + _table(("package", "version"), [*versions(PACKAGES), ("python", platform.python_version())]),
         f"## Proof\n\n{proof}",
@@ -54,16 +59,16 @@ def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: 
 
 
 def shown(path: str) -> str:
-    """A hub id as it is; of a local path the last two parts, which tell nothing of the machine."""
+    """A hub id unchanged; of a local path the last two parts."""
     return "/".join(Path(path).parts[-2:]).lstrip("/") if looks_local(path) else path
 
 
 def changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
-    """(key, value) of each that is not the default, but for those about places and with secrets."""
-    values, secret = flat(saved), {key for key, _ in secret_keys(saved)}
+    """(key, value) of each key that is not the default, without paths of the machine and secrets."""
+    values, secret = flatten(saved), {key for key, _ in secret_keys(saved)}
     for name, key in accepted_keys(COMMANDS[command]).items():
         value = values.get(name, key.default)
-        if plain(value) == plain(key.default) or name in secret or name in OF_THE_MACHINE:
+        if format_value(value) == format_value(key.default) or name in secret or name in MACHINE_KEYS:
             continue
         yield f"`{name}`", f"`{_shown_value(value)}`"
 
@@ -72,12 +77,12 @@ def _shown_value(value: Any) -> str:
     if isinstance(value, str) and "/" in value:
         return shown(value)
     if isinstance(value, list):
-        return plain([_shown_value(one) if isinstance(one, str) else one for one in value])
-    return plain(value)
+        return format_value([_shown_value(one) if isinstance(one, str) else one for one in value])
+    return format_value(value)
 
 
-def _what_it_learned(saved: Mapping[str, Any], command: str) -> Iterator[str]:
-    values = flat(saved)
+def _training_summary(saved: Mapping[str, Any], command: str) -> Iterator[str]:
+    values = flatten(saved)
     named = {"data.train_files": "trained on", "data.val_files": "validated on"}
     for key, what in named.items():
         if values.get(key):
@@ -92,13 +97,13 @@ def _what_it_learned(saved: Mapping[str, Any], command: str) -> Iterator[str]:
     yield f"* {KINDS.get(command, command)} by alphaapollo's {command}"
 
 
-def figures(file: Path, step: int) -> list[tuple[str, str]]:
-    """The last value of each figure that tells how good the model is, up to an iteration."""
+def last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
+    """The last value of each quality metric up to an iteration."""
     last: dict[str, tuple[int, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         record = json.loads(line)
         for name, value in record.items():
-            if record["step"] <= step and name.startswith(FIGURES) and value is not None:
+            if record["step"] <= step and name.startswith(METRICS) and value is not None:
                 last[name] = (record["step"], value)
     return [(f"`{name}` (iteration {when})", f"{value:.4g}") for name, (when, value) in sorted(last.items())]
 

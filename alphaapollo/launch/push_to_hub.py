@@ -1,4 +1,4 @@
-"""An exported folder to the Hugging Face hub, with the user's own token."""
+"""Upload of an exported folder to the Hugging Face hub, with the user's token."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_push(repo: str) -> None:
-    """ValueError: not OWNER/NAME, or nobody is logged in."""
+    """ValueError: not OWNER/NAME, or no token."""
     from huggingface_hub import get_token
 
     if not REPO.fullmatch(repo):
-        raise ValueError(f"push_to={repo}: give OWNER/NAME, e.g. push_to=alice/qwen3-gsm8k.")
+        raise ValueError(f"push_to={repo}: set OWNER/NAME, e.g. push_to=alice/qwen3-gsm8k.")
     if not get_token():
         raise ValueError(
-            f"push_to={repo}: there is no token of yours for the hub. Log in (hf auth login), or set HF_TOKEN in the "
-            "environment; it needs the right to write. Without push_to the folder is written here alone."
+            f"push_to={repo} needs a Hugging Face token with write permission. Log in (hf auth login), set HF_TOKEN, "
+            "or leave push_to out."
         )
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload every file in one commit; a new repository is private. Returns its address.
+    """Upload every file in one commit; a new repository is private. Returns its URL.
 
-    OSError: the hub refused it, or could not be reached; the folder stands.
+    Raises:
+        OSError: the hub refused it, or could not be reached; the folder is kept.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
-    no_answer = cast(type[Exception], HfHubHTTPError.__mro__[1])  # of the HTTP library that the hub's client uses
+    http_error = cast(type[Exception], HfHubHTTPError.__mro__[1])  # base error of the hub client's HTTP library
     try:
         address = api.create_repo(repo, private=True, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Model exported by alphaapollo")
-    except (OSError, no_answer) as error:
+    except (OSError, http_error) as error:
         raise OSError(f"{folder} is written, but could not be pushed to {repo}: {error}") from error
     return str(address)

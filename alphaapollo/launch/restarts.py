@@ -119,7 +119,7 @@ def with_own_checkpoint(config: Config | TuningConfig, own: Set[SavedCheckpoint]
 
 
 def _checkpoints(folder: Path) -> set[SavedCheckpoint]:
-    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).completed()
     return {
         SavedCheckpoint(str(one), (one / PROGRESS).stat().st_mtime_ns) for one in whole if (one / PROGRESS).exists()
     }

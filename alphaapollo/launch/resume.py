@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.changes import Change, command_of, find_changes
-from alphaapollo.config.keys import COMMANDS, plain
+from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.launch.checkpoint_folder import (
@@ -63,7 +63,7 @@ class StartPoint:
         damaged = [f"skipped, because it is damaged: {problem}." for problem in self.damaged]
         if self.checkpoint is None:
             return since
-        whole = CheckpointFolder(self.folder / "checkpoints", None).whole()
+        whole = CheckpointFolder(self.folder / "checkpoints", None).completed()
         later = [path.name for path in whole if step_of(path) > self.step]
         aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
         beyond = f"; the run had reached iteration {self.reached} and repeats those after {self.step}"
@@ -91,7 +91,7 @@ class StartPoint:
             )
         moved = move_aside(self.folder) if self.in_the_way else None
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
-        checkpoints.sweep()
+        checkpoints.remove_remains()
         if self.checkpoint:
             checkpoints.set_aside(self.step)
         newest, number = _saved_files(self.folder)
@@ -118,7 +118,7 @@ def interrupted_message(folder: Path) -> str:
 
 def resume_hint(folder: Path) -> str:
     """How to resume a run that has ended; follows the reason of its end in a message."""
-    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).completed()
     if not whole:
         return " before the first checkpoint: the same command starts from scratch"
     return f"; with trainer.resume_mode=auto, the default, the same command resumes from {whole[-1]}"
@@ -174,7 +174,7 @@ def earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
 def _candidates(config: Config | TuningConfig) -> list[Path]:
     """The checkpoint of resume_from_path, or those of this run, the newest first."""
     trainer = config.trainer
-    whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).whole()
+    whole = CheckpointFolder(trainer.folder / "checkpoints", keep=None).completed()
     if trainer.resume_mode != "resume_path":
         return whole[::-1]
     asked = Path(trainer.resume_from_path).expanduser()
@@ -230,8 +230,8 @@ def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[
 
 
 def _other_run(folder: Path, refused: Sequence[Change]) -> str:
-    differences = ", ".join(f"{one.key}={plain(one.old)} (now {plain(one.new)})" for one in refused)
-    whole = CheckpointFolder(folder / "checkpoints", keep=None).whole()
+    differences = ", ".join(f"{one.key}={format_value(one.old)} (now {format_value(one.new)})" for one in refused)
+    whole = CheckpointFolder(folder / "checkpoints", keep=None).completed()
     another = (
         f" To continue from its weights nevertheless, set another trainer.experiment_name with "
         f"trainer.resume_mode=resume_path trainer.resume_from_path={whole[-1]}."
@@ -245,7 +245,7 @@ def _has_results(folder: Path) -> bool:
     """Whether it has more than a failed start leaves."""
     files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
     logged = any(file.is_file() and file.stat().st_size for file in files)
-    return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).whole())
+    return logged or bool(CheckpointFolder(folder / "checkpoints", keep=None).completed())
 
 
 def _listing(folder: Path) -> frozenset[str]:

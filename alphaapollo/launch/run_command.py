@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from alphaapollo.config.errors import failed
+from alphaapollo.config.errors import report_error
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
@@ -25,12 +25,12 @@ def run_in_folder(folder: Path, work: Callable[[], None], interrupted: Callable[
         with lock_folder(folder):
             work()
     except FolderInUseError as error:
-        return failed(error, 2)
+        return report_error(error, 2)
     except KeyboardInterrupt:
         print(f"\n{interrupted()}", file=sys.stderr)
         return 130
     except FAILURES as error:
-        return failed(error, 1)
+        return report_error(error, 1)
     return 0
 
 

@@ -1,5 +1,4 @@
-"""One reset of an environment and one call of the user's reward function before anything starts: a server that is not
-there, a puzzle that cannot be made, or a function that raises shows now, not after the models are loaded."""
+"""Trial reset of the environment and trial call of the user's reward function, before the models are loaded."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ PLACE = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # not what LaTeX has: \boxed{n
 
 
 async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
-    """Make the environment, reset it and close it, once for each prompt; nothing is graded and no model asked. Returns
-    what to tell.
+    """Create, reset and close the environment, once for each prompt. Returns notices.
 
-    ValueError: it cannot be made or reset, its first observation is none, or it takes longer than env.episode_timeout.
+    Raises:
+        ValueError: it cannot be created or reset, its first observation is invalid, or it exceeds env.episode_timeout.
     """
     tools, shown = await open_toolbox(config), ""
     try:
@@ -42,30 +41,30 @@ async def try_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
             await tools.close()
     template = config.prompt
     return [
-        f"env.prompt: {{{name}}} is shown as it is, for nothing fills it."
+        f"env.prompt: {{{name}}} is not filled in: the environment has no such value."
         for name in dict.fromkeys(PLACE.findall(template))
         if f"{{{name}}}" in shown
     ]
 
 
 async def try_reward(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Grade one row with two answers made up for it: one of them must pass, in a process as in a run. The scores of
-    both.
+    """Grade one row with two made-up answers, in a grader process as in a run. Returns both scores.
 
-    ValueError: both fail.
+    Raises:
+        ValueError: both fail.
     """
     scores = await try_grades(prompt, reward, custom)
     if not all(score.outcome.failed for score in scores):
         return scores
     what = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     raise ValueError(
-        f"{what}, called on row {prompt.id} with two answers made up for a try, fails: {scores[-1].reason}. Mend it: a "
-        "number or a dict of numbers must come back, whatever the answer."
+        f"{what} fails on row {prompt.id} with two made-up answers: {scores[-1].reason}. Return a number or a dict of "
+        "numbers for any answer."
     )
 
 
 async def try_grades(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """The scores of the row's own ground truth as the answer, and of an empty answer."""
+    """Scores of the row's ground truth and of an empty answer."""
     client = RewardClient(reward.model_copy(update={"num_workers": 1}), custom)
     await client.start()
     try:
@@ -78,7 +77,7 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
     what = f"env.env_name={config.env_name}: the environment does not start on row {prompt.id}"
     try:
         async with asyncio.timeout(config.episode_timeout):
-            with wrap_environment_errors("making it"):
+            with wrap_environment_errors("creation"):
                 environment = get_environment(config.env_name)(services)
             try:
                 with wrap_environment_errors("reset"):
@@ -90,19 +89,19 @@ async def _try_reset(config: Env, services: Services, prompt: Prompt) -> list[Me
             return first
     except TimeoutError as error:
         raise ValueError(
-            f"{what} within env.episode_timeout={config.episode_timeout:g} s. Mend it, or raise the limit."
+            f"{what} within env.episode_timeout={config.episode_timeout:g} s. Fix it, or raise env.episode_timeout."
         ) from error
     except EnvironmentFailure as failure:
-        raise ValueError(f"{what}: {failure}. Mend the environment, its settings (env.*), or the row.") from failure
+        raise ValueError(f"{what}: {failure}. Fix the environment, its settings (env.*), or the row.") from failure
 
 
 async def _call(environment: Environment, name: str, *arguments: Prompt) -> object:
-    """Made in a thread: a sync method may take long."""
+    """Call a method, in a thread if it is not async."""
     try:
         result = await SyncMethodThreads().run(getattr(environment, name), *arguments)
         return await result if inspect.isawaitable(result) else result
     except SystemExit as error:
-        raise RuntimeError(f"it wants to exit ({error})") from error
+        raise RuntimeError(f"it called exit ({error})") from error
 
 
 def _no_reader(text: str) -> list[ToolCall]:

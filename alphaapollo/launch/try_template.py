@@ -1,4 +1,4 @@
-"""The chat template on one chat of the data before anything starts: what never ends, or does not show what is asked."""
+"""Trial rendering of one chat of the data with the chat template, before anything starts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TypeVar
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
 from alphaapollo.types import Message
 
-TIME_LIMIT = 60.0  # seconds for a chat
+TIME_LIMIT = 60.0  # seconds per chat
 ResultT = TypeVar("ResultT")
 
 
 def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TIME_LIMIT) -> None:
-    """ValueError: the template takes too long, refuses the chat, or leaves out what its last message says."""
+    """ValueError: the template takes too long, refuses the chat, or drops the content of its last message."""
     marked = Message(role=chat[-1]["role"], content=chat[-1]["content"] + PLACEHOLDER)
     text = in_time(lambda: renderer.text([*chat[:-1], marked]), time_limit)
     if PLACEHOLDER not in text:
         raise ValueError(
-            f"the chat template leaves out what the last message of a prompt (of the role {marked['role']!r}) says, so "
-            f"that all prompts are the same to the model: {text[:80]!r}. Mend the tokenizer's chat_template."
+            f"the chat template drops the content of the last message (role {marked['role']!r}), so all prompts look "
+            f"the same to the model: {text[:80]!r}. Fix the tokenizer's chat_template."
         )
 
 
 def in_time(render: Callable[[], ResultT], time_limit: float = TIME_LIMIT) -> ResultT:
-    """What `render` returns or raises; ValueError: it does not end. Its thread is then left behind."""
+    """Result of `render`, run in a thread. ValueError: it does not end in time; its thread is abandoned."""
     done: Future[ResultT] = Future()
 
     def work() -> None:
@@ -40,6 +40,6 @@ def in_time(render: Callable[[], ResultT], time_limit: float = TIME_LIMIT) -> Re
         return done.result(time_limit)
     except TimeoutError:
         raise ValueError(
-            f"the chat template has not rendered one chat within {time_limit:g} s. Mend the tokenizer's chat_template: "
-            "a loop in it may have no end."
+            f"the chat template has not rendered one chat within {time_limit:g} s. Fix the tokenizer's chat_template: "
+            "it may have an endless loop."
         ) from None

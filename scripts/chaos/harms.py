@@ -90,7 +90,7 @@ def stop(command: Command, role: str, rng: random.Random) -> Harm | None:
 
 def damage(checkpoints: Path, rng: random.Random) -> tuple[str, str]:
     """Spoil one file of the newest whole checkpoint; how, and which, by its path in the checkpoint."""
-    newest = CheckpointFolder(checkpoints, None).whole()[-1]
+    newest = CheckpointFolder(checkpoints, None).completed()[-1]
     path = rng.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
     content = bytearray(path.read_bytes())
     whole = ["gone", "empty"] if content else ["gone"]

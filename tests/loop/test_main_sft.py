@@ -120,7 +120,7 @@ def test_a_rank_of_two_dies_and_another_number_goes_on(
 ) -> None:
     """Two ranks have the losses of one, whoever dies; then one goes on alone."""
     program = sft.held(monkeypatch, "HELD_STEP", "4", *SIX, "trainer.n_gpus_per_node=2")
-    pids = [pid for pid, line in processes_of(sft).items() if "TrainerHost" in line]
+    pids = [pid for pid, line in processes_of(sft).items() if "TrainerActor" in line]
     assert len(pids) == 2
     os.kill(pids[0], signal.SIGKILL)
     (sft.out / "release").touch()
@@ -149,7 +149,7 @@ def test_killed_while_a_checkpoint_is_written_it_goes_on_bit_for_bit(
     program.signal(signal.SIGKILL)
     program.wait()
     done = sft.run(*schedule)
-    assert "goes on from" in done.output and "step_000002" in done.output
+    assert "resumes from" in done.output and "step_000002" in done.output
     assert [path.name for path in sorted(checkpoints.iterdir())] == ["step_000002", "step_000004", "step_000006"]
     assert [line["step"] for line in done.metrics] == [1, 2, 3, 4, 5, 6]
     assert weights(done) == weights(whole)

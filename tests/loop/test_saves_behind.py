@@ -76,13 +76,13 @@ def test_interrupted_while_one_is_written_it_waits_for_it(ppo: Runner, tmp_path:
     program = held(ppo, release)
     program.signal(signal.SIGTERM)
     end = time.monotonic() + 120
-    while "the checkpoint of iteration 4 is on its way to the disk" not in program.printed:
+    while "the checkpoint of iteration 4 is being written" not in program.printed:
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]
     release.touch()
     done = ppo.finish(program)
     assert done.code == 130
-    assert "the same command goes on from" in done.output and "step_000004" in done.output.splitlines()[-1]
+    assert "the same command resumes from" in done.output and "step_000004" in done.output.splitlines()[-1]
     assert names(ppo) == ["step_000002", "step_000004"]
 
 
@@ -135,6 +135,6 @@ def test_a_flipped_bit_is_named_and_the_checkpoint_before_counts(ppo: Runner) ->
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     again = ppo.run(*here, "trainer.total_training_steps=3")
-    assert f"step_000002: policy/model/{file.name} has other bytes" in " ".join(again.output.split()), again.output
+    assert f"step_000002: policy/model/{file.name} has changed" in " ".join(again.output.split()), again.output
     assert [metrics["step"] for metrics in again.metrics] == [0, 1, 2, 3]
-    assert "goes on from" in again.output and (again.folder / "checkpoints/step_000003").is_dir()
+    assert "resumes from" in again.output and (again.folder / "checkpoints/step_000003").is_dir()

@@ -1,4 +1,4 @@
-"""A process that is stopped is named; let go on, the run goes on; if not, it ends with stacks, and leaves nothing."""
+"""A stopped process is named. If it resumes, so does the run; otherwise the run ends with stacks and leaves nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(420)]
 
 PROCESSES = {  # words of the command line -> what it is called
     "EngineCore": "the engine core of rollout worker 0",
-    "RolloutHost": "the rollout worker of rank 0",
-    "PolicyHost": "the policy worker of rank 0",
+    "RolloutActor": "the rollout worker of rank 0",
+    "PolicyActor": "the policy worker of rank 0",
 }
 DEADLINE = 200.0
 
@@ -54,36 +54,36 @@ def check_end(done: Finished, stopped: str) -> None:
     """It ended as one that stalled, for this reason."""
     assert done.code == 1, done.output[-3000:]
     error = done.output.splitlines()[-1]
-    assert error.startswith("error: nothing has moved for ") and stopped in error, done.output[-3000:]
-    assert "the same command begins anew" in error and "Traceback" not in done.output, done.output[-3000:]
+    assert error.startswith("error: no progress for ") and stopped in error, done.output[-3000:]
+    assert "the same command starts from scratch" in error and "Traceback" not in done.output, done.output[-3000:]
     (stacks,) = (done.folder / "stalls").iterdir()
     assert str(stacks) in error
     text = stacks.read_text()
     pid = stopped.split("pid ")[1].split(")")[0]
     assert f"--- process {pid}\n" in text and stopped in text
-    assert "stall_watch.py" in text  # the controller's own
+    assert "stall_monitor.py" in text  # the controller's own stack
 
 
-def test_who_is_stopped_is_named_and_the_run_goes_on_with_him_or_ends(
+def test_a_stopped_process_is_named_and_the_run_resumes_with_it_or_ends(
     ppo: Runner, leaves_nothing: Callable[[], None]
 ) -> None:
-    limits = ("trainer.stall_notice=2", "trainer.stall_timeout=40")
+    limits = ("trainer.stall_timeout=40",)
     program = started(ppo, "actor_rollout_ref.rollout.name=vllm", *limits)
-    for words in ("EngineCore", "RolloutHost"):
+    for words in ("EngineCore", "RolloutActor"):
         stopped = stop(ppo, words)
-        wait_until(program, lambda: stopped in program.printed, f"{stopped}: nobody says so")  # noqa: B023
+        wait_until(program, lambda: stopped in program.printed, f"{stopped}: not reported")  # noqa: B023
         os.kill(int(stopped.split("pid ")[1].split(")")[0]), signal.SIGCONT)
         steps = steps_of(ppo)
         wait_until(program, lambda: steps_of(ppo) >= steps + 2, "it does not go on")  # noqa: B023
-        assert program.printed.count("it moves again, after ") >= 1
-    stopped = stop(ppo, "PolicyHost")
+        assert program.printed.count("progress again, after ") >= 1
+    stopped = stop(ppo, "PolicyActor")
     check_end(ppo.finish(program, deadline=DEADLINE), stopped)
-    assert "note nothing has moved for " in program.printed
+    assert "note no progress for " in program.printed
     leaves_nothing()
 
 
 def test_with_one_process_a_stopped_engine_core_ends_the_run(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    limits = ("trainer.stall_notice=2", "trainer.stall_timeout=5")
+    limits = ("trainer.stall_timeout=5",)
     program = started(ppo, "trainer.controller=local", "actor_rollout_ref.rollout.name=vllm", *limits)
     stopped = stop(ppo, "EngineCore")
     check_end(ppo.finish(program, deadline=DEADLINE), stopped)

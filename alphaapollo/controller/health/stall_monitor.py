@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from alphaapollo.config.errors import failed
+from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.health.stall_detector import (
     STOPPED,
@@ -192,7 +192,7 @@ class StallMonitor:
             self._loop.call_soon_threadsafe(self._task.cancel)
             if self._left.wait(GRACE_SECONDS):
                 return
-        failed(self._error, 1)  # the event loop is blocked: the reaper ends the other processes
+        report_error(self._error, 1)  # the event loop is blocked: the reaper ends the other processes
         os._exit(1)
 
     def _write_stacks(self, finding: StallFinding, now: RunSnapshot) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.divergence import REVERSE, Divergence, divergence_of
-from alphaapollo.config.keys import plain, with_value
+from alphaapollo.config.keys import format_value, with_value
 from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.launch.builders import critic_model, teacher_model
@@ -341,7 +341,7 @@ def _advice(config: Config, device: Device, roles: ModelRoles, capacity: int) ->
     if keys is None:
         unit = "GPUs" if device == "cuda" else "machines"
         return f"No key makes it fit on this number of {unit}. Raise trainer.nnodes."
-    return f"Set {' '.join(f'{key}={plain(value)}' for key, value in keys.items())}."
+    return f"Set {' '.join(f'{key}={format_value(value)}' for key, value in keys.items())}."
 
 
 def cheapest_keys(

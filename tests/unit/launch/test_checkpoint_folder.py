@@ -23,11 +23,11 @@ def write(checkpoints: CheckpointFolder, step: int, validation: dict[str, float]
 
 def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=None)
-    assert checkpoints.whole() == []
+    assert checkpoints.completed() == []
     write(checkpoints, 1)
     write(checkpoints, 2)
     checkpoints.begin(3)  # killed while writing
-    found = checkpoints.whole()
+    found = checkpoints.completed()
     assert [folder.name for folder in found] == ["step_000001", "step_000002"]
     assert Progress.read(found[-1]) == Progress(2, 20, 0.5)
 
@@ -36,7 +36,7 @@ def test_older_ones_are_removed(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=2)
     for step in (1, 2, 3):
         write(checkpoints, step)
-    assert [folder.name for folder in checkpoints.whole()] == ["step_000002", "step_000003"]
+    assert [folder.name for folder in checkpoints.completed()] == ["step_000002", "step_000003"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
             CheckpointFolder(tmp_path, 2, metric), step, {} if value is None else {metric: value, "val/reward": -step}
         )
     checkpoints = CheckpointFolder(tmp_path, 2, metric)
-    assert checkpoints.whole() == [checkpoints.path(step) for step in kept]
+    assert checkpoints.completed() == [checkpoints.path(step) for step in kept]
 
 
 def test_an_unknown_metric_to_keep_the_best_by_is_refused_at_the_first_validation(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_copy_that_a_person_has_made_beside_them_is_left_alone(tmp_path: Path)
     copies = [shutil.copytree(write(checkpoints, 4), tmp_path / name) for name in ("step_000004_copy", "step_4")]
     write(checkpoints, 999_999)
     newest = write(checkpoints, 1_000_000)
-    assert checkpoints.whole() == [newest]
+    assert checkpoints.completed() == [newest]
     checkpoints.set_aside(after=2)
     assert all((copy / PROGRESS).exists() for copy in copies) and not newest.exists()
 
@@ -96,9 +96,9 @@ def test_a_kill_while_one_is_removed_leaves_no_part_of_a_checkpoint(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", killed)
         write(checkpoints, 2)
-    assert [path.name for path in checkpoints.whole()] == ["step_000002"]
+    assert [path.name for path in checkpoints.completed()] == ["step_000002"]
     assert len(list(tmp_path.iterdir())) == 2
-    checkpoints.sweep()
+    checkpoints.remove_remains()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
 
 
@@ -128,7 +128,7 @@ def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
     assert damage(checkpoint) == []
     weights = checkpoint / "policy/weights"
     weights.write_bytes(bytes([weights.read_bytes()[0] ^ 1]))
-    assert damage(checkpoint) == ["policy/weights has other bytes"]
+    assert damage(checkpoint) == ["policy/weights has changed"]
     weights.write_text("")
     (checkpoint / "progress.json").unlink()
     assert damage(checkpoint) == ["policy/weights has 0 bytes of 1", "progress.json is missing"]
@@ -140,7 +140,7 @@ def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
         ('{"policy/weights": 3', "cannot be read"),
         ("[]", "cannot be read"),
         ("", "cannot be read"),
-        ("{}", "names no file"),
+        ("{}", "is empty"),
         (None, "is missing"),
     ],
 )
@@ -159,7 +159,7 @@ def test_what_is_left_of_a_checkpoint_is_one_that_is_damaged(tmp_path: Path) -> 
     (checkpoint / "progress.json").unlink()
     (checkpoint / "manifest.json").unlink()
     (tmp_path / "step_000002").touch()  # no folder
-    assert checkpoints.whole() == [checkpoint] and damage(checkpoint) == ["manifest.json is missing"]
+    assert checkpoints.completed() == [checkpoint] and damage(checkpoint) == ["manifest.json is missing"]
 
 
 def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(120)
-def test_it_is_what_the_run_exports_at_its_end(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_export_equals_the_runs_own_export(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"checkpoint={run}", "dtype=float32"]) == 0
     output = run / "exported/step_000002"
-    assert f"the model lies in {output}" in capsys.readouterr().out
+    assert f"model written to {output}" in capsys.readouterr().out
     written, expected = (
         {file.name: file.read_bytes() for file in folder.iterdir()} for folder in (output, run / "model")
     )
@@ -60,7 +60,7 @@ def test_it_is_what_the_run_exports_at_its_end(run: Path, capsys: pytest.Capture
     assert "its log-probs of a probe differ from the checkpoint's by" in card
     assert not list((run / "exported").glob(".*"))
     assert main([f"checkpoint={run}", "dtype=float32"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> N
     assert (export.dtype, export.output) == ("bfloat16", tmp_path / "hf")
 
 
-def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
+def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     for config, says in (
         (ExportConfig(), "checkpoint: required"),
-        (ExportConfig(checkpoint=str(tmp_path)), "is no whole checkpoint"),
+        (ExportConfig(checkpoint=str(tmp_path)), "is neither a complete checkpoint"),
         (ExportConfig(checkpoint=str(run), model_path="/gone"), "model_path: no such folder: /gone"),
     ):
         with pytest.raises(ValueError, match=says):
@@ -92,7 +92,7 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
     write_progress(checkpoint, {"step": 1})
     seal(checkpoint)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
-    with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or main_sft"):
+    with pytest.raises(ValueError, match=r"no config\.yaml of main_ppo or of a fine-tuning run"):
         prepare(ExportConfig(checkpoint=str(checkpoint)))
 
 
@@ -128,7 +128,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
     write_progress(checkpoint, {"step": 2})
     seal(checkpoint)
     save_config(Config(actor_rollout_ref={"model": {"path": model}}), run / "config.yaml")
-    with pytest.raises(ValueError, match="holds no policy"):
+    with pytest.raises(ValueError, match="has no policy"):
         prepare(ExportConfig(checkpoint=str(run)))
     assert main([f"checkpoint={run}", "role=critic", f"dtype={dtype}"]) == 0
     written = run / "exported/step_000002_critic"
@@ -139,17 +139,17 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
 
 
 def test_only_a_policy_of_a_run_without_values(run: Path) -> None:
-    with pytest.raises(ValueError, match=r"role=critic: .* holds none"):
+    with pytest.raises(ValueError, match=r"role=critic: .* has no critic"):
         prepare(ExportConfig(checkpoint=str(run), role="critic"))
 
 
-def test_it_is_pushed_when_it_is_proved(
+def test_a_verified_export_is_pushed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     words = [f"checkpoint={run}", f"output={tmp_path / 'hf'}", "push_to=alice/model"]
     assert main(words) == 2
-    assert "there is no token of yours" in capsys.readouterr().err
+    assert "needs a Hugging Face token" in capsys.readouterr().err
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     monkeypatch.setattr(
         push_module, "push", lambda folder, repo: f"https://hub/{repo} {sorted(folder.iterdir())[0].name}"

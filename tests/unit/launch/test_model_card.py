@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.model_card import figures, model_card, shown
+from alphaapollo.launch.model_card import last_metrics, model_card, shown
 
 
 def saved(**more: object) -> dict[str, object]:
@@ -64,7 +64,7 @@ def test_it_tells_no_secret_and_nothing_of_the_machine(tmp_path: Path, monkeypat
 
 
 def test_figures_of_a_run_without_metrics(tmp_path: Path) -> None:
-    assert figures(tmp_path / "metrics.jsonl", 3) == []
+    assert last_metrics(tmp_path / "metrics.jsonl", 3) == []
 
 
 def test_paths_are_shown_short() -> None:

@@ -49,9 +49,9 @@ def test_a_hub_that_refuses_leaves_the_folder(api: type[FakeApi], tmp_path: Path
 
 def test_without_a_token_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(ValueError, match=r"no token of yours .*hf auth login"):
+    with pytest.raises(ValueError, match=r"needs a Hugging Face token .*hf auth login"):
         check_push("alice/model")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
     check_push("alice/model")
-    with pytest.raises(ValueError, match="give OWNER/NAME"):
+    with pytest.raises(ValueError, match="set OWNER/NAME"):
         check_push("https://hub/alice/model")

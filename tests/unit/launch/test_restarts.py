@@ -157,9 +157,9 @@ def test_without_undamaged_checkpoint_both_reasons_are_reported(
     make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run((5, DIED))
-    monkeypatch.setattr("alphaapollo.launch.resume.damage", lambda _: ["progress.json has other bytes"])
+    monkeypatch.setattr("alphaapollo.launch.resume.damage", lambda _: ["progress.json has changed"])
     with pytest.raises(
-        RestartRefused, match=r"killed; and it cannot be restarted: every checkpoint is damaged.* other bytes"
+        RestartRefused, match=r"killed; and it cannot be restarted: every checkpoint is damaged.* has changed"
     ):
         run.go()
 

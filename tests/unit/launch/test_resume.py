@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alphaapollo.config.keys import plain
+from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
 from alphaapollo.launch.resume import StartPoint, completed_message, find_start, interrupted_message
@@ -63,7 +63,7 @@ def test_the_same_configuration_goes_on_and_changes_nothing(tmp_path: Path) -> N
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
 
-def test_changes_are_told_and_every_configuration_is_kept(tmp_path: Path) -> None:
+def test_changes_are_reported_and_every_configuration_is_saved(tmp_path: Path) -> None:
     first = configured(tmp_path)
     train(first, 2)
     second = configured(tmp_path, actor_rollout_ref={"actor": {"optim": {"weight_decay": 0.5}}})
@@ -74,7 +74,8 @@ def test_changes_are_told_and_every_configuration_is_kept(tmp_path: Path) -> Non
     train(second, 4)
     third = configured(tmp_path, data={"seed": 3}, trainer={"val_before_train": False})
     assert start_of(third).lines()[1:] == [
-        "changed since the earlier start: data.seed: 0 -> 3: applied (the rest of the epoch comes in another order)",
+        "changed since the earlier start: data.seed: 0 -> 3: applied (the remaining rows of the epoch come in another "
+        "order)",
         "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.5 -> 0.01: applied",
         "changed since the earlier start: trainer.val_before_train: true -> false: kept (the run has begun)",
     ]
@@ -114,7 +115,9 @@ def test_another_run_is_refused_with_what_differs_and_what_to_do(tmp_path: Path,
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ValueError) as error:
         start_of(Config.model_validate(values))
-    assert f"cannot be resumed with these changes: {key}={plain(old)} (now {plain(new)})." in str(error.value)
+    assert f"cannot be resumed with these changes: {key}={format_value(old)} (now {format_value(new)})." in str(
+        error.value
+    )
     assert "another trainer.experiment_name" in str(error.value) and "resume_mode=disable" in str(error.value)
     assert f"trainer.resume_from_path={checkpoint}" in str(error.value)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
@@ -163,14 +166,12 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
     config = configured(tmp_path)
     train(config, 2)
     sft = SftConfig(trainer={"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"})
-    with pytest.raises(
-        ValueError, match=r"run is the folder of a run of main_ppo\. Set another trainer\.experiment_name"
-    ):
+    with pytest.raises(ValueError, match=r"run is the folder of a main_ppo run\. Set another trainer\.experiment_name"):
         find_start(sft)
 
 
-@pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "holds no configuration")])
-def test_a_damaged_configuration_is_told(tmp_path: Path, text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "has no configuration")])
+def test_a_damaged_configuration_is_reported(tmp_path: Path, text: str, says: str) -> None:
     config = configured(tmp_path)
     train(config, 2)
     (config.trainer.folder / "config.yaml").write_text(text)
@@ -188,12 +189,12 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path
     for written, exported in ((99, False), (100, True), (101, True)):
         os.utime(model, (written, written))
         assert start_of(config).is_exported() is exported
-    assert f"all 2 iterations are done, nothing was started. The model lies in {model}." in completed_message(
+    assert f"all 2 iterations are done, nothing was started. The model is in {model}." in completed_message(
         config.trainer.folder, 2
     )
 
 
-def test_a_folder_that_another_run_has_changed_meanwhile_is_not_touched(tmp_path: Path) -> None:
+def test_a_folder_changed_meanwhile_is_not_touched(tmp_path: Path) -> None:
     config = configured(tmp_path)
     early = start_of(config)
     checkpoint = train(config, 20)
@@ -201,7 +202,7 @@ def test_a_folder_that_another_run_has_changed_meanwhile_is_not_touched(tmp_path
         early.claim(config)
     start = start_of(config)
     checkpoint.rename(checkpoint.with_name("step_000040"))
-    with pytest.raises(ValueError, match="Give the command again"):
+    with pytest.raises(ValueError, match="Run the command again"):
         start.claim(config)
 
 
@@ -221,7 +222,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
     start = start_of(config)
     assert (start.checkpoint, start.step) == (older, 20)
     passed, goes_on, aside = start.lines()
-    assert passed == f"skipped, because it is damaged: {newer}: weights has other bytes."
+    assert passed == f"skipped, because it is damaged: {newer}: weights has changed."
     assert (goes_on, aside) == (
         f"resumes from {older}; the run had reached iteration 40 and repeats those after 20.",
         "moves the checkpoints of later iterations aside: step_000040.",
@@ -230,10 +231,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path) -> None:
     assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
     newer.with_name("aside_step_000040").rename(newer)
     (older / "weights").unlink()
-    with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes; .*weights is"):
+    with pytest.raises(ValueError, match=r"is damaged: .*step_000040: weights has changed; .*weights is"):
         start_of(config)
     asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
-    with pytest.raises(ValueError, match=r"can be trusted: .*step_000040: weights has other bytes\."):
+    with pytest.raises(ValueError, match=r"is damaged: .*step_000040: weights has changed\."):
         start_of(asked)
 
 

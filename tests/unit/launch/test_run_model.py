@@ -55,7 +55,7 @@ def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("", "has no model yet, and no whole checkpoint. A run writes"), ("adapter_config.json", "holds adapters alone")],
+    [("", "has no model and no complete checkpoint yet. A run writes"), ("adapter_config.json", "has only adapters")],
 )
 def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path, name: str, says: str) -> None:
     if name:
@@ -65,7 +65,7 @@ def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path, name: str, sa
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no such folder\. Give a run's"):
+    with pytest.raises(ValueError, match=r"is not a folder\. Give the folder of a run"):
         find_newest(tmp_path / "gone")
 
 

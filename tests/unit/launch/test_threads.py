@@ -16,8 +16,9 @@ from alphaapollo.launch.resume import find_start
 
 def configured(out: Path, trainer: dict[str, Any] | None = None, **rollout: Any) -> Config:
     return Config(
-        trainer={"output_dir": str(out), "experiment_name": "run"} | (trainer or {}),
+        trainer={"output_dir": str(out), "experiment_name": "run", "max_staleness": 0} | (trainer or {}),
         actor_rollout_ref={"rollout": rollout},
+        algorithm={"rollout_correction": {"method": "tis"}},
     )
 
 
@@ -64,22 +65,22 @@ def test_on_gpus_nothing_is_settled(tmp_path: Path) -> None:
     assert settled(configured(tmp_path), 8, gpus=1) == (None, None)
 
 
-def test_a_run_that_goes_on_keeps_its_counts_on_another_machine(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_numbers_on_another_machine(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
     config, notices = choose_threads(configured(tmp_path), Machine(16, 0))
     assert counts(config) == (2, 2)
     assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2, as at the run's earlier start")
-    assert "trainer.cpu_threads=16 takes them" in notices[1]
+    assert "trainer.cpu_threads=16, which may round differently" in notices[1]
     assert find_start(config).changes == ()
     assert choose_threads(configured(tmp_path), Machine(2, 0))[1] == []
 
 
-def test_a_count_that_is_given_is_a_change(tmp_path: Path) -> None:
+def test_a_configured_number_is_a_change(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
     config, notices = choose_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
     assert counts(config) == (8, 2) and len(notices) == 1
     assert [str(change) for change in find_start(config).changes] == [
-        "trainer.cpu_threads: 2 -> 8: applied (with another count of threads sums may round otherwise)"
+        "trainer.cpu_threads: 2 -> 8: applied (with another number of threads sums may round differently)"
     ]
 
 

@@ -57,10 +57,10 @@ def test_an_environment_that_starts_is_closed_again():
 
 
 @pytest.mark.parametrize("where", ["make", "reset", "close"])
-def test_what_fails_is_told_with_its_row(monkeypatch, where):
+def test_a_failure_names_its_row(monkeypatch, where):
     monkeypatch.setattr(Playful, "failing", where)
-    what = {"make": "making it"}.get(where, where)
-    says = rf"^env\.env_name=playful: the environment does not start on row 5: {what}: ValueError: broken\. Mend"
+    what = {"make": "creation"}.get(where, where)
+    says = rf"^env\.env_name=playful: the environment does not start on row 5: {what}: ValueError: broken\. Fix"
     with pytest.raises(ValueError, match=says):
         trial()
     assert Playful.last.called == {"make": ["make"]}.get(where, ["make", "reset", "close"])
@@ -69,7 +69,7 @@ def test_what_fails_is_told_with_its_row(monkeypatch, where):
 def test_an_exit_is_a_failure(monkeypatch):
     monkeypatch.setattr(Playful, "failing", "reset")
     monkeypatch.setattr(Playful, "error", SystemExit(3))
-    with pytest.raises(ValueError, match=r"reset: RuntimeError: it wants to exit \(3\)"):
+    with pytest.raises(ValueError, match=r"reset: RuntimeError: it called exit \(3\)"):
         trial()
 
 
@@ -109,9 +109,9 @@ ROW = Prompt(3, "text", "?", ground_truth="7")
         ("return prompt.truth", "no attribute 'truth'"),
     ],
 )
-def test_a_reward_function_that_cannot_work_is_told_before_the_start(tmp_path, body, says):
+def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     custom = reward_of(tmp_path, body)
-    with pytest.raises(ValueError, match=f"mine.py: compute_score, called on row 3 .* fails: .*{says}.*Mend it"):
+    with pytest.raises(ValueError, match=f"mine.py: compute_score fails on row 3 .*: .*{says}.*Return a number"):
         asyncio.run(try_reward(ROW, Reward(), custom))
 
 
@@ -127,19 +127,19 @@ def test_a_reward_function_that_fails_on_some_answers_may(tmp_path, body):
     asyncio.run(try_reward(ROW, Reward(), reward_of(tmp_path, body)))
 
 
-def test_a_component_is_tried_too(tmp_path):
+def test_a_component_is_tried(tmp_path):
     path = tmp_path / "component.py"
     decorator = "from alphaapollo.rewards.components import reward_component\n\n@reward_component\n"
     path.write_text(decorator + "def polite(prompt, completion):\n    return prompt.words\n")
     reward = Reward(custom_module=str(path), components={"polite": 0.5})
     row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
-    with pytest.raises(ValueError, match=r"component\.py: a component, called on row 3 .* no attribute 'words'"):
+    with pytest.raises(ValueError, match=r"component\.py: a component fails on row 3 .* no attribute 'words'"):
         asyncio.run(try_reward(row, reward, CustomRewardFunction()))
 
 
-def test_a_place_that_nothing_fills_is_told():
-    def told(template: str) -> list[str]:
-        return asyncio.run(try_resets(Env(env_name="guessing_game", guessing_game={"prompt": template}), ROWS))
+def test_an_unknown_placeholder_is_reported():
+    def notices(template: str) -> list[str]:
+        return asyncio.run(try_resets(Env(env_name="guessing_game", prompt=template), ROWS))
 
-    assert told("1-{foo}") == ["env.prompt: {foo} is shown as it is, for nothing fills it."]
-    assert told(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []
+    assert notices("1-{foo}") == ["env.prompt: {foo} is not filled in: the environment has no such value."]
+    assert notices(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []

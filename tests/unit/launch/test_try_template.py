@@ -28,8 +28,11 @@ def test_a_sound_one(tokenizer):
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{% for m in messages %}<{{ m.role }}>{% endfor %}", r"leaves out what the last message .* 'user'.*<system>"),
-        ("{{ messages[0].content }}", "leaves out"),
+        (
+            "{% for m in messages %}<{{ m.role }}>{% endfor %}",
+            r"drops the content of the last message .*'user'.*<system>",
+        ),
+        ("{{ messages[0].content }}", "drops the content"),
         ("{% for", "refuses a chat"),
         ("{{ nobody.knows.this }}", "refuses a chat"),
         ("{{ raise_exception('no system') }}", "refuses a chat .*no system"),
@@ -40,7 +43,7 @@ def test_a_sound_one(tokenizer):
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refuses a chat .*recursion"),
     ],
 )
-def test_one_that_does_not_work(tokenizer, template, says):
+def test_a_broken_template_is_refused(tokenizer, template, says):
     with pytest.raises(ValueError, match=says):
         attempt(tokenizer, template)
 
