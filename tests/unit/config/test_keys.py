@@ -11,9 +11,9 @@ import yaml
 import alphaapollo
 from alphaapollo.config.docs import pages
 from alphaapollo.config.explain import explain
-from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, sections
+from alphaapollo.config.keys import COMMANDS, accepted_keys, is_map_entry, sections
 from alphaapollo.config.schema import Config
-from alphaapollo.config.unknown_keys import nearest_keys
+from alphaapollo.config.key_errors import nearest_keys
 from alphaapollo.config.verl import verl_keys
 
 PACKAGE = Path(alphaapollo.__file__).parent
@@ -30,7 +30,7 @@ def test_renamed_keys_lead_to_accepted_ones(command: str):
     renamed = {key: text.split()[2] for key, text in verl_keys()[command].items() if text.startswith("renamed to ")}
     assert renamed
     schema = COMMANDS[command]
-    assert {key: new for key, new in renamed.items() if new not in accepted and not in_map(new, schema)} == {}
+    assert {key: new for key, new in renamed.items() if new not in accepted and not is_map_entry(new, schema)} == {}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
