@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from alphaapollo.config.keys import plain  # noqa: E402
+from alphaapollo.config.keys import format_value  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
 from alphaapollo.launch.memory.plan import (  # noqa: E402
@@ -99,7 +99,7 @@ def lines() -> Iterator[str]:
                 continue
             keys, plan = found
             moment, held = plan.peak
-            words = "<br>".join(f"`{short(key)}={plain(value)}`" for key, value in keys.items()) or "none"
+            words = "<br>".join(f"`{short(key)}={format_value(value)}`" for key, value in keys.items()) or "none"
             peak = f"{held.total / GIB:.0f} | {moment.removeprefix('update of the ')}"
             yield f"| {model} | {machine.name} | {words} | {peak} | {plan.kv_tokens // 1000:,} k |\n"
         if too_small:

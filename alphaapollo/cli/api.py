@@ -21,7 +21,7 @@ from alphaapollo.cli.follow import OnIteration, run_to_end
 from alphaapollo.cli.given import Given
 from alphaapollo.cli.outcome import Evaluation, EvolvedRun, TrainedRun
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, maps, plain, value_of
+from alphaapollo.config.keys import accepted_keys, format_value, map_keys, value_of
 from alphaapollo.config.load import load_config, module_of, shipped_configs
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 
@@ -142,7 +142,7 @@ def _words(settings: Settings, schema: type[BaseModel], scratch: Path) -> list[s
     if isinstance(settings, str | Path):
         return ["--config", str(settings)]
     file = scratch / "settings.yaml"
-    file.write_text(yaml.safe_dump(nested(settings, maps(schema)), allow_unicode=True), encoding="utf-8")
+    file.write_text(yaml.safe_dump(nested(settings, map_keys(schema)), allow_unicode=True), encoding="utf-8")
     return ["--config", str(file)]
 
 
@@ -198,4 +198,4 @@ def _check_free(config: BaseModel, objects: Sequence[str]) -> None:
     known = accepted_keys(type(config))
     for key in (one.partition("=")[0] for one in objects):
         if key != "algorithm.adv_estimator" and (said := value_of(config, key)) != known[key].default:
-            raise ConfigError(f"{key}={plain(said)}: a Python object is given for it, too. Leave one of them out.")
+            raise ConfigError(f"{key}={format_value(said)}: a Python object is given for it, too. Leave one of them out.")

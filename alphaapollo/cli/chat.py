@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaapollo.cli.run_folder import model_to_play
-from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Trajectory
@@ -40,19 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))
     try:
-        with reported():
+        with exit_on_config_error():
             newest, config = model_to_play(options.run, options.keys)
             from alphaapollo.launch.failures import FAILURES
 
             try:
                 generation, speaks = prepare(config, folder, View(terminal))
             except ValueError as error:
-                return failed(error, 2)
+                return report_error(error, 2)
         try:
             terminal.print(f"{newest.folder}, in {config.env.env_name}. {HOW}", markup=False, soft_wrap=True)
             Chat(generation, terminal, speaks).talk()
         except FAILURES as error:
-            return failed(error, 1)
+            return report_error(error, 1)
         return 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)

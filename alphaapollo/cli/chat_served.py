@@ -6,7 +6,7 @@ import importlib.util
 import os
 from typing import Any
 
-from alphaapollo.config.errors import failed
+from alphaapollo.config.errors import report_error
 
 KEY = "OPENAI_API_KEY"
 
@@ -14,7 +14,7 @@ KEY = "OPENAI_API_KEY"
 def talk_to_server(url: str, name: str | None) -> int:
     """Until the person ends it. Returns 0, or 2 where the server cannot be talked to."""
     if importlib.util.find_spec("openai") is None:
-        return failed(ValueError("chat --url needs the package openai: pip install 'alphaapollo[judge]'."), 2)
+        return report_error(ValueError("chat --url needs the package openai: pip install 'alphaapollo[judge]'."), 2)
     from openai import OpenAI, OpenAIError
 
     client = OpenAI(base_url=url, api_key=os.environ.get(KEY, "none"))
@@ -29,9 +29,9 @@ def talk_to_server(url: str, name: str | None) -> int:
                 past.append({"role": "user", "content": text})
                 past.append({"role": "assistant", "content": _answer(client, model, past)})
     except StopIteration:
-        return failed(ValueError(f"the server at {url} names no model. Give one: --name MODEL."), 2)
+        return report_error(ValueError(f"the server at {url} names no model. Give one: --name MODEL."), 2)
     except OpenAIError as error:
-        return failed(ValueError(f"the server at {url}: {error}. Is it up (alphaapollo serve), and {KEY} its key?"), 2)
+        return report_error(ValueError(f"the server at {url}: {error}. Is it up (alphaapollo serve), and {KEY} its key?"), 2)
     return 0
 
 

@@ -6,17 +6,17 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-from alphaapollo.config.words import word
+from alphaapollo.config.overrides import format_override
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns main_export's exit code."""
     options = _parse(argv)
-    words = [word("checkpoint", options.run)]
+    words = [format_override("checkpoint", options.run)]
     if options.out:
-        words.append(word("output", options.out))
+        words.append(format_override("output", options.out))
     if options.push:
-        words.append(word("push_to", options.push))
+        words.append(format_override("push_to", options.push))
     export_main = importlib.import_module("alphaapollo.trainer.main_export").main
     return export_main([*words, *options.keys])
 

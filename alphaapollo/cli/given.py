@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.config.words import word
+from alphaapollo.config.overrides import format_override
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
@@ -57,22 +57,22 @@ class Given:
 
         if self.reward is not None:
             path = add("reward", "reward", "load", self.reward, "compute_score")
-            words += [word("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
+            words += [format_override("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
         if self.environment is not None or self.tools:
             played = (self.environment, tuple(self.tools), self.reward is not None)
-            words.append(word("env.custom_module", add("environment", "environment and tools", "load_played", played)))
+            words.append(format_override("env.custom_module", add("environment", "environment and tools", "load_played", played)))
         if self.environment is not None:
-            words.append(word("env.env_name", self.environment.__name__))
+            words.append(format_override("env.env_name", self.environment.__name__))
         if self.tools:
-            words.append(word("env.tools", [one.__name__ for one in self.tools]))
+            words.append(format_override("env.tools", [one.__name__ for one in self.tools]))
         if self.estimator is not None:
             path = add("algorithm", "estimator", "load_estimator", self.estimator)
             name = getattr(self.estimator, "name", None) or self.estimator.__name__  # type: ignore[union-attr]
-            words += [word("algorithm.custom_module", path), word("algorithm.adv_estimator", name)]
+            words += [format_override("algorithm.custom_module", path), format_override("algorithm.adv_estimator", name)]
         if self.roles:
             path = add("roles", "roles", "load_roles", tuple(dict.fromkeys(self.roles.values())))
-            words.append(word("evolving.custom_module", path))
-            words += [word(f"roles.{slot}.plugin", role.__name__) for slot, role in self.roles.items()]
+            words.append(format_override("evolving.custom_module", path))
+            words += [format_override(f"roles.{slot}.plugin", role.__name__) for slot, role in self.roles.items()]
         return words
 
 

@@ -65,13 +65,13 @@ def overview() -> str:
 
 def verb_help(verb: Verb) -> str:
     """One screen: the keys that matter, with meaning and default, and what else there is."""
-    from alphaapollo.config.keys import COMMANDS, accepted_keys, plain
+    from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value
 
     known = accepted_keys(COMMANDS[verb.command])
     shown: list[str] = []
     for name in verb.keys:
         key = known[name]
-        default = "" if key.default == "" else f" Default {plain(key.default)}."
+        default = "" if key.default == "" else f" Default {format_value(key.default)}."
         shown += [f"  {name}", f"      {key.meaning}{default}"]
     return "\n".join(
         [

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.config.errors import failed
+from alphaapollo.config.errors import report_error
 
 SCRIPT = Path("examples") / "quickstart" / "run.sh"
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tree = source_tree(Path.cwd(), Path(__file__).resolve().parents[2])
     except ValueError as error:
-        return failed(error, 2)
+        return report_error(error, 2)
     command = ["bash", str(tree / SCRIPT), str(options.seed), str(Path(options.out).resolve())]
     ours = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     process = subprocess.Popen(command, env=os.environ | {"PATH": ours})

@@ -12,8 +12,8 @@ import yaml
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
+from alphaapollo.config.overrides import format_override
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.config.words import word
 from alphaapollo.launch.run_model import NewestModel, find_newest, settings_to_play
 from alphaapollo.rewards.grader_processes.protocol import worker_environment
 
@@ -40,7 +40,7 @@ def export_newest(newest: NewestModel) -> None:
     """Where it is a checkpoint still: in a process of its own, which tells what it does. ConfigError: that failed."""
     if newest.checkpoint is None:
         return
-    keys = [word("checkpoint", str(newest.checkpoint)), word("output", str(newest.folder))]
+    keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.folder))]
     command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
     if subprocess.run(command, env=worker_environment(), check=False).returncode:
         raise ConfigError(f"{newest.checkpoint} could not be exported (see above), so there is no model.")

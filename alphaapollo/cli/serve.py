@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from alphaapollo.cli.run_folder import model_to_play
-from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Does not return where the server starts. 2: refused."""
     options, more = _parse(argv)
     keys = [one for one in more if _is_key(one)]
-    with reported():
+    with exit_on_config_error():
         newest, config = model_to_play(options.run, keys)
         from alphaapollo.engines.vllm.server import server_command, server_variables
 
         try:
             spec = server_spec(config)
         except ValueError as error:
-            return failed(error, 2)
+            return report_error(error, 2)
     name = options.name or newest.run.name
     command = server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
     command += [one for one in more if not _is_key(one)]
@@ -47,7 +47,7 @@ def becomes(command: list[str], variables: dict[str, str]) -> NoReturn:
 def server_spec(config: GenerationConfig) -> EngineSpec:
     """As our engine would be built for this machine. ValueError: a model that cannot be read."""
     from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
-    from alphaapollo.controller.worker_counts import detect_machine
+    from alphaapollo.controller.placement import detect_machine
     from alphaapollo.engines.spec import EngineSpec
     from alphaapollo.models.load import load_config
 

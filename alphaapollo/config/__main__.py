@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from alphaapollo.config.docs import pages
-from alphaapollo.config.errors import EXIT_CODE, failed
+from alphaapollo.config.errors import EXIT_CODE, report_error
 from alphaapollo.config.explain import explain
 from alphaapollo.config.port.translate import port
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
             try:
                 print(port(Path(script).read_text(encoding="utf-8"), script, given), end="")
             except (OSError, ValueError) as error:
-                return failed(error, EXIT_CODE)
+                return report_error(error, EXIT_CODE)
         case ["docs"]:
             folder = Path(__file__).resolve().parents[2] / "docs"
             (folder / "config").mkdir(exist_ok=True)

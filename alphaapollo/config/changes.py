@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.config.effects import full_name
-from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, plain, resolve_aliases, value_of
+from alphaapollo.config.keys import COMMANDS, Key, accepted_keys, format_value, resolve_aliases, rules_of, value_of
 from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, Free, OnResume, Section, Verdict
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value differs."""
+    """A key with another value."""
 
     key: str
     old: Any
@@ -26,22 +26,22 @@ class Change:
     def __str__(self) -> str:
         """`trainer.seed: 0 -> 1: applied`"""
         why = f" ({self.why})" if self.why else ""
-        return f"{self.key}: {plain(self.old)} -> {plain(self.new)}: {self.verdict}{why}"
+        return f"{self.key}: {format_value(self.old)} -> {format_value(self.new)}: {self.verdict}{why}"
 
 
 def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
-    """Every key of `config` whose value differs from `saved`, the plain values of a config.yaml.
+    """Every key of `config` with another value than in `saved`, the plain values of a config.yaml.
 
     A key that `saved` lacks had its default; a key that only `saved` has is ignored: another version wrote it.
     """
-    now, saved = config.model_dump(mode="json"), deepcopy(dict(saved))
-    resolve_aliases(saved, type(config))
+    now, before = config.model_dump(mode="json"), deepcopy(dict(saved))
+    resolve_aliases(before, type(config))
     defaults = type(config)().model_dump(mode="json")
     found = []
     for key in accepted_keys(type(config)).values():
         rule = resume_rule(config, key)
         new = _lookup(now, key.name, None)
-        old = _lookup(saved, key.name, _lookup(defaults, key.name, None))
+        old = _lookup(before, key.name, _lookup(defaults, key.name, None))
         if rule.verdict != "ignored" and _comparable(key, old) != _comparable(key, new):
             found.append(Change(key.name, old, new, rule.verdict, rule.why))
     return found
@@ -49,13 +49,13 @@ def find_changes(saved: Mapping[str, Any], config: Section) -> list[Change]:
 
 def resume_rule(config: Section, key: Key) -> OnResume:
     """What happens when a run resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in key.rules(OnResume)):
+    if any(rule.verdict == "ignored" for _, rule in rules_of(key, OnResume)):
         return ONLY_AT_START
     parts = key.name.split(".")
     for length in range(len(parts), -1, -1):
         if (rule := config.on_resume.get(".".join(parts[:length]))) is not None:
             return rule
-    for section, rule in reversed(key.rules(OnResume)):
+    for section, rule in reversed(rules_of(key, OnResume)):
         is_met = rule.when is None or rule.when.is_met(value_of(config, full_name(section, rule.when.key)))
         return rule if is_met else Free()
     return Free()
@@ -76,6 +76,6 @@ def _lookup(values: Any, key: str, default: Any) -> Any:
 
 def _comparable(key: Key, value: Any) -> Any:
     """Different spellings of the same files are equal: `./a.parquet`, `[a.parquet]`."""
-    if not value or not key.rules(FilePath):
+    if not value or not rules_of(key, FilePath):
         return value
     return [os.path.abspath(os.path.expanduser(one)) for one in (value if isinstance(value, list) else [value])]

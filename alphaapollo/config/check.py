@@ -12,10 +12,10 @@ from pathlib import Path
 
 from alphaapollo.config.effects import inactive_keys, report_ineffective, why_inactive
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import accepted_keys, sections, value_of
+from alphaapollo.config.keys import accepted_keys, rules_of, sections, value_of
 from alphaapollo.config.machine import machine_problems, machine_warnings
 from alphaapollo.config.resolve import resolve_device
-from alphaapollo.config.schema import Config, EvolvingConfig, RunFolder
+from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
 from alphaapollo.config.schema.base import FilePath, Section
 from alphaapollo.config.verl_notices import verl_notices
 from alphaapollo.utils.hub import looks_local
@@ -41,7 +41,7 @@ def check(
         ConfigError: naming every problem of files, folders and sizes.
     """
     trainer = getattr(config, "trainer", None)
-    device = resolve_device(trainer.device, num_gpus) if hasattr(trainer, "device") else None
+    device = None if trainer is None or isinstance(config, EvalConfig) else resolve_device(trainer.device, num_gpus)
     found = [*path_problems(config), *problems]
     if device is not None:
         found += machine_problems(config, device, num_gpus, num_cores)
@@ -66,7 +66,7 @@ def section_warnings(config: Section) -> Iterator[str]:
 def path_problems(config: Section) -> Iterator[str]:
     """Required paths that are missing, and files and folders that do not exist."""
     for key in accepted_keys(type(config)).values():
-        for _, path in key.rules(FilePath):
+        for _, path in rules_of(key, FilePath):
             value = value_of(config, key.name)
             is_active = why_inactive(config, key) is None
             if not value and path.required and is_active:

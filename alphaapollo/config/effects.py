@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from alphaapollo.config.keys import Key, accepted_keys, plain, value_of
+from alphaapollo.config.keys import Key, accepted_keys, format_value, rules_of, value_of
 from alphaapollo.config.schema.base import ActiveWhen, Device, Section
 
 
 def report_ineffective(config: Section, reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for each (key, reason) whose value is not the default and requests something."""
+    """One line for each (key, reason) where the value is not the default and requests something."""
     keys = accepted_keys(type(config))
     lines = []
     for name, because in reasons:
         value = value_of(config, name)
-        requests_nothing = any(marker.quiet == value for _, marker in keys[name].rules(ActiveWhen))
+        requests_nothing = any(marker.quiet == value for _, marker in rules_of(keys[name], ActiveWhen))
         if value != keys[name].default and not requests_nothing:
-            lines.append(f"{name}={plain(value)} has no effect: {because}.")
+            lines.append(f"{name}={format_value(value)} has no effect: {because}.")
     return lines
 
 
@@ -32,7 +32,7 @@ def inactive_keys(config: Section, device: Device | None = None) -> Iterator[tup
 
 def why_inactive(config: Section, key: Key, device: Device | None = None) -> str | None:
     """The first condition of the key that is not met, in words; None if all are."""
-    for section, marker in key.rules(ActiveWhen):
+    for section, marker in rules_of(key, ActiveWhen):
         try:
             value = device if marker.key == "@device" else value_of(config, full_name(section, marker.key))
         except AttributeError:  # a key that this command does not have
@@ -56,4 +56,4 @@ def full_name(section: str, key: str) -> str:
 
 
 def _in_words(value: object) -> str:
-    return "empty" if value in ("", [], {}) else plain(value)
+    return "empty" if value in ("", [], {}) else format_value(value)

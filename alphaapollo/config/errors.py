@@ -1,4 +1,4 @@
-"""The one error of the configuration, and how a command reports it."""
+"""ConfigError, and how commands report errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ EXIT_CODE = 2
 
 
 class ConfigError(ValueError):
-    """What is wrong with the configuration: one line a problem, each with what, got and fix."""
+    """Problems of a configuration, one line each: what is wrong, the value, and a fix."""
 
     def __init__(self, problems: str | Sequence[str]):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
 
 
-def failed(error: Exception, exit_code: int) -> int:
-    """Tell a command's user what ended it, in one message; returns the exit code."""
+def report_error(error: Exception, exit_code: int) -> int:
+    """Print the error that ended a command, and return the exit code."""
     with suppress(OSError):  # a full disk or a closed pipe
         print(end="", flush=True)  # so that the error comes last where both streams go to one file
     print(redacted(f"error: {error}"), file=sys.stderr)
@@ -28,8 +28,8 @@ def failed(error: Exception, exit_code: int) -> int:
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Turn a ConfigError inside the block into one message on stderr and exit code 2, without a traceback."""
+def exit_on_config_error() -> Iterator[None]:
+    """Print a ConfigError of the block on stderr, without a traceback, and exit with 2."""
     try:
         yield
     except ConfigError as error:

@@ -53,9 +53,10 @@ class Key:
     """Rules of the field and of the sections around it, from the outside in, each with the prefix of the section that
     declares it (`algorithm.`)."""
 
-    def rules(self, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
-        """The markers of one kind."""
-        return [(section, marker) for section, marker in self.markers if isinstance(marker, kind)]
+
+def rules_of(key: Key, kind: type[MarkerT]) -> list[tuple[str, MarkerT]]:
+    """The key's markers of one kind."""
+    return [(section, marker) for section, marker in key.markers if isinstance(marker, kind)]
 
 
 @cache
@@ -71,19 +72,19 @@ def sections(schema: type[BaseModel]) -> dict[str, list[str]]:
 
 
 @cache
-def maps(schema: type[BaseModel]) -> tuple[str, ...]:
+def map_keys(schema: type[BaseModel]) -> tuple[str, ...]:
     """The keys that are maps with names chosen by the user: `models`, `reward.components`, ..."""
     return tuple(key.name for key in accepted_keys(schema).values() if key.type.startswith("map of"))
 
 
-def in_map(name: str, schema: type[BaseModel]) -> bool:
+def is_map_entry(name: str, schema: type[BaseModel]) -> bool:
     """Whether it is an entry of a map, e.g. `reward.components.format`."""
-    return map_of(name, schema) is not None
+    return containing_map(name, schema) is not None
 
 
-def map_of(name: str, schema: type[BaseModel]) -> str | None:
+def containing_map(name: str, schema: type[BaseModel]) -> str | None:
     """The key of the map that has an entry of this name: `reward.components` for `reward.components.format`."""
-    return next((key for key in maps(schema) if name.startswith(f"{key}.")), None)
+    return next((key for key in map_keys(schema) if name.startswith(f"{key}.")), None)
 
 
 def _walk(section: BaseModel, prefix: str, inherited: tuple[tuple[str, object], ...] = ()) -> Iterable[Key]:
@@ -155,12 +156,12 @@ def with_value(config: C, key: str, value: object) -> C:
     return config.model_copy(update={name: inner})
 
 
-def plain(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as written on the command line: null, true, [console], ''."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(plain, value))}]"
+        return f"[{','.join(map(format_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{plain(item)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}:{format_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(value) if value != "" else "''"

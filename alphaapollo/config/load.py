@@ -1,4 +1,4 @@
-"""Command line + YAML -> one checked configuration.
+"""Load a configuration: command line and YAML -> one checked object.
 
 schema defaults -> shipped or own YAML -> presets (algorithm=dapo) -> key=value     composed by Hydra
                                                              |
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,16 +24,15 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import ALIASES, accepted_keys, in_map, plain, resolve_aliases, sections
-from alphaapollo.config.unknown_keys import unknown_key_problem
+from alphaapollo.config.key_errors import unknown_key_problem, validation_problems
+from alphaapollo.config.keys import ALIASES, accepted_keys, format_value, is_map_entry, resolve_aliases, sections
 from alphaapollo.utils.redaction import secret_keys
 from alphaapollo.utils.registry import nearest
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
-OWN = "_own"  # the name under which Hydra has the user's own file
+OWN = "_own"  # Hydra's name of the user's file
 
 USAGE = """usage: python -m alphaapollo.{module} [options] [KEY=VALUE ...]
 
@@ -51,12 +50,12 @@ Every key with its type, default and meaning: docs/config.md, or
 
 
 def module_of(name: str) -> str:
-    """The module whose main takes the configuration of that name: `trainer.main_ppo`."""
+    """The module that runs with the configuration of this name: `trainer.main_ppo`."""
     return {"evolving": "evolving.main"}.get(name, f"trainer.main_{name}")
 
 
 def shipped_configs() -> Path:
-    """The folder of the shipped YAML: inside the package when installed, at the root of a clone."""
+    """Folder of the shipped YAML files: inside an installed package, at the root of a clone."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -64,28 +63,32 @@ def shipped_configs() -> Path:
 
 @dataclass(frozen=True)
 class Origin:
-    """What of a configuration its user wrote, e.g. `Origin(("algorithm=dapo",), frozenset({"trainer.seed"}))`."""
+    """Presets and keys set by the user, e.g. `Origin(("algorithm=dapo",), frozenset({"trainer.seed"}))`."""
 
     presets: tuple[str, ...] = ()
-    keys: frozenset[str] = frozenset()  # on the command line, or in a YAML file of his own
+    keys: frozenset[str] = frozenset()  # on the command line or in the user's YAML file
 
 
 NO_ORIGIN = Origin()
 
 
 def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> SchemaT:
-    """As `load_with_origin`, the configuration alone."""
+    """Load a configuration; see load_with_origin."""
     return load_with_origin(schema, config_name, argv)[0]
 
 
 def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> tuple[SchemaT, Origin]:
-    """Compose and convert. Raises ConfigError for anything the user wrote wrong; `--help` and `--cfg` print and exit 0.
+    """Load a configuration and what the user set in it. `--help` and `--cfg` print and exit with 0.
 
-    config_name: the YAML to start from, unless argv names another with --config or --config-name.
+    Args:
+        config_name: the YAML to start from, unless argv selects another one (--config, --config-name).
+
+    Raises:
+        ConfigError: for every mistake in arguments, files, keys and values.
     """
     options = _parse_options(argv)
     name = (options.config_name or config_name).removesuffix(".yaml")
-    own = read_own(options.config) if options.config else None
+    own = read_user_file(options.config) if options.config else None
     shipped = shipped_configs()
     folders = [shipped]
     if options.config_dir is not None:
@@ -105,21 +108,24 @@ def load_with_origin(schema: type[SchemaT], config_name: str, argv: Sequence[str
     return config, _origin(overrides, folders, name, own)
 
 
-def read_own(file: str) -> dict[str, Any]:
-    """The values of a user's YAML file, of any name, as they stand in it. ConfigError: it cannot be read."""
+def read_user_file(file: str) -> dict[str, Any]:
+    """Read the values of a user's YAML file. Raises ConfigError if it is not readable."""
     try:
         values = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {file}: it cannot be read ({' '.join(str(error).split())}).") from None
+        raise ConfigError(
+            f"--config {file}: it cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
+        ) from None
     if not isinstance(values, dict | None):
-        raise ConfigError(f"--config {file}: it holds no keys but {plain(values)[:60]}. Write KEY: VALUE lines.")
+        got = format_value(values)[:60]
+        raise ConfigError(f"--config {file}: expected KEY: VALUE lines, got {got}. Write e.g. trainer: {{seed: 1}}.")
     if not isinstance((values or {}).get("defaults", []), list):
-        raise ConfigError(f"--config {file}: its defaults are no list. Write e.g. defaults: [algorithm: dapo, _self_].")
+        raise ConfigError(f"--config {file}: defaults must be a list. Write e.g. defaults: [algorithm: dapo, _self_].")
     return {str(key): value for key, value in (values or {}).items()}
 
 
 def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
-    """One strict conversion of plain values, which it may change; every problem found is named in one ConfigError."""
+    """Convert plain values strictly; the dict may be changed. Raises ConfigError with every problem found."""
     resolve_aliases(values, schema)
     for key in accepted_keys(schema).values():
         if key.type.startswith("text"):
@@ -127,23 +133,33 @@ def convert(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
     try:
         return schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        problems = [line for detail in error.errors() for line in _problems(schema, detail, values)]
+        problems = [line for detail in error.errors() for line in validation_problems(schema, detail, values)]
         raise ConfigError(list(dict.fromkeys(problems))) from None
 
 
+def known_values(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a saved configuration, without keys that only another version has."""
+    found: dict[str, Any] = {name: values[name] for name in schema.model_fields if name in values}
+    for name, value in found.items():
+        section = schema.model_fields[name].annotation
+        if isinstance(section, type) and issubclass(section, BaseModel) and isinstance(value, Mapping):
+            found[name] = known_values(section, value)
+    return found
+
+
 def _check_secrets(values: dict[str, Any]) -> None:
-    """Before anything tells of a value: a configuration is written to the run's folder, and shown."""
+    """Raise ConfigError for secrets, before any value is shown or written to the run folder."""
     problems = [
-        f"{key}: it has {why}, and a configuration is no place for one: it is written to config.yaml. Leave it in the "
-        "environment, for what reads it there."
+        f"{key} contains {why}, but configurations are written to config.yaml. Remove it, and set an environment "
+        "variable instead."
         for key, why in secret_keys(values)
     ]
     if problems:
         raise ConfigError(problems)
 
 
-def checked_value(schema: type[BaseModel], word: str) -> None:
-    """ConfigError where a `KEY=VALUE` alone cannot be: an unknown key, or a value that it does not take."""
+def check_override(schema: type[BaseModel], word: str) -> None:
+    """Raise ConfigError if `KEY=VALUE` has an unknown key or a value that the key does not accept."""
     (override,) = _parse_overrides([word])
     _check_override_keys([override], schema, [])
     values: Any = override.value()
@@ -153,7 +169,7 @@ def checked_value(schema: type[BaseModel], word: str) -> None:
 
 
 def _number_as_text(values: Any, path: Sequence[str]) -> None:
-    """`trainer.experiment_name=7` means the text 7."""
+    """Convert numbers of text keys to text: `trainer.experiment_name=7`."""
     for part in path[:-1]:
         values = values.get(part) if isinstance(values, dict) else None
     if isinstance(values, dict) and type(values.get(path[-1])) in (int, float):
@@ -161,12 +177,12 @@ def _number_as_text(values: Any, path: Sequence[str]) -> None:
 
 
 def to_yaml(config: BaseModel) -> str:
-    """The whole configuration as YAML that loads again."""
+    """The complete configuration as YAML that can be loaded again."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def save_config(config: BaseModel, path: Path) -> None:
-    """Write the resolved configuration; the file is whole or absent."""
+    """Write the resolved configuration atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(to_yaml(config), encoding="utf-8")
@@ -202,7 +218,7 @@ def _own_folder(folder: str) -> Path:
 
 
 def _presets(folders: Sequence[Path], schema: type[BaseModel] | None = None) -> list[str]:
-    """GROUP=PRESET of all folders; with a schema those that set only keys of it."""
+    """GROUP=PRESET of all folders; with a schema, only those that fit it."""
     files = [file for folder in folders for file in folder.glob("*/*.yaml")]
     known = accepted_keys(schema).keys() if schema else ()
     fitting = [file for file in files if schema is None or all(key in known for key in _keys_of(file))]
@@ -210,19 +226,19 @@ def _presets(folders: Sequence[Path], schema: type[BaseModel] | None = None) -> 
 
 
 def _keys_of(file: Path) -> list[str]:
-    """The dotted keys that a YAML file sets itself."""
+    """Dotted keys that a YAML file sets, without its defaults."""
     return _set_by(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
 
 
 def _set_by(values: Mapping[str, Any]) -> list[str]:
-    return [key for key in flat(values) if key.split(".")[0] not in ("defaults", "hydra")]
+    return [key for key in flatten(values) if key.split(".")[0] not in ("defaults", "hydra")]
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested maps as one, by dotted keys."""
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested maps to dotted keys."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
     return found
 
 
@@ -230,14 +246,14 @@ def _origin(
     overrides: Sequence[Override], folders: Sequence[Path], name: str, own_values: Mapping[str, Any] | None
 ) -> Origin:
     named = {override.key_or_group: override.value() for override in overrides}
-    presets = tuple(f"{key}={plain(value)}" for key, value in named.items() if _is_group(key, folders))
+    presets = tuple(f"{key}={format_value(value)}" for key, value in named.items() if _is_group(key, folders))
     files = [folder / f"{name}.yaml" for folder in folders[:-1]]  # the last folder is the shipped one
     own = (
         [key for file in files if file.is_file() for key in _keys_of(file)]
         if own_values is None
         else _set_by(own_values)
     )
-    full = [f"{key}.{inner}" for key, value in named.items() if isinstance(value, dict) for inner in flat(value)]
+    full = [f"{key}.{inner}" for key, value in named.items() if isinstance(value, dict) for inner in flatten(value)]
     return Origin(presets, frozenset([*(key for key in named if "." in key), *full, *own]))
 
 
@@ -254,7 +270,7 @@ def _parse_overrides(words: Sequence[str]) -> list[Override]:
                 f"""'KEY="a value"'."""
             ) from None
         if not override.key_or_group:
-            raise ConfigError(f"{word}: not of the form KEY=VALUE (nothing stands before the =).")
+            raise ConfigError(f"{word}: not of the form KEY=VALUE (there is no key before the =).")
         if override.is_sweep_override():
             key, _, value = word.partition("=")
             raise ConfigError(f"{word}: several values for one key. For a list write '{key}=[{value}]'.")
@@ -271,7 +287,7 @@ def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel],
             if isinstance(got, str) and f"{name}={got}" not in _presets(folders):
                 presets = [preset for preset in _presets(folders) if preset.startswith(f"{name}=")]
                 problems.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
-        elif name not in known and not in_map(name, schema) and name not in ALIASES.get(schema, {}):
+        elif name not in known and not is_map_entry(name, schema) and name not in ALIASES.get(schema, {}):
             problems.append(unknown_key_problem(name, schema, got))
     if problems:
         raise ConfigError(problems)
@@ -288,7 +304,7 @@ def _compose(
     overrides: Sequence[Override],
     own: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The composed values, as plain containers. The schema's defaults lie below the YAML, so no key needs a `+`."""
+    """The composed values as plain containers. The schema's defaults are below the YAML, so no key needs a `+`."""
     if own is None and not any((folder / f"{name}.yaml").is_file() for folder in folders):
         names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
         near = nearest(name, names)
@@ -313,19 +329,22 @@ def _compose(
 
 
 def _as_hydra_wants(override: Override, schema: type[BaseModel], chosen: set[str], folders: Sequence[Path]) -> str:
-    """The override as text. A preset that the YAML does not choose itself comes after all of it (Hydra's `+`);
-    on keys a `+` means nothing here, since every key exists, but Hydra wants it to put new names into a map."""
+    """The override in Hydra's syntax.
+
+    A preset that the YAML does not select is added after it (`+`). On keys a `+` has no meaning here, since every key
+    exists, but Hydra needs it for new entries of a map.
+    """
     assert override.input_line is not None
     if override.is_delete():
         return override.input_line
-    if override.value() == {}:  # to Hydra nothing to add; to people the empty map
+    if override.value() == {}:  # Hydra would add nothing
         return f"~{override.key_or_group}"
     word = override.input_line.lstrip("+")
     is_preset = _is_group(override.key_or_group, folders) and isinstance(override.value(), str | list)
     if is_preset:
         return word if override.key_or_group in chosen else f"+{word}"
     key = override.key_or_group
-    is_new = override.is_add() or isinstance(override.value(), dict) or in_map(key, schema)
+    is_new = override.is_add() or isinstance(override.value(), dict) or is_map_entry(key, schema)
     is_new |= key in ALIASES.get(schema, {})
     return f"++{word}" if is_new else word
 
@@ -334,56 +353,3 @@ def _in_one_line(error: Exception, name: str) -> str:
     text = str(error).split("Config search path:")[0]
     where = "the file of --config" if name == OWN else f"{name}.yaml"
     return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{OWN})': ", "", text).split()).rstrip(".") + "."
-
-
-def _problems(schema: type[BaseModel], detail: ErrorDetails, values: dict[str, Any]) -> Iterator[str]:
-    """One line per problem of one of pydantic's errors: key, expected, got, fix."""
-    parts = [str(part) for part in detail["loc"]]
-    if detail["type"] == "extra_forbidden":
-        yield unknown_key_problem(".".join(parts), schema, _value_at(values, parts))
-        return
-    keys, groups = accepted_keys(schema), sections(schema)
-    rule = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else ""
-    while parts and not (rule and in_map(".".join(parts), schema)) and ".".join(parts) not in keys | groups:
-        parts.pop()  # pydantic's own additions: the branch of a union, the index in a list
-    name = ".".join(parts)
-    if rule and name in keys:  # of a field's type
-        yield f"{name}={plain(_value_at(values, parts))}: {rule}"
-    elif rule:  # of a section's fields (Section.problems)
-        yield from (f"{name}.{line}".removeprefix(".") for line in rule.splitlines())
-    elif name in groups:
-        got = plain(_value_at(values, parts))
-        yield f"{name}: expected a section with the keys {', '.join(groups[name])}, got {got}."
-    else:
-        expected, got = keys[name].type, _value_at(values, parts)
-        yield f"{name}: expected {expected}, got {plain(got)} ({_kind(got)}).{_hint(name, expected, got)}"
-
-
-def _value_at(values: Any, parts: Sequence[str]) -> Any:
-    for part in parts:
-        values = values[part]
-    return values
-
-
-def _kind(value: Any) -> str:
-    kinds = {bool: "true | false", int: "integer", float: "number", str: "text", list: "list", dict: "section"}
-    return kinds.get(type(value), "null")
-
-
-def _hint(name: str, expected: str, got: Any) -> str:
-    if expected.startswith("list of") and isinstance(got, str):
-        return f" Write {name}=[{got}]."
-    if isinstance(got, str) and _is_number(got) and expected.startswith(("integer", "number")):
-        return f" Write {got} without quotes."
-    if expected.startswith("integer") and isinstance(got, float) and got.is_integer():
-        return f" Write {int(got)}."
-    if expected.startswith("text") and got is None:
-        return f" Write {name}= for nothing."
-    if expected.startswith("text") and isinstance(got, bool):
-        return f" Write '{name}=\"{str(got).lower()}\"' if the text is meant."
-    near = nearest(str(got).lower(), expected.split(" | ")) if " | " in expected else []
-    return f" Did you mean {' or '.join(near)}?" if near else ""
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("+-").replace(".", "", 1).isdigit()

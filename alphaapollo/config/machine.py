@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alphaapollo.config.keys import plain
+from alphaapollo.config.keys import format_value
 from alphaapollo.config.resolve import num_engines
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, Rollout, TuningConfig
 from alphaapollo.config.schema.base import Device, Section
@@ -111,9 +111,9 @@ def _generation_problems(config: GenerationConfig, device: Device) -> Iterator[s
         yield f"trainer.controller=local has one engine, not {engines}. Set rollout.num_engines=1, or controller=ray."
     elif device == "cuda" and not 0 < engines <= fit:
         yield (
-            f"rollout.num_engines={plain(rollout.num_engines)} with tensor_model_parallel_size={size}: {fit} such "
-            f"engines fit trainer.n_gpus_per_node={trainer.n_gpus_per_node} x trainer.nnodes={trainer.nnodes}, and an "
-            "engine cannot span nodes. Raise those, or lower these."
+            f"rollout.num_engines={format_value(rollout.num_engines)} with tensor_model_parallel_size={size}: {fit} "
+            f"such engines fit trainer.n_gpus_per_node={trainer.n_gpus_per_node} x trainer.nnodes={trainer.nnodes}, "
+            "and an engine cannot span nodes. Raise those, or lower these."
         )
 
 

@@ -1,7 +1,6 @@
-"""What `auto` means on the machine at hand: device, dtype, attention and the number of engines are chosen here, once,
-before a worker starts.
+"""Resolve `auto` on this machine: device, dtype, attention and the number of engines.
 
-A section that has been resolved holds no automatic choice any more; workers are given such sections only.
+This happens once, before a worker starts; workers get resolved sections only, which contain no `auto`.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ Attention = Literal["varlen", "flex", "flash", "sdpa", "padded"]
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
-    """The device that `auto` means on a machine with so many GPUs."""
+    """Resolve the device on a machine with `num_gpus` GPUs."""
     if device == "auto":
         return "cuda" if num_gpus else "cpu"
     return device
 
 
 def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Literal["ray", "local"]:
-    """Whether the workers are processes of Ray's or objects of this one: `auto` takes this process for one rank, where
-    no cluster waits."""
+    """Resolve whether workers are Ray actors or objects of this process: `auto` is local for one rank, unless
+    RAY_ADDRESS is set."""
     if trainer.controller != "auto":
         return trainer.controller
     return "ray" if trainer.n_gpus_per_node * trainer.nnodes > 1 or os.environ.get("RAY_ADDRESS") else "local"
@@ -44,11 +43,11 @@ def resolve_model(model: Model, device: Device) -> Model:
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
-    """dtype and number of the engines, and whether they compile.
+    """Resolve dtype and number of engines, and whether they compile.
 
     Args:
-        model: whose dtype is the engines', too, where they have none of their own.
-        training_gpus: on all nodes together; engines share them by default.
+        model: its dtype is the engines' default.
+        training_gpus: on all nodes; engines share them by default.
     """
     dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
     if dtype == "auto":
@@ -59,13 +58,13 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
 
 
 def chosen_attention(model: Model) -> Attention:
-    """Of a resolved section."""
+    """The attention kernel of a resolved section."""
     assert model.attention != "auto", "resolve_model comes first"
     return model.attention
 
 
 def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
-    """As asked for, else on GPUs as many as fit; at least one."""
+    """Number of engines: as configured, else on GPUs as many as fit; at least one."""
     if rollout.num_engines is not None:
         return rollout.num_engines
     fit = 1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size
@@ -73,14 +72,14 @@ def num_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
 
 
 def engine_processes(rollout: Rollout, nnodes: int) -> int:
-    """On each node; of a resolved section."""
+    """Engine processes per node, of a resolved section."""
     assert rollout.num_engines is not None, "resolve_rollout comes first"
     return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
 
 
 def engine_threads(rollout: Rollout, num_cores: int, nnodes: int, own_cores: bool) -> int:
-    """Of each of an engine's processes on a CPU: as asked for; else its share of a node's cores, for the trainer waits
-    while it works; else one, where it does not wait and engines have cores of their own. Of a resolved section."""
+    """Threads per engine process on a CPU, of a resolved section: as configured, else a share of the node's cores, or
+    one if the trainer runs at the same time (own_cores)."""
     share = 1 if own_cores else num_cores // engine_processes(rollout, nnodes)
     return rollout.cpu_threads or max(1, share)
 
@@ -90,7 +89,7 @@ def _device_dtype(device: Device) -> Dtype:
 
 
 def why_dtype(asked: str, device: Device, units: str) -> str:
-    """Behind a dtype on a CPU, for the plan. units: the processor's instructions for bfloat16 products; "": none."""
+    """Text behind a dtype on a CPU, for the plan. units: the processor's bfloat16 instructions; "" = none."""
     if device == "cuda":
         return ""
     if asked == "auto":
@@ -144,5 +143,5 @@ def _use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
 
 
 def has_flash_attn() -> bool:
-    """Version 2, by its compiled part: version 4 is another package, whose module is `flash_attn`, too."""
+    """Whether flash-attn 2 is installed, by its compiled part: version 4 also has a module `flash_attn`."""
     return importlib.util.find_spec("flash_attn_2_cuda") is not None

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.keys import COMMANDS, plain, sections
+from alphaapollo.config.keys import COMMANDS, format_value, sections
 
 Tables = dict[str, dict[str, Any]]
 
@@ -58,7 +58,7 @@ def differences(schema: type[BaseModel]) -> dict[str, str]:
     """Accepted keys with another meaning or another default in verl: key -> the difference."""
     tables = verl_tables()[_command(schema)]
     meanings = tables.get("meaning", {})
-    defaults = {key: f"verl's default is {plain(value)}" for key, value in tables.get("default", {}).items()}
+    defaults = {key: f"verl's default is {format_value(value)}" for key, value in tables.get("default", {}).items()}
     return {
         key: "; ".join(text for text in (meanings.get(key), defaults.get(key)) if text)
         for key in sorted(meanings | defaults)

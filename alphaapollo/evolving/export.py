@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from alphaapollo.config.errors import failed
+from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Candidate, Pool
 from alphaapollo.types import Message
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         counts = export(args.run, args.out, args.by, args.max_pairs)
     except (ValueError, OSError) as error:
-        return failed(error, 2)
+        return report_error(error, 2)
     for name, count in counts.items():
         print(f"{args.out / name}.parquet: {count} rows")
     return 0

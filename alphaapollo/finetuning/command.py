@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from alphaapollo.config.errors import failed, reported
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import TuningConfig
 
@@ -18,7 +18,7 @@ def run_finetuning(schema: type[C], name: str, task: Callable[[], Any], argv: Se
 
     task: imports and builds the task, called after the configuration was read.
     """
-    with reported():
+    with exit_on_config_error():
         config = load_config(schema, name, sys.argv[1:] if argv is None else argv)
         from alphaapollo.finetuning.prepare import prepare, print_plan
         from alphaapollo.finetuning.run import run
@@ -32,7 +32,7 @@ def run_finetuning(schema: type[C], name: str, task: Callable[[], Any], argv: Se
                 check_not_in_use(config.trainer.folder)
             plan = prepare(task(), config)
         except ValueError as error:
-            return failed(error, 2)
+            return report_error(error, 2)
     print_plan(plan)
     folder = config.trainer.folder
     if config.trainer.dry_run:

@@ -86,8 +86,10 @@ def draw_config(
     if not algorithm.get("use_kl_in_reward") and chance(0.4) and not alone:
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": one_of(KL_IN_LOSS)}
     teacher = _teacher(generator, estimator, loss, may_be_whole=actor.get("kl_loss_type") != "full")
+    size = actor["ppo_mini_batch_size"]
+    batch = size if size < 1000 else 32  # so that mini-batches divide the trajectories
     sections = {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "teacher": teacher}
-    config = convert(Config, sections | {"env": {"rollout": {"n": 4}}})
+    config = convert(Config, sections | {"env": {"rollout": {"n": 4}}, "data": {"train_batch_size": batch}})
     check_combinations(config, estimator, loss)  # raises for what a run would refuse
     return config
 

@@ -13,7 +13,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.keys import ALIASES, COMMANDS, accepted_keys, plain, sections
+from alphaapollo.config.keys import ALIASES, COMMANDS, accepted_keys, format_value, sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 
@@ -100,7 +100,7 @@ def shows(cell: str, value: object) -> bool:
     """`cell` of a table says what `value` is: the same number, the same word, or unset."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return bool(re.fullmatch(r"[\d.e-]+", cell)) and float(cell) == value
-    return cell == ("unset" if value is None else plain(value))
+    return cell == ("unset" if value is None else format_value(value))
 
 
 def wrong_values(text: str) -> list[str]:

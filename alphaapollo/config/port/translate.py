@@ -15,8 +15,8 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, plain, sections
-from alphaapollo.config.load import checked_value, flat
+from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value, is_map_entry, sections
+from alphaapollo.config.load import check_override, flatten
 from alphaapollo.config.port.script import UNKNOWN, Command, read_script
 from alphaapollo.config.verl import verl_tables, verl_verdict
 
@@ -28,8 +28,7 @@ PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_
 OTHER_PROGRAMS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
 WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
 HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/verl.md.\n"
-OFFLINE = "\n# Until you log in and remove this line, wandb writes files for `wandb sync`.\n"
-OFFLINE += "export WANDB_MODE=${WANDB_MODE:-offline}\n"
+OFFLINE = "\n# To send to wandb, log in and remove the next line.\nexport WANDB_MODE=${WANDB_MODE:-offline}\n"
 
 
 def port(source: str, path: str, given: Iterable[str] = ()) -> str:
@@ -83,8 +82,8 @@ def _keys_of_yaml(folder: str, name: str, script: Path) -> dict[str, str]:
     folder = UNKNOWN.split(folder)[-1].strip("/") if UNKNOWN.search(folder) else folder
     files = (root / folder / name for root in (Path(), *script.resolve().parents))
     file = next(filter(Path.is_file, files), None)
-    found = flat(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
-    return {key: plain(value) for key, value in found.items() if not key.startswith(("defaults", "hydra"))}
+    found = flatten(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
+    return {key: format_value(value) for key, value in found.items() if not key.startswith(("defaults", "hydra"))}
 
 
 def translate(values: Values, program: str) -> Lines:
@@ -100,8 +99,8 @@ def translate(values: Values, program: str) -> Lines:
     tables = verl_tables()["main_ppo"]
     for key, value in (tables["default"] | tables["default_in_prompts"]).items() if program == "main_ppo" else ():
         other, verl_default, needed = tables["default_requires"].get(key, ("", "", ""))
-        words, _ = _converted(key, plain(value), {**values, key: plain(value)}, program)
-        differs = words.get(key) != plain(accepted_keys(schema)[key].default)
+        words, _ = _converted(key, format_value(value), {**values, key: format_value(value)}, program)
+        differs = words.get(key) != format_value(accepted_keys(schema)[key].default)
         if key not in values and differs and values.get(other, verl_default).lower() == needed:
             lines.setdefault(key, (f"{key}={words[key]}", "verl's default"))
     return lines
@@ -114,7 +113,7 @@ def _converted(key: str, value: str, values: Values, program: str) -> Converted:
     known = accepted_keys(schema).get(key)
     if value == "null" and known is not None and "null" not in known.type:
         return {}, "the default here"
-    if known or key in sections(schema) or in_map(key, schema):
+    if known or key in sections(schema) or is_map_entry(key, schema):
         ours = str(renamed_values.get(key, {}).get(value, value))
         return {key: ours}, f"was {value}" if ours != value else ""
     verdict = verl_verdict(key, schema) or "not a known key of verl"
@@ -128,7 +127,7 @@ def _checked(key: str, value: str, remark: str, schema: type[BaseModel]) -> tupl
     """The line, or only a comment if our key does not take a value of this type."""
     try:
         if not UNKNOWN.search(value):
-            checked_value(schema, f"{key}={value}")
+            check_override(schema, f"{key}={value}")
     except ConfigError as error:
         if wrong := [problem for problem in error.problems if problem.startswith(f"{key}: expected")]:
             return "", f"{key}={value}: left out. {wrong[0]}"

@@ -46,7 +46,7 @@ class PolicyLoss(Section):
     cispo_mask_high: PositiveFloat | None = None
     """cispo, unified form: mask tokens with A > 0 and a ratio above 1 + this; null = none."""
     clip_cov_ratio: Ratio = 2e-4
-    """clip_cov: share of tokens whose loss is dropped."""
+    """clip_cov: share of tokens with dropped loss."""
     clip_cov_lb: float = 1.0
     """clip_cov: lower bound of the covariances they are drawn from."""
     clip_cov_ub: float = 5.0

@@ -40,7 +40,7 @@ class KLControl(Section):
 
 class FilterGroups(Section):
     enable: bool = False
-    """DAPO's dynamic sampling: drop groups whose samples all have the same metric, and generate until the batch is
+    """DAPO's dynamic sampling: drop groups in which all samples have the same metric, and generate until the batch is
     full."""
     metric: Annotated[str, ENABLED] = "accuracy"
     """Reward component to compare, or `reward`."""

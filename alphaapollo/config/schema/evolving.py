@@ -201,8 +201,8 @@ class EvolvingConfig(Section):
         return {name: getattr(self.roles, name) for name in type(self.roles).model_fields}
 
     def problems(self) -> Iterator[str]:
-        evolving, named = self.evolving, {}
-        named |= {f"evolving.branches[{index}]": name for index, name in enumerate(evolving.branches)}
+        evolving = self.evolving
+        named = {f"evolving.branches[{index}]": name for index, name in enumerate(evolving.branches)}
         named |= {f"roles.{role}.model": section.model for role, section in self.all_roles.items() if section.model}
         for key, name in named.items():
             if self.models and name not in self.models:

@@ -14,7 +14,7 @@ from alphaapollo.cli import api
 from alphaapollo.cli.api import nested
 from alphaapollo.cli.outcome import Evaluation, TrainedRun
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import maps
+from alphaapollo.config.keys import map_keys
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
 from alphaapollo.evolving.roles import Aggregator, Verifier
 
@@ -62,7 +62,7 @@ def test_a_dict_as_a_yaml_file_has_it(tmp_path: Path) -> None:
         "data": {"train_files": [str(tmp_path / "a.parquet")]},
     }
     served = {"models": {"qwen2.5": {"path": "m"}}}
-    assert nested(served, maps(EvolvingConfig)) == served, "a name of the user's may have dots"
+    assert nested(served, map_keys(EvolvingConfig)) == served, "a name of the user's may have dots"
     for twice in ({"trainer.seed": 1, "trainer": {"seed": 2}}, {"trainer.seed": 1, "trainer.seed.x": 2}):
         with pytest.raises(ConfigError, match="Write it once"):
             nested(twice)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.config.errors import ConfigError, reported
+from alphaapollo.config.errors import ConfigError, exit_on_config_error
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import (
     Origin,
@@ -206,10 +206,10 @@ def test_a_file_of_any_name_goes_on_top_of_the_defaults(tmp_path: Path):
     ("text", "says"),
     [
         ("data: [a\n", "it cannot be read (while parsing"),
-        ("- a\n", "it holds no keys but [a]"),
-        ("7\n", "it holds no keys but 7"),
+        ("- a\n", "expected KEY: VALUE lines, got [a]"),
+        ("7\n", "expected KEY: VALUE lines, got 7"),
         ("defaults: [{algorithm: dapoo}]\n", "the file of --config: Could not find 'algorithm/dapoo'"),
-        ("defaults: 3\n", "its defaults are no list"),
+        ("defaults: 3\n", "defaults must be a list"),
         ("trainer: {sed: 3}\n", "trainer.sed (got 3): unknown key. Did you mean trainer.seed"),
         ("trainer: {experiment_name: 2026-11-21}\n", "the file of --config: "),
         ("trainer: {experiment_name: '${nothing}'}\n", "'nothing' not found"),
@@ -246,7 +246,7 @@ def test_a_saved_config_loads_again(tmp_path: Path):
 
 
 def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as stopped, reported():
+    with pytest.raises(SystemExit) as stopped, exit_on_config_error():
         load("trainer.sede=1", "trainer.sed=1")
     assert stopped.value.code == 2
     assert capsys.readouterr().err.startswith("2 errors in the configuration:\n  trainer.sede (got 1)")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.explain import explain
-from alphaapollo.config.keys import COMMANDS, accepted_keys, in_map, sections
+from alphaapollo.config.keys import COMMANDS, accepted_keys, is_map_entry, sections
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import differences, verl_keys, verl_tables, verl_verdict
 
@@ -13,7 +13,7 @@ SEEN = Path(__file__).with_name("verl_keys_seen.txt")  # made by collect_verl_ke
 
 def exists(key: str, command: str) -> bool:
     schema = COMMANDS[command]
-    return key in accepted_keys(schema) or key in sections(schema) or in_map(key, schema)
+    return key in accepted_keys(schema) or key in sections(schema) or is_map_entry(key, schema)
 
 
 def named_keys(text: str, command: str) -> list[str]:
@@ -70,8 +70,14 @@ def test_a_default_that_is_ours_is_no_difference():
     ("key", "verdict"),
     [
         ("actor_rollout_ref.actor.veomni.fsdp_size", "not supported (FSDP2 is the only backend;"),
-        ("actor_rollout_ref.actor.veomni.expert_parallel_size", "not supported (experts are not distributed over ranks: FSDP2"),
-        ("actor_rollout_ref.rollout.expert_parallel_size", "not supported (engines split models and experts by tensors only;"),
+        (
+            "actor_rollout_ref.actor.veomni.expert_parallel_size",
+            "not supported (experts are not distributed over ranks: FSDP2",
+        ),
+        (
+            "actor_rollout_ref.rollout.expert_parallel_size",
+            "not supported (engines split models and experts by tensors only;",
+        ),
         ("critic.megatron.tensor_model_parallel_size", "not supported (FSDP2 is the only backend;"),
         ("critic.fsdp.param_offload", "renamed to critic.fsdp_config.param_offload"),
         ("actor_rollout_ref.actor.megatron.param_offload", "renamed to actor_rollout_ref.actor.fsdp_config."),

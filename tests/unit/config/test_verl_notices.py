@@ -21,8 +21,8 @@ def said(*argv: str) -> list[str]:
 def test_a_mini_batch_of_prompts():
     prompts = ["data.train_batch_size=1024", "actor_rollout_ref.rollout.n=5"]
     (line,) = said(*prompts, f"{MINI_BATCH}=256")
-    assert "20 optimiser steps an iteration" in line  # 5120 / 256
-    assert line.endswith("verl's 256 x 5 samples is 1280 here.")
+    assert "20 optimizer steps per iteration" in line  # 5120 / 256
+    assert line.endswith("For verl's 256 prompts x 5 samples set 1280.")
     assert said(*prompts, f"{MINI_BATCH}=1280") == []  # more than the prompts: it can only be trajectories
     assert said(*prompts) == []  # not the user's word
     assert said("data.train_batch_size=1024", f"{MINI_BATCH}=256") == []  # one sample a prompt: the same
@@ -30,14 +30,14 @@ def test_a_mini_batch_of_prompts():
 
 def test_a_target_a_token():
     on = ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive"]
-    assert "nats a sequence, in verl nats a token" in said(*on, "algorithm.kl_ctrl.target_kl=0.1")[0]
+    assert "in nats per sequence, but per token in verl" in said(*on, "algorithm.kl_ctrl.target_kl=0.1")[0]
     assert said(*on, "algorithm.kl_ctrl.target_kl=6") == []
     assert said("algorithm.kl_ctrl.target_kl=0.1") == []
 
 
 def test_the_end_of_dynamic_sampling():
     rounds = "algorithm.filter_groups.max_num_gen_batches=4"
-    assert "verl's ends with an error" in said("algorithm=dapo", rounds)[0]
+    assert "while verl's ends with an error" in said("algorithm=dapo", rounds)[0]
     assert said("algorithm=dapo") == []
     assert said(rounds) == []
 
@@ -45,7 +45,7 @@ def test_the_end_of_dynamic_sampling():
 def test_validation_that_is_greedy_there():
     key = "actor_rollout_ref.rollout.val_kwargs"
     (line,) = said("data.val_files=a.parquet", f"{key}.n=4")
-    assert line.endswith(f"verl's default is 0, greedy. {key}.n is given without it.")
+    assert line.endswith(f"verl's default is 0, greedy. {key}.n is set without it: set both.")
     assert said("data.val_files=a.parquet", f"{key}.n=4", f"{key}.temperature=1.0") == []
     assert said(f"{key}.n=4") == []
     assert said("data.val_files=a.parquet") == []

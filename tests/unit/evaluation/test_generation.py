@@ -14,6 +14,7 @@ import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.controller import worker_groups
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
@@ -102,7 +103,7 @@ class Command:
 @pytest.fixture
 def command(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv(RUN, "")  # generation sets it: back to what it was afterwards
-    monkeypatch.setattr(generation, "start_reaper", lambda *_: None)  # this process is not the run's own
+    monkeypatch.setattr(worker_groups, "start_reaper", lambda *_: None)  # this process is not the run's own
     return Command(model, tmp_path)
 
 
@@ -230,7 +231,7 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Comman
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["rollout.temperature=0.5"], r"made with rollout\.temperature=1\.0 \(now 0\.5\)"),
+        (["rollout.temperature=0.5"], r"cannot be resumed with these changes: rollout\.temperature=1\.0 \(now 0\.5\)"),
         (["data.n_samples=4"], r"data\.n_samples=3 \(now 4\)"),
         (["trainer.seed=1", "env.max_steps=2"], r"env\.max_steps=1 \(now 2\), trainer\.seed=0 \(now 1\)"),
     ],
@@ -247,7 +248,7 @@ def test_how_fast_it_runs_may_change_and_other_data_may_not(command: Command) ->
     command.run()
     command.run("rollout.max_num_seqs=8", "reward.num_workers=2", "trainer.start_timeout=9")
     write_rows(command.folder / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
-    with pytest.raises(ValueError, match=r"prompt \d is not row \d of data\.path: so the results belong to other data"):
+    with pytest.raises(ValueError, match=r"prompt \d differs from row \d of data\.path, so the results belong to other data"):
         command.run()
 
 
@@ -261,7 +262,7 @@ def test_a_lost_config_is_told(command: Command) -> None:
 def test_beginning_anew_keeps_the_old_run(command: Command) -> None:
     command.run()
     printed = command.run("trainer.resume_mode=disable", "trainer.seed=1")
-    assert "the earlier run of this name lies in" in printed and "finished   0 prompts" in printed
+    assert "the previous run of this name was moved to" in printed and "finished   0 prompts" in printed
     assert (command.out.with_name("run.1") / "results.jsonl").exists()
     assert command.records()[0]["step"] == 0
 
@@ -273,7 +274,7 @@ def test_the_draws_are_those_of_a_validation_and_greedy_has_none(command: Comman
     assert set(played) == {
         derive_seed(7, "validate", 0, prompt, sample, 0) for prompt in range(6) for sample in range(3)
     }
-    assert "data.n_samples=3 at rollout.temperature=0: the samples will be equal." in printed
+    assert "data.n_samples=3 at rollout.temperature=0: all samples will be equal." in printed
 
 
 def test_episodes_of_several_turns_without_a_reward_function(command: Command) -> None:
@@ -293,7 +294,7 @@ def test_episodes_of_several_turns_without_a_reward_function(command: Command) -
 def test_long_prompts_are_left_out_and_told(command: Command) -> None:
     write_rows(command.folder / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
     printed = command.run("data.max_prompt_length=8", "data.truncation=drop")
-    assert "note: data.path: 1 of 6 prompts are over data.max_prompt_length: left out." in printed
+    assert "note: data.path: 1 of 6 prompts exceed data.max_prompt_length and are dropped." in printed
     assert {record["prompt_id"] for record in command.records()} == {1, 2, 3, 4, 5}
 
 
@@ -311,10 +312,10 @@ def test_long_prompts_are_left_out_and_told(command: Command) -> None:
         (["data.max_prompt_length=2"], "longer than data.max_prompt_length=2"),
         (["env.env_name=gym"], "unknown environment 'gym'"),
         (["reward.components={fromat: 0.1}"], "no component is named 'fromat'"),
-        (["rollout.top_p=0"], "rollout.top_p=0: nothing is left to sample"),
-        (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 tokens: "),
-        (["rollout.num_engines=2"], "trainer.controller=local: it has one engine, not 2"),
-        (["rollout.tensor_model_parallel_size=2"], "only the vllm engine splits a model"),
+        (["rollout.top_p=0"], "rollout.top_p: expected number > 0.0 and <= 1.0, got 0"),
+        (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 exceeds the 128 positions"),
+        (["rollout.num_engines=2"], "trainer.controller=local has one engine, not 2"),
+        (["rollout.tensor_model_parallel_size=2"], "rollout.tensor_model_parallel_size=2 needs name=vllm"),
         (["trainer.device=cuda"], "this machine has no GPU"),
         (["actor_rollout_ref.rollout.temperature=1"], "renamed to rollout.temperature"),
         (["data.n_sample=2"], "Did you mean data.n_samples"),
@@ -354,7 +355,7 @@ def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pyte
         await asyncio.sleep(1000)
 
     monkeypatch.setattr(FakeEngine, "generate", forgotten)
-    with pytest.raises(RunStalled, match=r"waits for play of rollout 0 .* goes on where .*/out/test/run ends\.$"):
+    with pytest.raises(RunStalled, match=r"waits for generate_group of rollout 0 .* to resume where .*/out/test/run ends\.$"):
         command.run("trainer.stall_timeout=1")
     (stacks,) = (command.out / "stalls").iterdir()
     assert "x generate" in stacks.read_text()

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.errors import failed
+from alphaapollo.config.errors import report_error
 from alphaapollo.observability.console import Console, RunView, format_duration, plain_line, render
 from alphaapollo.observability.terminal import Terminal
 
@@ -122,7 +122,7 @@ def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
 def test_a_closed_stdout_hides_no_error(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout", None)  # as Python has it after `command >&-`
     Console().notice("resumed")
-    assert failed(ValueError("no such file"), 2) == 2
+    assert report_error(ValueError("no such file"), 2) == 2
     assert capsys.readouterr().err == "error: no such file\n"
 
 

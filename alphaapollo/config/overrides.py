@@ -1,4 +1,4 @@
-"""A key and its value as one word of the command line, whatever characters the value has."""
+"""Command-line overrides: `KEY=VALUE` with any characters in the value."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def word(key: str, value: Any) -> str:
-    """`KEY=VALUE` that Hydra reads back as the value: text, numbers, true, null, lists of them, maps by names.
+def format_override(key: str, value: Any) -> str:
+    """Format `KEY=VALUE` so that Hydra parses the same value: text, numbers, booleans, null, lists and maps.
 
-    >>> word("data.train_files", ["a b.parquet", "c=1.parquet"])
+    >>> format_override("data.train_files", ["a b.parquet", "c=1.parquet"])
     "data.train_files=['a b.parquet','c=1.parquet']"
     """
     return f"{key}={_written(value)}"
@@ -28,7 +28,7 @@ def _written(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Hydra reads backslashes as they are, but before a quote."""
+    """Quote a text; Hydra treats backslashes literally except before a quote."""
     parts = text.split("'")
     doubled = [part + "\\" * (len(part) - len(part.rstrip("\\"))) for part in parts]
     return "'" + "\\'".join(doubled) + "'"

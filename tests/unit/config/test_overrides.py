@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.load import load_config
+from alphaapollo.config.overrides import format_override
 from alphaapollo.config.schema import Config
-from alphaapollo.config.words import word
 
 TEXTS = [
     "",
@@ -29,11 +29,11 @@ TEXTS = [
 
 @pytest.mark.parametrize("value", [*TEXTS, TEXTS[1:], ["a,b"]], ids=repr)
 def test_a_word_is_read_back_as_its_value(value: Any) -> None:
-    assert load_config(Config, "ppo", [word("data.train_files", value)]).data.train_files == value
+    assert load_config(Config, "ppo", [format_override("data.train_files", value)]).data.train_files == value
 
 
 def test_other_values() -> None:
-    assert word("a", None) == "a=null"
-    assert word("a", True) == "a=true"
-    assert word("a", 1e-6) == "a=1e-06"
-    assert word("a.b", {"c": [1, "d"]}) == "a.b={c:[1,'d']}"
+    assert format_override("a", None) == "a=null"
+    assert format_override("a", True) == "a=true"
+    assert format_override("a", 1e-6) == "a=1e-06"
+    assert format_override("a.b", {"c": [1, "d"]}) == "a.b={c:[1,'d']}"
