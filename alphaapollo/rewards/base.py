@@ -80,6 +80,13 @@ def failed_score(reason: str) -> Score:
     return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)
 
 
+def get_question(prompt: Prompt) -> str:
+    """Return the user's messages; a prompt that is a text is all question."""
+    if isinstance(prompt.content, str):
+        return prompt.content
+    return "\n\n".join(message["content"] for message in prompt.content if message["role"] == "user")
+
+
 def takes_trajectory(function: Callable[..., Any]) -> bool:
     """Whether the second parameter is named `trajectory`."""
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alphaapollo.config.schema import Judge
-from alphaapollo.rewards.base import RewardFunction, failed_score
+from alphaapollo.rewards.base import RewardFunction, failed_score, get_question
 from alphaapollo.rewards.openai_client import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import Prompt, Score
 
@@ -60,11 +60,8 @@ def fill_template(template: str, prompt: Prompt, completion: str) -> str:
 
     Thoughts before `</think>` are left out of the answer.
     """
-    question = prompt.content
-    if not isinstance(question, str):
-        question = "\n\n".join(message["content"] for message in question if message["role"] == "user")
     fields = {
-        "question": question,
+        "question": get_question(prompt),
         "ground_truth": "none is given" if prompt.ground_truth is None else prompt.ground_truth,
         "answer": THOUGHTS.sub("", completion).strip(),
     }

@@ -9,6 +9,7 @@ import re
 
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
+from alphaapollo.rewards.base import get_question
 from alphaapollo.rewards.think_format import split_thoughts
 from alphaapollo.types import Prompt
 
@@ -47,13 +48,7 @@ def score_language(prompt: Prompt, completion: str) -> float:
     """
     thoughts, answer = split_thoughts(completion)
     languages = {detect_language(thoughts), detect_language(answer)} - {None}
-    return float(len(languages) == 1 and detect_language(_question(prompt)) in {*languages, None})
-
-
-def _question(prompt: Prompt) -> str:
-    if isinstance(prompt.content, str):
-        return prompt.content
-    return "\n".join(message["content"] for message in prompt.content if message["role"] == "user")
+    return float(len(languages) == 1 and detect_language(get_question(prompt)) in {*languages, None})
 
 
 def detect_language(text: str) -> str | None:

@@ -168,11 +168,8 @@ class CallRecorder:
             raise CallLimitExceeded(f"more than {MAX_CALLS} calls")
         encoded = [name, encode(args), encode(kwargs)]
         key = json.dumps(encoded)
-        nodes = (
-            [*iterate_nodes(encoded[1]), *iterate_nodes(encoded[2])]
-            if '["unknown", ' in key or '["opaque", ' in key
-            else []
-        )
+        is_plain = '["unknown", ' not in key and '["opaque", ' not in key
+        nodes = [] if is_plain else [*iterate_nodes(encoded[1]), *iterate_nodes(encoded[2])]
         depth = max((node[1] for node in nodes if node[0] == "unknown"), default=0)
         if depth >= MAX_DEPTH:
             raise CallLimitExceeded(f"calls depend on the results of other calls more than {MAX_DEPTH} deep")

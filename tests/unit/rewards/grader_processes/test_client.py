@@ -183,24 +183,20 @@ def test_an_unknown_component_stops_the_start():
         scores(["4"], components={"formt": 1.0})
 
 
-def test_a_component_that_fails_is_a_failure():
-    nothing = Prompt(id=0, data_source="gsm8k", content=[{"role": "user"}], ground_truth="4")
+@pytest.mark.parametrize(
+    ("data_source", "content", "truth", "components", "reason"),
+    [
+        ("gsm8k", "?", None, {}, "the ground truth None has no number"),
+        ("poems", "?", None, {}, "no reward function for data_source 'poems'"),
+        ("gsm8k", [{"role": "user"}], "4", {"language": 0.1}, "KeyError: 'content'"),  # raised by the component
+    ],
+)
+def test_errors_of_graders_and_components_are_failures(data_source, content, truth, components, reason):
+    prompt = Prompt(id=0, data_source=data_source, content=content, ground_truth=truth)
     text = "Two and two make four, as everybody has known for a while: 4"
-    (score,) = scores([text], prompt=nothing, components={"language": 0.1})
+    (score,) = scores([text], prompt=prompt, components=components)
     assert score.outcome is Outcome.GRADER_FAILED
-    assert "KeyError: 'content'" in score.reason
-
-
-def test_a_ground_truth_that_cannot_be_read_is_a_failure():
-    (score,) = scores(["4"], prompt=Prompt(id=0, data_source="gsm8k", content="?"))
-    assert score.outcome is Outcome.GRADER_FAILED
-    assert "the ground truth None has no number" in score.reason
-
-
-def test_an_unknown_data_source_is_a_failure():
-    (score,) = scores(["4"], prompt=Prompt(id=0, data_source="poems", content="?"))
-    assert score.outcome is Outcome.GRADER_FAILED
-    assert "no reward function for data_source 'poems'" in score.reason
+    assert reason in score.reason
 
 
 def test_failure_is_retried_once(custom):
