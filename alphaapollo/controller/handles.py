@@ -34,9 +34,10 @@ from alphaapollo.weight_sync.verification import common_update
 if TYPE_CHECKING:  # the driver never imports the workers, which import torch models and vLLM
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.finetuning_worker import FinetuningWorker  # noqa: F401  (used in a string)
     from alphaapollo.workers.model_worker import TrainingWorker
     from alphaapollo.workers.policy import PolicyWorker
-    from alphaapollo.workers.reward_model import RewardTrainingWorker
+    from alphaapollo.workers.reward_model import RewardModelWorker
 
 T = TypeVar("T")
 W = TypeVar("W", bound="TrainingWorker")
@@ -237,9 +238,9 @@ class CriticGroup(RLGroup["CriticWorker"]):
 
 
 class RewardModelGroup:
-    """The trained reward model, whose weights never change. Batches as in TrainedGroup."""
+    """The trained reward model; its weights never change. Batches as in TrainedGroup."""
 
-    def __init__(self, ranks: Ranks[RewardTrainingWorker], sequence_parallel: int = 1):
+    def __init__(self, ranks: Ranks[RewardModelWorker], sequence_parallel: int = 1):
         self.ranks = ranks
         self.sequence_parallel = sequence_parallel
 
@@ -359,7 +360,7 @@ class EngineGroup:
         return maximum(await self.ranks.call(lambda worker: worker.memory()))
 
     async def close(self, cleanup: Sequence[str] = ()) -> None:
-        """Shut the engines down, whose cores are separate processes, then the workers. cleanup: folders that each
+        """Shut down the engines (their cores are separate processes), then the workers. cleanup: folders that each
         worker removes on its node."""
         await self.ranks.call(lambda worker: worker.close())
         await self.ranks.call(lambda _: remove_paths(map(Path, cleanup)))

@@ -130,7 +130,7 @@ class RayWorkerGroups(WorkerGroups):
                 task.cancel()
 
     def roles_starting(self) -> list[str]:
-        """Roles whose start has not finished."""
+        """Roles that are still starting."""
         return [role for role, task in self._starting.items() if not task.done() or task.cancelled()]
 
     @property

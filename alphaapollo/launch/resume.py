@@ -128,7 +128,7 @@ def find_start(config: Config | TuningConfig) -> StartPoint:
     """Find the checkpoint to resume from, by trainer.resume_mode.
 
     Raises:
-        ValueError: the folder is another run's (a changed key whose rule refuses it), there is no such checkpoint, or
+        ValueError: the folder is another run's (a changed key is refused), there is no such checkpoint, or
             all are damaged.
     """
     trainer, folder = config.trainer, config.trainer.folder
@@ -217,7 +217,7 @@ def check_same_command(config: EvalConfig) -> None:
 
 
 def _changes_since_another(folder: Path, config: Config | TuningConfig) -> list[Change]:
-    """Changes since the run in `folder`, whose checkpoint was given by its path: it may be any run, so nothing is
+    """Changes since the run in `folder`; its checkpoint was given by path: it may be any run, so nothing is
     refused."""
     if _saved_files(folder)[0] is None:
         return []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from packaging.requirements import Requirement
 
-OURS = "alphaapollo"
+PROJECT = "alphaapollo"
 
 
 def installed_version(name: str) -> str | None:
@@ -23,7 +23,7 @@ def installed_version(name: str) -> str | None:
 def declared() -> list[str]:
     """Requirements of the installed project, as strings; empty if it is not installed."""
     try:
-        return importlib.metadata.requires(OURS) or []
+        return importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
         return []
 

@@ -1,4 +1,4 @@
-"""Clean-up after a run whose driver is killed: no process and no shared memory of the run remains.
+"""Clean-up after the driver of a run was killed: no process and no shared memory of the run remains.
 
 Signals to process groups do not reach every process of a run. Each worker therefore watches the process that it works
 for and exits with it (exit_with_process), and a small separate process watches the driver and ends everything else that

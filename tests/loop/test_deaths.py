@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left, no process and no shared-memory file; who died is named, and the run goes
+"""However a run ends, no process and no shared-memory file of it is left; a dead worker is named, and the run goes
 on."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def started(ppo: Runner, *overrides: str) -> Program:
 
 
 def child(ppo: Runner, words: str) -> int:
-    """The pid of the one process of the run whose command line has the words."""
+    """The pid of the one process of the run that has the words in its command line."""
     (pid,) = [pid for pid, line in processes_of(ppo).items() if words in line]
     return pid
 
@@ -62,11 +62,11 @@ def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
 
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    """And while it runs, nobody on another machine reaches any of its processes."""
+    """While it runs, its processes are not reachable from other machines."""
     program = started(ppo)
     processes = processes_of(ppo)
     lines = " ".join(processes.values())
-    assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some: they must still be told as the run's
+    assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some: they must still be known as the run's
     listening = [(processes[pid], one.laddr) for pid in processes for one in listeners(pid)]
     assert all(any(name in line for line, _ in listening) for name in ("PolicyActor", "raylet", "gcs_server"))
     assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
@@ -122,7 +122,7 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_had_been(
     named: str,
     leaves_nothing: Callable[[], None],
 ) -> None:
-    """An engine that dies over what it generates is replaced; else everything begins anew at the checkpoint."""
+    """An engine that dies over what it generates is replaced; else everything restarts from the checkpoint."""
     (ppo.out / "hold.py").write_text(HOLD.format(part=before, release=str(ppo.out / "release")))
     settings = (*SIX, f"actor_rollout_ref.rollout.name={engine}")
     program = ppo.start(*settings, f"trainer.controller={controller}", f"algorithm.custom_module={ppo.out / 'hold.py'}")

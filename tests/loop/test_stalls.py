@@ -74,7 +74,7 @@ def test_a_stopped_process_is_named_and_the_run_resumes_with_it_or_ends(
         wait_until(program, lambda: stopped in program.printed, f"{stopped}: not reported")  # noqa: B023
         os.kill(int(stopped.split("pid ")[1].split(")")[0]), signal.SIGCONT)
         steps = steps_of(ppo)
-        wait_until(program, lambda: steps_of(ppo) >= steps + 2, "it does not go on")  # noqa: B023
+        wait_until(program, lambda: steps_of(ppo) >= steps + 2, "the run does not resume")  # noqa: B023
         assert program.printed.count("progress again, after ") >= 1
     stopped = stop(ppo, "PolicyActor")
     check_end(ppo.finish(program, deadline=DEADLINE), stopped)

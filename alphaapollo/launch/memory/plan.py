@@ -48,7 +48,7 @@ UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # of a mode
 
 
 def unmeasured_notice(path: str, error: BaseException, may_choose: bool) -> str:
-    """Notice about a model whose memory cannot be planned because of one of the UNMEASURED errors."""
+    """Notice that the memory of a model cannot be planned because of one of the UNMEASURED errors."""
     reason = str(error).strip().split("\n")[0].rstrip(".!")
     chosen = " Gradient checkpointing stays off." * may_choose
     return f"the memory of {path} is not planned: without data it fails with {type(error).__name__}: {reason}.{chosen}"
@@ -108,7 +108,7 @@ class ModelRoles:
 
 
 def plan_memory(config: Config, device: Device, roles: ModelRoles, capacity: int) -> MemoryPlan:
-    """Memory of a checked configuration whose `model` and `rollout` sections are resolved.
+    """Memory of a checked configuration with resolved `model` and `rollout` sections.
 
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown.
     """

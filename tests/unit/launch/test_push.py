@@ -41,7 +41,7 @@ def test_a_folder_goes_up_in_one_commit_to_a_private_repository(api: type[FakeAp
 
 def test_a_hub_that_refuses_leaves_the_folder(api: type[FakeApi], tmp_path: Path) -> None:
     no_answer = huggingface_hub.errors.HfHubHTTPError.__mro__[1]
-    for error in (OSError("403 Forbidden"), no_answer("nobody answers")):
+    for error in (OSError("403 Forbidden"), no_answer("no answer")):
         api.error = error
         with pytest.raises(OSError, match="is written, but could not be pushed to alice/model"):
             push(tmp_path, "alice/model")

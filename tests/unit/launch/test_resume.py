@@ -320,7 +320,7 @@ def test_a_checkpoint_that_nothing_vouches_for_is_passed_over(tmp_path: Path, go
 
 
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
-    """Else a start after a kill would go on from what was left behind."""
+    """Otherwise a start after a kill would resume from what was left behind."""
     config = configured(tmp_path)
     checkpoint, later = train(config, 20), train(config, 40)
     back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})

@@ -38,7 +38,7 @@ def test_the_newest_of_a_run(tmp_path: Path) -> None:
     second = checkpoint(tmp_path, 2, when=300)  # the run went on after it had ended
     assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
     assert find_newest(first) == NewestModel(tmp_path, tmp_path / "exported/step_000001")
-    (second / "progress.json").unlink()  # nobody knows which is newer; its export says that it is damaged
+    (second / "progress.json").unlink()  # which is newer is unknown; the export reports the damage
     assert find_newest(tmp_path) == NewestModel(tmp_path, tmp_path / "exported/step_000002", second)
 
 
@@ -89,7 +89,7 @@ def test_it_plays_as_in_its_run(tmp_path: Path) -> None:
     config = played(tmp_path, Config(actor_rollout_ref=role, env=env, data={"max_response_length": 99}))
     assert (config.model.path, config.model.lora_rank) == (str(tmp_path / "model"), 0)
     assert (config.rollout.temperature, config.rollout.num_engines) == (0.7, 1)
-    assert config.rollout.gpu_memory_utilization == 0.9  # nobody trains beside it
+    assert config.rollout.gpu_memory_utilization == 0.9  # no trainer beside it
     assert (config.env.env_name, config.env.max_steps, config.data.max_response_length) == ("informal_math", 5, 99)
     assert config.trainer.controller == "local"
 

@@ -1,4 +1,4 @@
-"""The number of threads on a CPU: by the cores at first, and kept where a run goes on."""
+"""The number of threads on a CPU: by the cores at first, and kept when a run resumes."""
 
 from __future__ import annotations
 

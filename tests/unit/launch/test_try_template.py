@@ -34,7 +34,7 @@ def test_a_sound_one(tokenizer):
         ),
         ("{{ messages[0].content }}", "drops the content"),
         ("{% for", "refuses a chat"),
-        ("{{ nobody.knows.this }}", "refuses a chat"),
+        ("{{ missing.name }}", "refuses a chat"),
         ("{{ raise_exception('no system') }}", "refuses a chat .*no system"),
         ("{% for i in range(10**9) %}x{% endfor %}", "refuses a chat .*range"),
         ("{{ messages[99].content }}", "refuses a chat"),

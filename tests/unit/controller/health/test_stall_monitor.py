@@ -31,7 +31,7 @@ class Case:
         self.lines: list[str] = []
         self.asked = 0
         self.now: RunSnapshot = snapshot()
-        next_step = "stopped; the same command goes on from step_20"
+        next_step = "stopped; the same command resumes from step_20"
         self.monitor = StallMonitor(
             [],
             StallSettings(60.0, timeout, "cpu", tmp_path),
