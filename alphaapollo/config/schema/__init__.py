@@ -5,7 +5,7 @@ under a field is its documentation (docs/config/ is generated from it). Rules ar
 base.py. Key names follow verl where the meaning is the same. No torch, Ray or Hydra here.
 """
 
-from alphaapollo.config.schema.actor import Actor, AggregationMode, KLKind, PolicyLoss, Reference
+from alphaapollo.config.schema.actor import Actor, AggregationMode, KLKind, PolicyLossOptions, Reference
 from alphaapollo.config.schema.algorithm import (
     Algorithm,
     FilterGroups,
@@ -116,7 +116,7 @@ __all__ = [
     "Optimizer",
     "OverlongPenalty",
     "PairData",
-    "PolicyLoss",
+    "PolicyLossOptions",
     "Preference",
     "PreferenceData",
     "Ratio",

@@ -38,7 +38,7 @@ AggregationMode = Literal[
 WITH_KL_LOSS = ActiveWhen("use_kl_loss")
 
 
-class PolicyLoss(Section):
+class PolicyLossOptions(Section):
     loss_mode: Annotated[str, ANOTHER_ALGORITHM] = "ppo"
     """Policy loss, by its registered name (docs/algorithms)."""
     cispo_mask_low: PositiveFloat | None = None
@@ -85,7 +85,7 @@ class Actor(Section):
     """sapo: temperature of the gate for positive advantages."""
     tau_neg: PositiveFloat = 1.05
     """sapo: temperature of the gate for other advantages."""
-    policy_loss: PolicyLoss = PolicyLoss()
+    policy_loss: PolicyLossOptions = PolicyLossOptions()
     loss_agg_mode: AggregationMode = "token-mean"
     """Aggregation of token losses (docs/algorithms/aggregation.md)."""
     loss_scale_factor: Annotated[PositiveFloat | None, ActiveWhen("loss_agg_mode", "seq-mean-token-sum-norm")] = None

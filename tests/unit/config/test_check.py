@@ -8,9 +8,9 @@ import pytest
 
 from alphaapollo.config.check import check
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.config.schema.base import Section
+from tests.unit.config.overrides import from_overrides
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 SCHEMAS: dict[str, type[Section]] = {
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def outcome(*argv: str, command: str = "ppo", num_gpus: int = 0, num_cores: int = 8) -> list[str]:
-    return check(load_config(SCHEMAS[command], command, [*NEEDED[command], *argv]), num_gpus, num_cores)
+    return check(from_overrides(SCHEMAS[command], *NEEDED[command], *argv), num_gpus, num_cores)
 
 
 def problem(*argv: str, **machine: Any) -> str:
@@ -56,7 +56,7 @@ def test_defaults_with_model_and_data_are_fine(command: str):
 
 def test_model_and_data_are_required():
     with pytest.raises(ConfigError) as caught:
-        check(load_config(Config, "ppo", []))
+        check(Config())
     assert caught.value.problems == [
         "data.train_files: required, got nothing. Set data.train_files=...",
         f"{MODEL}.path: required, got nothing. Set {MODEL}.path=...",

@@ -18,6 +18,7 @@ from alphaapollo.config.schema import (
     SftConfig,
 )
 from alphaapollo.config.schema.base import Section
+from tests.unit.config.overrides import from_overrides
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 CORRECTION, RANK = "algorithm.rollout_correction", f"{MODEL}.lora_rank=16"
@@ -34,7 +35,7 @@ SCHEMAS: dict[str, type[Section]] = {
 
 def problem(command: str, *argv: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_config(SCHEMAS[command], command, argv)
+        from_overrides(SCHEMAS[command], *argv)
     (text,) = caught.value.problems
     assert text.endswith(".")
     return text
@@ -185,7 +186,7 @@ def test_mini_batches_divide_the_trajectories_or_contain_them_all():
         f"{mini}=64 must divide the 96 trajectories of an iteration (12 prompts x 8). Set 48 or 96."
     )
     for size in (1, 48, 96, 97, 256):
-        load_config(Config, "ppo", [*batch, f"{mini}={size}"])
+        from_overrides(Config, *batch, f"{mini}={size}")
 
 
 def test_the_group_size_under_either_name():
@@ -206,14 +207,14 @@ def test_the_group_size_under_either_name():
 
 def test_dual_ascent_may_start_at_zero():
     argv = ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=dual", "algorithm.kl_ctrl.kl_coef=0"]
-    assert load_config(Config, "ppo", argv).algorithm.kl_ctrl.kl_coef == 0
+    assert from_overrides(Config, *argv).algorithm.kl_ctrl.kl_coef == 0
 
 
 def test_groups_of_ranks_are_within_a_node_or_cover_complete_nodes():
     """2 nodes of 6: groups of 4 would share the second group's ranks between nodes; 6 and 12 are complete nodes."""
     machine, key = ["trainer.n_gpus_per_node=6", "trainer.nnodes=2"], f"{ACTOR}.fsdp_config.fsdp_size"
     for size in (1, 2, 3, 6, 12, -1):
-        load_config(Config, "ppo", [*machine, f"{key}={size}"])
+        from_overrides(Config, *machine, f"{key}={size}")
     assert problem("ppo", *machine, f"{key}=4") == (
         f"{key}=4 crosses nodes of 6 ranks. Set one of 1, 2, 3, 6, 12, or -1 for all."
     )

@@ -11,7 +11,7 @@ from alphaapollo.algorithms.policy_losses import (
     register_policy_loss,
 )
 from alphaapollo.config.schema import Actor
-from alphaapollo.config.schema import PolicyLoss as Options
+from alphaapollo.config.schema import PolicyLossOptions as Options
 from tests.unit.algorithms.choosing import with_choice
 
 

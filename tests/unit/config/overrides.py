@@ -1,0 +1,19 @@
+"""Configurations from overrides without Hydra, which takes a fifth of a second for each."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from omegaconf import OmegaConf
+from pydantic import BaseModel
+
+from alphaapollo.config.load import convert
+
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
+
+
+def from_overrides(schema: type[SchemaT], *overrides: str) -> SchemaT:
+    """`from_overrides(Config, "trainer.seed=1")`"""
+    values = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+    assert isinstance(values, dict)
+    return convert(schema, {str(key): value for key, value in values.items()})
