@@ -1,4 +1,4 @@
-"""Worker groups of a command: started over Ray (ray_launcher.py), or in this process for one rank and one engine.
+"""Worker groups of a command, and their local form: one rank and one engine in this process. Over Ray: ray_launcher.py.
 
 WorkerSpecs    how many workers of each role, and how each is built
 WorkerGroups   the started workers, one group per role
@@ -7,20 +7,17 @@ WorkerGroups   the started workers, one group per role
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
 from alphaapollo.utils.network import stay_on_loopback
-from alphaapollo.utils.temp_folder import register_cleanup
-from alphaapollo.utils.watchdog import start_reaper
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -154,36 +151,6 @@ class LocalWorkerGroups(WorkerGroups):
             if ranks.role != "rollout":
                 await ranks.close()
         remove_folders(self.specs.cleanup)
-
-
-async def launch_workers(
-    specs: WorkerSpecs, controller: Literal["local", "ray"], timeout: float, paths: Mapping[str, str]
-) -> WorkerGroups:
-    """Start all workers, and a process that ends them if this one is killed.
-
-    Args:
-        timeout: seconds (trainer.start_timeout); Ray only.
-        paths: key -> path of what every node of a joined cluster must have.
-
-    Raises:
-        ValueError: the workers cannot be placed, or the nodes differ.
-        TimeoutError: not all workers have started in time.
-    """
-    if specs.run_id:
-        start_reaper(specs.run_id, specs.cleanup)
-    register_cleanup(specs.cleanup)
-    if controller == "local":
-        groups = LocalWorkerGroups(specs)
-        if specs.engine:
-            await groups.start_engine()
-        return groups
-    from alphaapollo.controller.ray_cluster import start_local_cluster
-    from alphaapollo.controller.ray_launcher import launch_ray
-
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.find_machine has connected
-    if not joined:
-        start_local_cluster()
-    return await launch_ray(specs, timeout, paths if joined else None)
 
 
 async def start_worker(worker: RolloutWorker) -> RolloutWorker:

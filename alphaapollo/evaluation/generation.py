@@ -18,8 +18,9 @@ from alphaapollo.config.resolve import engine_threads, resolve_controller, resol
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSettings
+from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, launch_workers
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.rendering import unread_arguments
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, sample_result

@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import TuningConfig
+from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.nodes import RUN_FOLDER
-from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, launch_workers
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.batch import FinetuningBatch
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.progress import Progress

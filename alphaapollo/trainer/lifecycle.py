@@ -14,8 +14,9 @@ from alphaapollo.algorithms.kl import make_kl_controller
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, KLControl
+from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.nodes import RUN_FOLDER
-from alphaapollo.controller.worker_groups import WorkerGroups, launch_workers
+from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpoint
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
