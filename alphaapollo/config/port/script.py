@@ -17,6 +17,7 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
     r"(?:\d|&)?>>?[ \t]*/dev/null": "",  # this and the next: a redirection fails, and with it the command
     rf"(?P<keep>{KEPT})|(?<![\w$<>=-])(?:\d|&)?>>?[ \t]*{TARGET}": r"\g<keep>",
     r"""(["']?)(?:[$~./\w][\w./${}~-]*)?/(python[\d.]*|torchrun)\1(?=[\s"'};)])""": r"\2",
+    r"\[\[ (!? ?-[defrswx] \S+) \]\]": r"[ \1 ]",
     r"\$\{BASH_SOURCE(?:\[0\])?[^}]*\}|\$BASH_SOURCE\b": "$0",
     r"\$\{(\w+):?\?[^}]*\}": r"${\1}",
     r"\$\(\(((?:[^()=+-]|[+-](?![+-])|\([^()]*\))*)\)\)": r'$(arithmetic "\1")',
@@ -58,7 +59,6 @@ def _run_bash(source: str, path: str, known: dict[str, str]) -> tuple[list[Comma
     if done.returncode == 125:
         raise ValueError(errors.strip())
     first, commands = stubs.count("\n"), dict[str, Command]()
-    for entry in output.split("\0")[:-1]:
-        process, line, word = entry.split("\37", 2)
+    for process, line, word in re.findall("(\\d+)\37(\\d+)\37([^\0]*)\0", output):
         commands.setdefault(process, (int(line) - first, []))[1].append(word)
     return list(commands.values()), re.sub(r"line (\d+)", lambda found: f"line {int(found[1]) - first}", errors)

@@ -11,9 +11,9 @@ import yaml
 import alphaapollo
 from alphaapollo.config.docs import pages
 from alphaapollo.config.explain import explain
+from alphaapollo.config.key_errors import nearest_keys
 from alphaapollo.config.keys import COMMANDS, accepted_keys, is_map_entry, sections
 from alphaapollo.config.schema import Config
-from alphaapollo.config.key_errors import nearest_keys
 from alphaapollo.config.verl import verl_keys
 
 PACKAGE = Path(alphaapollo.__file__).parent
@@ -66,8 +66,8 @@ def test_no_key_is_listed_twice():
         ),
         (
             "critic.model.exclude_modules",
-            "critic.model.exclude_modules: not supported (the layers are named that get an adapter; instead: "
-            "critic.model.target_modules)",
+            "critic.model.exclude_modules: not supported (target_modules names the linear layers that get an adapter; "
+            "instead: actor_rollout_ref.model.target_modules or critic.model.target_modules)",
         ),
         ("model.partial_pretrain", "model.partial_pretrain: renamed to model.path"),
         ("xyzzy", "xyzzy: unknown (no similar key)"),

@@ -83,9 +83,14 @@ def test_variables_from_outside_win():
 
 
 def test_lines_and_notes():
-    commands, notes = read_script('\nif [ "$(nproc)" -gt 2 ]; then x; fi\nrun', "a.sh", {})
-    assert [line for line, found in commands if found == ["run"]] == [3]
-    assert notes == ["line 2: [: $(nproc): integer expression expected"]
+    source = '\nif [ "$(nproc)" -gt 2 ]; then x; fi\nrun\ntest -e /etc || [[ -d /etc ]] || run'
+    commands, notes = read_script(source, "a.sh", {})
+    assert [line for line, found in commands if found == ["run"]] == [3, 4]
+    assert notes == [
+        "line 2: depends on the machine: [ $(nproc) -gt 2 ]",
+        "line 4: depends on the machine: [ -e /etc ]",
+        "line 4: depends on the machine: [ -d /etc ]",
+    ]
 
 
 def test_a_script_that_does_not_end_is_stopped(tmp_path: Path):
