@@ -121,6 +121,7 @@ class Supervisor:
         self.zygote.end()
         for child in self._children.values():
             self._release(child)
+            self._end_run(child, SandboxError(self.failure))
         self._loop.run_until_complete(self._cancel_tasks())
         self._loop.close()
 
@@ -165,7 +166,10 @@ class Supervisor:
             self._send_code(child, request)
             notice = await run.ended
         finally:
-            if self._detach(child):  # an exception before the end of the run
+            if child.run is run:  # cancelled, or an exception before its end
+                run.ended.cancel()
+                self._end_run(child, SandboxError())
+                self._forget_session(child)  # its process dies, but may still report the end of this run
                 self._send_order(child, "kill")
         if not child.is_ready:
             text = notice["stop_reason"] or err.text().strip() or f"wait status {notice['status']}"
@@ -242,10 +246,9 @@ class Supervisor:
                 self._set_deadline(child, run.request.timeout)
             elif message[:1] == DONE and len(message) == 2 and child.session and run and not run.stop_status:
                 self._drain(child)
-                self._detach(child)
                 self._send_order(child, "idle")  # if the report is false, the zygote kills it for computing on
                 seconds = self._loop.time() - run.start
-                run.ended.set_result({"status": message[1] << 8, "seconds": seconds, "stop_reason": ""})
+                self._end_run(child, {"status": message[1] << 8, "seconds": seconds, "stop_reason": ""})
 
     def _read_output(self, child: _ChildHandle, descriptor: int) -> bool:
         """Read one chunk of output. False if there is no more for now."""
@@ -278,36 +281,40 @@ class Supervisor:
         child = self._children.pop(notice["exit"])
         self._read_control(child)
         self._drain(child)
-        run = self._release(child)
+        self._release(child)
+        self._forget_session(child)
+        self._end_run(child, notice)
+
+    def _forget_session(self, child: _ChildHandle) -> None:
+        """Note that the variables of the child's session are lost, if it has one."""
         if child.session and self._sessions.get(child.session) is child:
             del self._sessions[child.session]
             self._lost.add(child.session)
-        if run is not None:
-            run.ended.set_result(notice)
 
-    def _detach(self, child: _ChildHandle) -> _Run | None:
-        """Separate a child from its run, which then has no deadline any more."""
+    def _end_run(self, child: _ChildHandle, notice: dict[str, Any] | SandboxError) -> None:
+        """Separate a child from its run, if it has one, and give the run its end."""
         run, child.run = child.run, None
-        if run is not None and run.timer is not None:
+        if run is None:
+            return
+        if run.timer is not None:
             run.timer.cancel()
-        return run
+        if not run.ended.done():  # done: the caller cancelled the run in this turn of the loop
+            run.ended.set_exception(notice) if isinstance(notice, SandboxError) else run.ended.set_result(notice)
 
-    def _release(self, child: _ChildHandle) -> _Run | None:
+    def _release(self, child: _ChildHandle) -> None:
         """Close the descriptors of a child that has ended."""
         for file in (child.control, child.out, child.err):
             self._loop.remove_reader(file)
         child.control.close()
         os.close(child.out)
         os.close(child.err)
-        return self._detach(child)
 
     def _end_session(self, session: str) -> None:
         self._lost.discard(session)
         child = self._sessions.pop(session, None)
         if child is None:
             return
-        if run := self._detach(child):
-            run.ended.set_exception(SandboxError("the session was closed"))
+        self._end_run(child, SandboxError("the session was closed"))
         self._send_order(child, "kill")
 
 

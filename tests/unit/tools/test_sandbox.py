@@ -371,7 +371,10 @@ def test_cancelled_run_is_killed(sandbox: Sandbox) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await sandbox.run_async("import time; time.sleep(60)", timeout=90)
+                await sandbox.run_async("import time; time.sleep(60)", timeout=90, session="cancelled")
+        after = await sandbox.run_async("print(1)", session="cancelled")
+        assert after.restarted and after.stdout == "1\n"
+        sandbox.end_session("cancelled")
 
     asyncio.run(main())
     supervisor = sandbox._supervisor
