@@ -1,1 +1,1 @@
-"""The command `alphaapollo`: doors to what the other rooms do. Nothing below imports it."""
+"""The command `alphaapollo` and the Python API."""

@@ -3,8 +3,8 @@
 run = rl({"algorithm": "grpo", "actor_rollout_ref.model.path": "model", ...}, "env.rollout.n=8", reward=score)
 run.metrics, run.model, run.plot("reward/mean")
 
-A configuration is a dict (dotted or nested keys) or the path of a YAML file, then KEY=VALUE words, which win; all as on
-the command line. The run is a process of its own, which ends with this one (follow.py).
+The configuration is a dict (dotted or nested keys) or a YAML file, followed by KEY=VALUE overrides, as on the command
+line. The run is a separate process that ends with this one (run_process.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.cli.follow import OnIteration, run_to_end
-from alphaapollo.cli.given import Given
-from alphaapollo.cli.outcome import Evaluation, EvolvedRun, TrainedRun
+from alphaapollo.cli.python_objects import PythonObjects
+from alphaapollo.cli.results import Evaluation, EvolvedRun, TrainedRun
+from alphaapollo.cli.run_process import OnIteration, run_to_end
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import accepted_keys, format_value, map_keys, value_of
 from alphaapollo.config.load import load_config, module_of, shipped_configs
@@ -43,39 +43,39 @@ def rl(
     on_iteration: OnIteration | None = None,
     show: bool = True,
 ) -> TrainedRun:
-    """Train with reinforcement learning, to the last iteration; resumes as the command does.
+    """Train with reinforcement learning. Resumes like the command.
 
     Args:
         config: the keys of main_ppo (docs/config.md).
         overrides: e.g. "algorithm=dapo", "trainer.seed=1".
         reward: a reward function, `(prompt, completion)` or `(prompt, trajectory)` (docs/rewards.md).
-        environment: a class of the protocol in environments/base.py; with `reward` it is graded by that.
+        environment: a class that implements environments/base.py; graded by `reward` if given.
         tools: functions with types and a docstring, for an environment that calls tools.
-        estimator: `(inputs, config) -> Advantages`, or an `Estimator` that says what it needs.
-        on_iteration: called as `on_iteration(step, metrics)` after each iteration; what it raises ends the run.
-        show: print what the run prints.
+        estimator: `(inputs, config) -> Advantages`, or an `Estimator` that declares its needs.
+        on_iteration: called as `on_iteration(step, metrics)` after each iteration; an exception ends the run.
+        show: print the output of the run.
 
     Raises:
-        ValueError: the run was refused before it began: what, got, fix.
-        RunFailed: it failed.
-        KeyboardInterrupt: Ctrl-C; nothing of the run is left, and the same call goes on from its newest checkpoint.
+        ValueError: the run was refused before its start.
+        RunFailed: the run failed.
+        KeyboardInterrupt: Ctrl-C. All processes ended; the same call resumes from the newest checkpoint.
     """
-    given = Given(reward, environment, tools, estimator)
-    return TrainedRun(*_run("rl", Config, "ppo", config, overrides, given, on_iteration, show))
+    objects = PythonObjects(reward, environment, tools, estimator)
+    return TrainedRun(*_run("rl", Config, "ppo", config, overrides, objects, on_iteration, show))
 
 
 def sft(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
-    """Supervised fine-tuning, with the keys of main_sft. Arguments, results and errors as of `rl`."""
-    return TrainedRun(*_run("sft", SftConfig, "sft", config, overrides, Given(), on_iteration, show))
+    """Run supervised fine-tuning with the keys of main_sft. Arguments, result and errors as in `rl`."""
+    return TrainedRun(*_run("sft", SftConfig, "sft", config, overrides, PythonObjects(), on_iteration, show))
 
 
 def dpo(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
-    """Training on preferences, with the keys of main_dpo. Arguments, results and errors as of `rl`."""
-    return TrainedRun(*_run("dpo", DpoConfig, "dpo", config, overrides, Given(), on_iteration, show))
+    """Train on preferences with the keys of main_dpo. Arguments, result and errors as in `rl`."""
+    return TrainedRun(*_run("dpo", DpoConfig, "dpo", config, overrides, PythonObjects(), on_iteration, show))
 
 
 def evaluate(
@@ -86,9 +86,9 @@ def evaluate(
     tools: Sequence[Callable[..., Any]] = (),
     show: bool = True,
 ) -> Evaluation:
-    """Sample and score, with the keys of main_generation. Arguments and errors as of `rl`."""
-    given = Given(reward, environment, tools)
-    return Evaluation(*_run("evaluate", GenerationConfig, "generation", config, overrides, given, None, show))
+    """Sample and score with the keys of main_generation. Arguments and errors as in `rl`."""
+    objects = PythonObjects(reward, environment, tools)
+    return Evaluation(*_run("evaluate", GenerationConfig, "generation", config, overrides, objects, None, show))
 
 
 def evolve(
@@ -101,16 +101,16 @@ def evolve(
     on_round: OnIteration | None = None,
     show: bool = True,
 ) -> EvolvedRun:
-    """Better answers without training, with the keys of evolving.main; goes on where an earlier call was ended.
+    """Improve answers at inference time with the keys of evolving.main. Resumes an interrupted call.
 
     Args:
-        roles: classes with `build` and `read` (docs/evolving.md) by the slot that they fill, e.g. `{"verifier": Mine}`.
-        on_round: called as `on_round(number, figures)` after each round; what it raises ends the run.
+        roles: classes with `build` and `read` (docs/evolving.md) by slot, e.g. `{"verifier": Mine}`.
+        on_round: called as `on_round(number, metrics)` after each round; an exception ends the run.
 
-    The other arguments and errors are as of `rl`.
+    Other arguments and errors as in `rl`.
     """
-    given = Given(reward, environment, tools, roles=roles or {})
-    return EvolvedRun(*_run("evolve", EvolvingConfig, "evolving", config, overrides, given, on_round, show))
+    objects = PythonObjects(reward, environment, tools, roles=roles or {})
+    return EvolvedRun(*_run("evolve", EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
 
 
 def _run(
@@ -119,24 +119,24 @@ def _run(
     name: str,
     settings: Settings,
     overrides: Sequence[str],
-    given: Given,
+    objects: PythonObjects,
     on_iteration: OnIteration | None,
     show: bool,
 ) -> tuple[Path, ConfigT]:
-    """To its end; the run's folder, and its configuration."""
+    """Run a program to its end. Returns its folder and configuration."""
     with tempfile.TemporaryDirectory() as scratch:
         words = [*_words(settings, schema, Path(scratch)), *overrides]
         config = load_config(schema, name, words)
         folder = config.trainer.folder.absolute()
-        objects = given.write(folder.with_name(f".{folder.name}.objects"), program)
-        with_objects = load_config(schema, name, [*words, *objects])
-        _check_free(config, objects)
-        run_to_end(f"alphaapollo.{module_of(name)}", [*words, *objects], folder, on_iteration, show)
+        object_words = objects.write(folder.with_name(f".{folder.name}.objects"), program)
+        with_objects = load_config(schema, name, [*words, *object_words])
+        _check_not_configured(config, object_words)
+        run_to_end(f"alphaapollo.{module_of(name)}", [*words, *object_words], folder, on_iteration, show)
     return folder, with_objects
 
 
 def _words(settings: Settings, schema: type[BaseModel], scratch: Path) -> list[str]:
-    """As on the command line; a dict goes through a file there."""
+    """Convert settings to command-line words; a dict is written to a YAML file."""
     if settings is None:
         return []
     if isinstance(settings, str | Path):
@@ -147,10 +147,9 @@ def _words(settings: Settings, schema: type[BaseModel], scratch: Path) -> list[s
 
 
 def nested(settings: Mapping[str, Any], maps: Sequence[str] = ()) -> dict[str, Any]:
-    """`{"algorithm": "dapo", "env.seed": 1, "trainer": {"seed": 1}}` as a YAML file has it: presets stand in its
-    `defaults`, and the keys win over them. Names in the dict of one of `maps` are the user's, dots and all.
+    """Convert `{"algorithm": "dapo", "env.seed": 1, "trainer": {"seed": 1}}` to nested YAML: presets become `defaults`.
 
-    ConfigError: a key that is given twice.
+    maps: keys whose value is a dict with user-defined names, which may contain dots. Raises ConfigError for duplicates.
     """
     presets = [{key: value} for key, value in settings.items() if isinstance(value, str) and _is_group(key)]
     values: dict[str, Any] = {"defaults": [*presets, "_self_"]} if presets else {}
@@ -171,18 +170,18 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any, maps: Sequence
     for part in sections:
         inside = inside.setdefault(part, {})
         if not isinstance(inside, dict):
-            raise ConfigError(f"{key}: {part} is given as a value, too. Write it once.")
+            raise ConfigError(f"{key}: {part} is also given as a value. Give it once.")
     if isinstance(value, dict):
         for name, inner in value.items():
             _put(values, [*path, *([name] if key in maps else name.split("."))], inner, maps)
     elif last in inside:
-        raise ConfigError(f"{key}: it is given twice. Write it once.")
+        raise ConfigError(f"{key} is given twice. Give it once.")
     else:
         inside[last] = value
 
 
 def _plain(value: Any) -> Any:
-    """As YAML has it: paths as text, tuples as lists, numbers of NumPy as Python's."""
+    """Convert to YAML types: paths to text, tuples to lists, NumPy numbers to Python numbers."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -192,10 +191,12 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _check_free(config: BaseModel, objects: Sequence[str]) -> None:
-    """ConfigError: the configuration names something for which a Python object is given, too. An estimator is free to
-    come on top of a preset."""
+def _check_not_configured(config: BaseModel, words: Sequence[str]) -> None:
+    """Raise ConfigError if a key is set although a Python object is given for it. An estimator may override a
+    preset."""
     known = accepted_keys(type(config))
-    for key in (one.partition("=")[0] for one in objects):
-        if key != "algorithm.adv_estimator" and (said := value_of(config, key)) != known[key].default:
-            raise ConfigError(f"{key}={format_value(said)}: a Python object is given for it, too. Leave one of them out.")
+    for key in (word.partition("=")[0] for word in words):
+        if key != "algorithm.adv_estimator" and (value := value_of(config, key)) != known[key].default:
+            raise ConfigError(
+                f"{key}={format_value(value)}, but a Python object is also given for it. Remove one of them."
+            )

@@ -1,6 +1,6 @@
-"""`alphaapollo chat RUN`: a person in place of the data, on the run's own engine, environment and tools.
+"""`alphaapollo chat RUN`: chat with a model through the engine, environment and tools of its run.
 
-a line -> Prompt(the chat so far) -> one episode: the model's turns and its tools' answers, shown as they come
+line -> Prompt(chat so far) -> one episode: the model's turns and tool results are printed as they come
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaapollo.cli.run_folder import model_to_play
+from alphaapollo.cli.run_folder import load_run_model
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.observability.terminal import Terminal
@@ -24,33 +24,33 @@ from alphaapollo.utils.entry_point import command
 if TYPE_CHECKING:
     from alphaapollo.controller.worker_groups import WorkerGroups
     from alphaapollo.environments.base import StepResult
-    from alphaapollo.evaluation.generation import Generation
+    from alphaapollo.evaluation.generation import GenerationPlan
 
-HOW = "A line is a message; /new begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+USAGE = "Each line is a message; /new starts a new chat, /quit or Ctrl-D exits, Ctrl-C stops an answer."
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 at the end of the talk, 1 failed, 2 refused before the start."""
+    """Run a chat. Returns 0 at its end, 1 if it failed, 2 if refused before the start."""
     options = _parse(argv)
     if options.url:
-        from alphaapollo.cli.chat_served import talk_to_server
+        from alphaapollo.cli.chat_served import chat_with_server
 
-        return talk_to_server(options.url, options.name)
+        return chat_with_server(options.url, options.name)
     terminal = Terminal(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))
     try:
         with exit_on_config_error():
-            newest, config = model_to_play(options.run, options.keys)
+            newest, config = load_run_model(options.run, options.keys)
             from alphaapollo.launch.failures import FAILURES
 
             try:
-                generation, speaks = prepare(config, folder, View(terminal))
+                generation, is_chat_model = prepare(config, folder, EpisodePrinter(terminal))
             except ValueError as error:
                 return report_error(error, 2)
         try:
-            terminal.print(f"{newest.folder}, in {config.env.env_name}. {HOW}", markup=False, soft_wrap=True)
-            Chat(generation, terminal, speaks).talk()
+            terminal.print(f"{newest.folder}, in {config.env.env_name}. {USAGE}", markup=False, soft_wrap=True)
+            Chat(generation, terminal, is_chat_model).run()
         except FAILURES as error:
             return report_error(error, 1)
         return 0
@@ -58,16 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepare(config: GenerationConfig, folder: Path, view: View) -> tuple[Generation, bool]:
-    """Checked as a generation is; and whether its tokenizer has a chat template.
+def prepare(config: GenerationConfig, folder: Path, view: EpisodePrinter) -> tuple[GenerationPlan, bool]:
+    """Check like a generation. Returns the plan and whether the tokenizer has a chat template.
 
-    ValueError: an environment, tools, a template or a model that cannot be played.
+    Raises ValueError for an unusable environment, tool, template or model.
     """
-    from alphaapollo.cli.watched import watch
+    from alphaapollo.cli.observed_environment import observe
     from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
     from alphaapollo.controller.placement import detect_machine
-    from alphaapollo.evaluation.generation import Generation
-    from alphaapollo.evaluation.results import Finished
+    from alphaapollo.evaluation.generation import GenerationPlan
+    from alphaapollo.evaluation.results import FinishedResults
     from alphaapollo.launch.input_checks import check_lengths, find_environment, make_renderer
     from alphaapollo.launch.resume import StartPoint
     from alphaapollo.models.folder_check import check_weights
@@ -80,38 +80,38 @@ def prepare(config: GenerationConfig, folder: Path, view: View) -> tuple[Generat
     device = resolve_device(config.trainer.device, machine.num_gpus)
     rollout = resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus)
     threads = engine_threads(rollout, machine.num_cores, nnodes=1, own_cores=False)
-    watched = config.model_copy(update={"env": watch(config.env, view)})
+    observed = config.model_copy(update={"env": observe(config.env, view)})
     rollout = rollout.model_copy(update={"cpu_threads": threads})
-    generation = Generation(watched, device, rollout, [], Finished(), StartPoint(folder), folder)
+    generation = GenerationPlan(observed, device, rollout, [], FinishedResults(), StartPoint(folder), folder)
     return generation, bool(renderer.tokenizer.chat_template)
 
 
-class View:
-    """What a person sees of an episode."""
+class EpisodePrinter:
+    """Prints an episode."""
 
     def __init__(self, terminal: Terminal):
         self._terminal = terminal
 
-    def said(self, text: str) -> None:
+    def model_turn(self, text: str) -> None:
         self._terminal.print(text.strip(), style="bold", markup=False, soft_wrap=True)
 
-    def answered(self, result: StepResult) -> None:
+    def environment_reply(self, result: StepResult) -> None:
         for message in result.observation.messages if result.observation else ():
             self._terminal.print(f"  [{message['role']}] {message['content'].strip()}", markup=False, soft_wrap=True)
         if not result.valid:
-            self._terminal.print("  (the environment could not read an action in this)", style="yellow")
+            self._terminal.print("  (the environment could not parse an action)", style="yellow")
 
 
 class Chat:
-    """The talk so far, on an engine that lives as long. A model that speaks no chat continues each line as it is."""
+    """A chat with its own engine. A model without chat template continues each line as text."""
 
-    def __init__(self, generation: Generation, terminal: Terminal, speaks: bool):
-        self._generation, self._terminal, self._speaks = generation, terminal, speaks
+    def __init__(self, generation: GenerationPlan, terminal: Terminal, is_chat_model: bool):
+        self._generation, self._terminal, self._is_chat_model = generation, terminal, is_chat_model
         self._past: list[Message] = []
         self._number = 0
 
-    def talk(self) -> None:
-        """Until the person ends it. Between messages no event loop runs, so that the terminal is Python's own."""
+    def run(self) -> None:
+        """Run until the user exits. No event loop runs between messages, so that input() works normally."""
         from alphaapollo.evaluation.generation import launch
 
         with asyncio.Runner() as runner:
@@ -130,18 +130,20 @@ class Chat:
         self._number += 1
         chat = [*self._past, Message(role="user", content=text)]
         try:
-            played = runner.run(self._play(workers, Prompt(self._number, "chat", chat if self._speaks else text)))
+            trajectory = runner.run(
+                self._generate(workers, Prompt(self._number, "chat", chat if self._is_chat_model else text))
+            )
         except KeyboardInterrupt:
             self._terminal.print("(stopped)")
             return
-        if played.score.outcome.failed:
-            self._terminal.print(f"(failed: {played.score.reason})", style="red", markup=False, soft_wrap=True)
+        if trajectory.score.outcome.failed:
+            self._terminal.print(f"(failed: {trajectory.score.reason})", style="red", markup=False, soft_wrap=True)
             return
-        if played.end is not EpisodeEnd.DONE:
-            self._terminal.print(f"(ended by the {played.end.replace('_', ' ')})", style="yellow")
-        self._past = [*chat, Message(role="assistant", content=played.turns[-1].text)]
+        if trajectory.end is not EpisodeEnd.DONE:
+            self._terminal.print(f"(ended by the {trajectory.end.replace('_', ' ')})", style="yellow")
+        self._past = [*chat, Message(role="assistant", content=trajectory.turns[-1].text)]
 
-    async def _play(self, workers: WorkerGroups, prompt: Prompt) -> Trajectory:
+    async def _generate(self, workers: WorkerGroups, prompt: Prompt) -> Trajectory:
         config = self._generation.config
         rollout, data = config.rollout, config.data
         sampling = Sampling(
@@ -153,7 +155,7 @@ class Chat:
 
 
 def _ask() -> str | None:
-    """The next line; None: the talk is over."""
+    """Read the next line; None at the end of the chat."""
     try:
         text = input("> ").strip()
     except (EOFError, KeyboardInterrupt):
@@ -166,16 +168,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="alphaapollo chat",
         usage="alphaapollo chat RUN [KEY=VALUE ...] | alphaapollo chat --url URL [--name MODEL]",
-        description="Talk to a run's newest model through the engine, the environment and the tools of the run; its "
-        "calls and what came of them are shown as they happen. Or talk to an OpenAI-compatible server.",
-        epilog=f"{HOW} Keys are main_generation's, e.g. rollout.temperature=0.2 data.max_response_length=1024 "
-        "env.env_name=single_turn.",
+        description="Chat with a run's newest model through the engine, environment and tools of the run; tool calls "
+        "and results are printed as they happen. Or chat with an OpenAI-compatible server.",
+        epilog=f"{USAGE} Keys are main_generation's, e.g. rollout.temperature=0.2 "
+        "data.max_response_length=1024 env.env_name=single_turn.",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", nargs="?", help="a run's folder, a checkpoint, or a model's folder")
     parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--url", help="of a server, e.g. http://127.0.0.1:8000/v1 (alphaapollo serve)")
-    parser.add_argument("--name", help="of the server's model (default: its first)")
+    parser.add_argument("--url", help="URL of a server, e.g. http://127.0.0.1:8000/v1 (alphaapollo serve)")
+    parser.add_argument("--name", help="model of the server (default: its first)")
     options = parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)
     if bool(options.run) == bool(options.url):
         parser.error("give a RUN, or --url of a server")

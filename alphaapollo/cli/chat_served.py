@@ -1,4 +1,4 @@
-"""`alphaapollo chat --url URL`: plain chat with the model of an OpenAI-compatible server; tools are the server's."""
+"""`alphaapollo chat --url URL`: plain chat with a model of an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from alphaapollo.config.errors import report_error
 KEY = "OPENAI_API_KEY"
 
 
-def talk_to_server(url: str, name: str | None) -> int:
-    """Until the person ends it. Returns 0, or 2 where the server cannot be talked to."""
+def chat_with_server(url: str, name: str | None) -> int:
+    """Run until the user exits. Returns 0, or 2 if the server cannot be used."""
     if importlib.util.find_spec("openai") is None:
         return report_error(ValueError("chat --url needs the package openai: pip install 'alphaapollo[judge]'."), 2)
     from openai import OpenAI, OpenAIError
@@ -21,7 +21,7 @@ def talk_to_server(url: str, name: str | None) -> int:
     past: list[dict[str, str]] = []
     try:
         model = name or next(iter(client.models.list())).id
-        print(f"{model} at {url}. /new begins anew, /quit or Ctrl-D ends.")
+        print(f"{model} at {url}. /new starts a new chat, /quit or Ctrl-D exits.")
         while (text := _ask()) != "/quit":
             if text == "/new":
                 past = []
@@ -29,14 +29,17 @@ def talk_to_server(url: str, name: str | None) -> int:
                 past.append({"role": "user", "content": text})
                 past.append({"role": "assistant", "content": _answer(client, model, past)})
     except StopIteration:
-        return report_error(ValueError(f"the server at {url} names no model. Give one: --name MODEL."), 2)
+        return report_error(ValueError(f"the server at {url} lists no model. Set --name MODEL."), 2)
     except OpenAIError as error:
-        return report_error(ValueError(f"the server at {url}: {error}. Is it up (alphaapollo serve), and {KEY} its key?"), 2)
+        return report_error(
+            ValueError(f"the server at {url} failed: {error}. Check that it runs and that {KEY} is its key."),
+            2,
+        )
     return 0
 
 
 def _answer(client: Any, model: str, past: list[dict[str, str]]) -> str:
-    """Shown as it comes."""
+    """Stream and print an answer."""
     parts = []
     for chunk in client.chat.completions.create(model=model, messages=past, stream=True):
         part = chunk.choices[0].delta.content if chunk.choices else None

@@ -1,4 +1,4 @@
-"""`alphaapollo doctor`: what this machine has of what a run needs. Reads and tries; changes nothing."""
+"""`alphaapollo doctor`: check whether this machine can run a training. Changes nothing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from alphaapollo.cli import machine_checks, network_checks
-from alphaapollo.cli.finding import Finding
+from alphaapollo.cli.check_result import CheckResult
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
     machine_checks.system,
     machine_checks.python,
     machine_checks.packages,
@@ -25,23 +25,23 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line a finding, with what to do. Returns 1 where one fails."""
+    """Print one line per check, with a fix. Returns 1 if a check fails."""
     argparse.ArgumentParser(
         prog="alphaapollo doctor",
         description="Machine, versions, GPU, shared memory, disk, limits, ports, Ray and sandbox: ok, warn or fail, "
-        "each with what to do. Exit code 1 if one fails.",
+        "each with a fix. Exit code 1 if one fails.",
     ).parse_args(argv)
     started = time.monotonic()
-    found = [told(finding) for check in CHECKS for finding in check()]
+    found = [print_result(result) for check in CHECKS for result in check()]
     count = {level: sum(one.level == level for one in found) for level in ("ok", "warn", "fail")}
     seconds = time.monotonic() - started
-    print(f"\n{count['ok']} ok, {count['warn']} to look at, {count['fail']} that stop a run ({seconds:.0f} s)")
+    print(f"\n{count['ok']} ok, {count['warn']} warnings, {count['fail']} failures ({seconds:.0f} s)")
     return int(count["fail"] > 0)
 
 
-def told(finding: Finding) -> Finding:
-    """As soon as it is known."""
-    print(f"{finding.level:<5} {finding.what:<14} {finding.found}", flush=True)
-    if finding.todo:
-        print(f"{'':<20} -> {finding.todo}", flush=True)
-    return finding
+def print_result(result: CheckResult) -> CheckResult:
+    """Print a result as soon as it is known."""
+    print(f"{result.level:<5} {result.what:<14} {result.found}", flush=True)
+    if result.todo:
+        print(f"{'':<20} -> {result.todo}", flush=True)
+    return result

@@ -1,4 +1,4 @@
-"""`alphaapollo explain KEY...`: the door to config/explain.py."""
+"""`alphaapollo explain KEY...`: wraps config/explain.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alphaapollo.config.__main__ import main as config_main
 
 USAGE = """usage: alphaapollo explain KEY [KEY ...]
 
-What a key does and its default, or what became of one of verl's:
+Explain a key and its default, or what replaced a verl key:
   alphaapollo explain trainer.seed actor_rollout_ref.actor.use_dynamic_bsz"""
 
 

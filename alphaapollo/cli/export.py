@@ -1,4 +1,4 @@
-"""`alphaapollo export RUN [OUT]`: the door to main_export, with paths as plain words."""
+"""`alphaapollo export RUN [OUT]`: wraps main_export with positional paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alphaapollo.config.overrides import format_override
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns main_export's exit code."""
+    """Run main_export. Returns its exit code."""
     options = _parse(argv)
     words = [format_override("checkpoint", options.run)]
     if options.out:
@@ -25,10 +25,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="alphaapollo export",
         usage="alphaapollo export RUN [OUT] [--push OWNER/NAME] [KEY=VALUE ...]",
-        description="Writes a checkpoint as a folder that transformers and vLLM load, with a model card, and proves "
-        "it: plain transformers computes the same with it. Needs no GPU.",
-        epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, where "
-        "the model that the run began with lies now (docs/checkpoints.md)",
+        description="Export a checkpoint as a folder for transformers and vLLM, with a model card. Verifies that "
+        "transformers computes the same with it. Needs no GPU.",
+        epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, "
+        "the current location of the run's initial model (docs/checkpoints.md)",
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, for its newest checkpoint, or a checkpoint")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`alphaapollo VERB ...`: finds the verb, and gives the rest of the words to the main that does it."""
+"""`alphaapollo SUBCOMMAND ...`: dispatch to the `main` of the subcommand's module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from alphaapollo import __version__
-from alphaapollo.cli.verbs import VERBS, Verb
+from alphaapollo.cli.subcommands import SUBCOMMANDS, Subcommand
 from alphaapollo.utils.entry_point import Main
 from alphaapollo.utils.registry import nearest
 
@@ -16,7 +16,7 @@ REFUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the verb's exit code: 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
+    """Run a subcommand. Returns its exit code: 0 done, 1 failed, 2 refused before the start, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in HELP:
         print(overview(), end="")
@@ -25,37 +25,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     name, *rest = words
-    if name not in VERBS:
-        print(f"error: {unknown(name)}", file=sys.stderr)
+    if name not in SUBCOMMANDS:
+        print(f"error: {unknown_subcommand_error(name)}", file=sys.stderr)
         return REFUSED
-    verb = VERBS[name]
-    if verb.command and any(word in HELP[:2] for word in rest):
-        print(verb_help(verb), end="")
+    subcommand = SUBCOMMANDS[name]
+    if subcommand.command and any(word in HELP[:2] for word in rest):
+        print(subcommand_help(subcommand), end="")
         return 0
-    door: Main = importlib.import_module(verb.module).main
-    return door(verb.words(rest))
+    run: Main = importlib.import_module(subcommand.module).main
+    return run(subcommand.words(rest))
 
 
-def unknown(name: str) -> str:
-    """What to say of a verb that there is not."""
-    near = nearest(name, VERBS)
+def unknown_subcommand_error(name: str) -> str:
+    """Format the error for an unknown subcommand."""
+    near = nearest(name, SUBCOMMANDS)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"alphaapollo {name}: no such verb.{hint} Known: {', '.join(VERBS)}."
+    return f"alphaapollo {name}: unknown subcommand.{hint} Known: {', '.join(SUBCOMMANDS)}."
 
 
 def overview() -> str:
-    """One screen: the verbs, and how they are called."""
-    width = max(map(len, VERBS))
-    lines = (f"  {verb.name:<{width}}  {verb.what}" for verb in VERBS.values())
+    """Format the list of subcommands."""
+    width = max(map(len, SUBCOMMANDS))
+    lines = (f"  {subcommand.name:<{width}}  {subcommand.what}" for subcommand in SUBCOMMANDS.values())
     return "\n".join(
         [
             "alphaapollo: post-training of language models with reinforcement learning",
             "",
-            "  alphaapollo VERB [--config FILE] [KEY=VALUE ...]",
+            "  alphaapollo COMMAND [--config FILE] [KEY=VALUE ...]",
             "",
             *lines,
             "",
-            "  alphaapollo VERB --help        its keys that matter",
+            "  alphaapollo COMMAND --help        its most important keys",
             "  alphaapollo explain KEY        any key",
             "  alphaapollo --version",
             "",
@@ -63,31 +63,31 @@ def overview() -> str:
     )
 
 
-def verb_help(verb: Verb) -> str:
-    """One screen: the keys that matter, with meaning and default, and what else there is."""
+def subcommand_help(subcommand: Subcommand) -> str:
+    """Format the help of a subcommand: its most important keys with meaning and default."""
     from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value
 
-    known = accepted_keys(COMMANDS[verb.command])
+    known = accepted_keys(COMMANDS[subcommand.command])
     shown: list[str] = []
-    for name in verb.keys:
+    for name in subcommand.keys:
         key = known[name]
         default = "" if key.default == "" else f" Default {format_value(key.default)}."
         shown += [f"  {name}", f"      {key.meaning}{default}"]
     return "\n".join(
         [
-            f"alphaapollo {verb.name}: {verb.what}",
+            f"alphaapollo {subcommand.name}: {subcommand.what}",
             "",
-            f"  alphaapollo {verb.name} [--config FILE] [KEY=VALUE ...]",
-            f"  alphaapollo {verb.name} {verb.example}",
+            f"  alphaapollo {subcommand.name} [--config FILE] [KEY=VALUE ...]",
+            f"  alphaapollo {subcommand.name} {subcommand.example}",
             "",
-            "The keys that matter:",
+            "Most important keys:",
             *shown,
             "",
-            "  --config FILE    your own YAML file, on top of the defaults; keys after it win",
-            "  --cfg            print the whole configuration, and start nothing",
+            "  --config FILE    your own YAML file, applied over the defaults; later keys override it",
+            "  --cfg            print the full configuration without starting",
             "",
             f"All {len(known)} keys: docs/config.md, or alphaapollo explain KEY. All options and presets:",
-            f"  python -m {verb.module} --help",
+            f"  python -m {subcommand.module} --help",
             "",
         ]
     )

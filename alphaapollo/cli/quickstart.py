@@ -1,4 +1,4 @@
-"""`alphaapollo quickstart`: what `make quickstart` does after installing."""
+"""`alphaapollo quickstart`: the part of `make quickstart` after the installation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SCRIPT = Path("examples") / "quickstart" / "run.sh"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the example's script. Returns its exit code; 2: there is no source tree."""
+    """Run the example's script. Returns its exit code, or 2 without a source tree."""
     parser = argparse.ArgumentParser(
         prog="alphaapollo quickstart",
-        description="Makes a task and a tiny model, warms it up with SFT, trains it with RL until it visibly learns.",
+        description="Build a task and a tiny model, warm it up with SFT and train it with RL until it visibly learns.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument("--out", default="outputs/quickstart", help="folder to write (default outputs/quickstart)")
     options = parser.parse_args(argv)
     try:
@@ -33,16 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # it has been told, too, and ends by itself
+        except KeyboardInterrupt:  # the script received the signal, too
             continue
 
 
 def source_tree(*folders: Path) -> Path:
-    """The first folder that holds the example. ValueError: none; an installed package has no examples."""
+    """Return the first folder with the example. Raises ValueError if there is none (installed packages have no
+    examples)."""
     for folder in folders:
         if (folder / SCRIPT).is_file():
             return folder
     raise ValueError(
-        f"quickstart needs the source tree, which holds {SCRIPT}; looked in {', '.join(map(str, folders))}. Clone the "
-        "repository and run it there; or begin with data of your own: alphaapollo rl --help."
+        f"quickstart needs {SCRIPT} of the source tree, not found in {', '.join(map(str, folders))}. Run it in a clone "
+        "of the repository, or train on your own data: alphaapollo rl --help."
     )

@@ -1,4 +1,4 @@
-"""What serve and chat share: RUN to a model's folder, exported first where need be, and how it plays."""
+"""Find the model of a run for `serve` and `chat`, exporting it if necessary, with its generation settings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from alphaapollo.launch.run_model import NewestModel, find_newest, settings_to_p
 from alphaapollo.rewards.grader_processes.protocol import worker_environment
 
 
-def model_to_play(run: str, words: Sequence[str]) -> tuple[NewestModel, GenerationConfig]:
-    """The newest model of RUN, which lies in its folder now, and its run's settings under the user's KEY=VALUE.
+def load_run_model(run: str, words: Sequence[str]) -> tuple[NewestModel, GenerationConfig]:
+    """Return the newest model of a run (exported if necessary) and its settings with the user's KEY=VALUE overrides.
 
-    ConfigError: no model, a checkpoint that cannot be exported, or keys that cannot be.
+    Raises ConfigError if there is no model, the export fails, or a key is invalid.
     """
     try:
         newest = find_newest(Path(run))
@@ -37,10 +37,10 @@ def model_to_play(run: str, words: Sequence[str]) -> tuple[NewestModel, Generati
 
 
 def export_newest(newest: NewestModel) -> None:
-    """Where it is a checkpoint still: in a process of its own, which tells what it does. ConfigError: that failed."""
+    """Export a checkpoint in a subprocess. Raises ConfigError if that fails."""
     if newest.checkpoint is None:
         return
     keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.folder))]
     command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
     if subprocess.run(command, env=worker_environment(), check=False).returncode:
-        raise ConfigError(f"{newest.checkpoint} could not be exported (see above), so there is no model.")
+        raise ConfigError(f"{newest.checkpoint} could not be exported (see above).")

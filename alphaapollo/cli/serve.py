@@ -1,4 +1,4 @@
-"""`alphaapollo serve RUN`: this process becomes vLLM's own OpenAI server on the run's newest model."""
+"""`alphaapollo serve RUN`: run vLLM's OpenAI server with the run's newest model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from alphaapollo.cli.run_folder import model_to_play
+from alphaapollo.cli.run_folder import load_run_model
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
 
 if TYPE_CHECKING:
     from alphaapollo.engines.spec import EngineSpec
 
-USUAL_LENGTH = 4096  # tokens of a chat, where the model has positions for them
+DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Does not return where the server starts. 2: refused."""
+    """Replace this process by the server. Returns 2 if refused."""
     options, more = _parse(argv)
     keys = [one for one in more if _is_key(one)]
     with exit_on_config_error():
-        newest, config = model_to_play(options.run, keys)
+        newest, config = load_run_model(options.run, keys)
         from alphaapollo.engines.vllm.server import server_command, server_variables
 
         try:
@@ -32,20 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = options.name or newest.run.name
     command = server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
     command += [one for one in more if not _is_key(one)]
-    print(
-        f"{newest.folder} as {name!r} on http://{options.host}:{options.port}/v1 (vLLM's OpenAI server; Ctrl-C ends it)"
-    )
-    print(f"  talk to it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
-    return becomes(command, os.environ | server_variables(spec))
+    print(f"{newest.folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
+    print(f"  chat with it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
+    return exec_server(command, os.environ | server_variables(spec))
 
 
-def becomes(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """This process, from here on."""
+def exec_server(command: list[str], variables: dict[str, str]) -> NoReturn:
+    """Replace this process by the command."""
     os.execve(command[0], command, variables)
 
 
 def server_spec(config: GenerationConfig) -> EngineSpec:
-    """As our engine would be built for this machine. ValueError: a model that cannot be read."""
+    """Engine settings for this machine. Raises ValueError if the model cannot be read."""
     from alphaapollo.config.resolve import engine_threads, resolve_device, resolve_rollout
     from alphaapollo.controller.placement import detect_machine
     from alphaapollo.engines.spec import EngineSpec
@@ -55,7 +53,7 @@ def server_spec(config: GenerationConfig) -> EngineSpec:
     device = resolve_device(config.trainer.device, machine.num_gpus)
     rollout = resolve_rollout(config.rollout, config.model, device, config.trainer.num_gpus)
     threads = engine_threads(rollout, machine.num_cores, nnodes=1, own_cores=False)
-    positions = getattr(load_config(config.model).get_text_config(), "max_position_embeddings", USUAL_LENGTH)
+    positions = getattr(load_config(config.model).get_text_config(), "max_position_embeddings", DEFAULT_CONTEXT)
     trained = config.data.max_prompt_length + config.data.max_response_length
     return EngineSpec(
         index=0,
@@ -64,7 +62,7 @@ def server_spec(config: GenerationConfig) -> EngineSpec:
         rollout=rollout.model_copy(update={"cpu_threads": threads, "free_cache_engine": False}),
         device=device,
         dtype=rollout.dtype,
-        max_model_len=min(positions, max(trained, USUAL_LENGTH)),
+        max_model_len=min(positions, max(trained, DEFAULT_CONTEXT)),
         log_path="",
     )
 
@@ -76,16 +74,18 @@ def _is_key(one: str) -> bool:
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="alphaapollo serve",
-        usage="alphaapollo serve RUN [--host HOST] [--port PORT] [--name NAME] [KEY=VALUE ...] [vLLM's own options]",
-        description="Starts vLLM's OpenAI server on a run's newest model, on GPUs or on the CPU. A checkpoint that is "
-        "newer than the run's model is exported first. Other options go to vLLM as they are: --max-model-len 8192.",
+        usage="alphaapollo serve RUN [--host HOST] [--port PORT] [--name NAME] [KEY=VALUE ...] [vLLM options]",
+        description="Start vLLM's OpenAI server with a run's newest model, on GPUs or on the CPU. A newer checkpoint "
+        "is exported first. Other options are passed to vLLM, e.g. --max-model-len 8192.",
         epilog="keys are main_generation's: rollout.kv_cache_gib (CPU), rollout.gpu_memory_utilization, "
-        "rollout.tensor_model_parallel_size, rollout.cpu_threads, trainer.device. A key that clients must give is the "
-        "environment variable VLLM_API_KEY.",
+        "rollout.tensor_model_parallel_size, rollout.cpu_threads, trainer.device. Set the environment variable "
+        "VLLM_API_KEY to require an API key.",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, one of its checkpoints, or a model's folder")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1: this machine alone)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
     parser.add_argument("--port", type=int, default=8000, help="(default 8000)")
-    parser.add_argument("--name", help="of the model, for clients (default: the run's name)")
+    parser.add_argument("--name", help="model name for clients (default: the run's name)")
     return parser.parse_known_args(argv)

@@ -47,7 +47,7 @@ def unknown_names(text: str) -> list[str]:
     last = {key.rsplit(".", 1)[-1] for key in known}
     return [
         *(name for name in PRESET.findall(text) if name not in RECIPES),
-        *(key for key in DOTTED_KEY.findall(text) if key not in known),
+        *unknown_dotted_keys(text),
         *(key for key in SHORT_KEY.findall(text) if key not in last),
     ]
 

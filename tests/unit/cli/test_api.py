@@ -12,7 +12,7 @@ import pytest
 import alphaapollo
 from alphaapollo.cli import api
 from alphaapollo.cli.api import nested
-from alphaapollo.cli.outcome import Evaluation, TrainedRun
+from alphaapollo.cli.results import Evaluation, TrainedRun
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import map_keys
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
@@ -45,7 +45,7 @@ assert not {"torch", "ray", "vllm", "pandas"} & set(sys.modules)
         alphaapollo.rll  # noqa: B018
 
 
-def test_a_dict_as_a_yaml_file_has_it(tmp_path: Path) -> None:
+def test_dict_is_converted_to_nested_yaml(tmp_path: Path) -> None:
     settings = {
         "algorithm": "dapo",
         "algorithm.lam": np.float64(0.5),
@@ -64,7 +64,7 @@ def test_a_dict_as_a_yaml_file_has_it(tmp_path: Path) -> None:
     served = {"models": {"qwen2.5": {"path": "m"}}}
     assert nested(served, map_keys(EvolvingConfig)) == served, "a name of the user's may have dots"
     for twice in ({"trainer.seed": 1, "trainer": {"seed": 2}}, {"trainer.seed": 1, "trainer.seed.x": 2}):
-        with pytest.raises(ConfigError, match="Write it once"):
+        with pytest.raises(ConfigError, match="Give it once"):
             nested(twice)
 
 
@@ -86,7 +86,7 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
     assert run.config.custom_reward_function.path == str(beside)  # type: ignore[union-attr]
     assert beside.is_file()
     with pytest.raises(
-        ConfigError, match=r"custom_reward_function\.path=mine\.py: a Python object is given for it, too"
+        ConfigError, match=r"custom_reward_function\.path=mine\.py, but a Python object is also given for it"
     ):
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
 
@@ -109,7 +109,7 @@ def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
     run = api.evolve(settings, reward=score, roles={"verifier": Verifier, "aggregator": Aggregator})
     assert (run.config.roles.verifier.plugin, run.config.roles.aggregator.plugin) == ("Verifier", "Aggregator")
     assert run.config.models["policy"].path == "m"
-    with pytest.raises(ConfigError, match=r"roles\.verifier\.plugin=mine: a Python object is given for it, too"):
+    with pytest.raises(ConfigError, match=r"roles\.verifier\.plugin=mine, but a Python object is also given for it"):
         api.evolve(settings, "roles.verifier.plugin=mine", roles={"verifier": Verifier})
     with pytest.raises(ConfigError, match=r"roles\.verifer\.plugin .*unknown key. Did you mean roles\.verifier"):
         api.evolve(settings, roles={"verifer": Verifier})
@@ -134,7 +134,7 @@ def test_a_trained_run(tmp_path: Path) -> None:
     assert [line.get_label() for line in axes.lines] == ["reward/mean", "val/accuracy"]
     with pytest.raises(ValueError, match="has no values of 'reward/meen'"):
         run.plot("reward/meen")
-    with pytest.raises(ValueError, match="has no model yet"):
+    with pytest.raises(ValueError, match="has no model and no complete checkpoint yet"):
         _ = run.model
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")

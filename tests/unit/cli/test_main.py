@@ -12,19 +12,19 @@ import alphaapollo
 from alphaapollo.cli.completion import script
 from alphaapollo.cli.main import main
 from alphaapollo.cli.quickstart import source_tree
-from alphaapollo.cli.verbs import VERBS
+from alphaapollo.cli.subcommands import SUBCOMMANDS
 from alphaapollo.config.keys import COMMANDS, accepted_keys
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_verb_leads_to_a_main() -> None:
-    for verb in VERBS.values():
+    for verb in SUBCOMMANDS.values():
         assert callable(importlib.import_module(verb.module).main), verb.name
 
 
 def test_keys_that_matter_exist_and_are_five() -> None:
-    for verb in VERBS.values():
+    for verb in SUBCOMMANDS.values():
         if verb.command:
             assert len(verb.keys) == 5
             assert set(verb.keys) <= accepted_keys(COMMANDS[verb.command]).keys(), verb.name
@@ -46,10 +46,10 @@ assert "torch" not in sys.modules
     environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "alphaapollo VERB [--config FILE]" in done.stdout
+    assert "alphaapollo COMMAND [--config FILE]" in done.stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", SUBCOMMANDS)
 def test_every_verb_has_help_of_one_screen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code: object = main([verb, "--help"])
@@ -58,12 +58,12 @@ def test_every_verb_has_help_of_one_screen(verb: str, capsys: pytest.CaptureFixt
     assert code == 0
     shown = capsys.readouterr().out
     assert 3 <= len(shown.splitlines()) <= 30
-    assert all(key in shown for key in VERBS[verb].keys)
+    assert all(key in shown for key in SUBCOMMANDS[verb].keys)
 
 
-def test_a_misspelt_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quikstart"]) == 2
-    assert "alphaapollo quikstart: no such verb. Did you mean quickstart? Known: quickstart, doctor" in (
+    assert "alphaapollo quikstart: unknown subcommand. Did you mean quickstart? Known: quickstart, doctor" in (
         capsys.readouterr().err
     )
     assert main([]) == 2
@@ -84,8 +84,8 @@ def test_a_verb_is_its_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_verb_with_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert VERBS["distill"].words(["trainer.seed=1"]) == ["algorithm=distill", "trainer.seed=1"]
-    assert VERBS["distill"].words(["algorithm=grpo"]) == ["algorithm=grpo"]
+    assert SUBCOMMANDS["distill"].words(["trainer.seed=1"]) == ["algorithm=distill", "trainer.seed=1"]
+    assert SUBCOMMANDS["distill"].words(["algorithm=grpo"]) == ["algorithm=grpo"]
     with pytest.raises(SystemExit):
         main(["distill", "teacher.model.path=t", "--cfg"])
     assert "  adv_estimator: none\n" in capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_quickstart_needs_the_source_tree(tmp_path: Path) -> None:
     assert source_tree(tmp_path, ROOT) == ROOT
-    with pytest.raises(ValueError, match="quickstart needs the source tree"):
+    with pytest.raises(ValueError, match="of the source tree"):
         source_tree(tmp_path)
 
 
@@ -133,4 +133,4 @@ def test_other_shells() -> None:
     assert script("zsh").startswith("autoload")
     fish = script("fish")
     assert "-a quickstart -d 'train a small model" in fish
-    assert "vLLM\\'s OpenAI" in fish or "serve" not in VERBS
+    assert "vLLM\\'s OpenAI" in fish or "serve" not in SUBCOMMANDS

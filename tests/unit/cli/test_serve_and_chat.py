@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.cli import chat, run_folder, serve
 from alphaapollo.cli.main import main
-from alphaapollo.cli.watched import Watched, watch
+from alphaapollo.cli.observed_environment import ObservedEnvironment, observe
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_environment_spec
@@ -31,9 +31,9 @@ def test_a_run_without_a_model_is_one_clear_error(
     with pytest.raises(SystemExit) as ended:
         main([verb, str(tmp_path)])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "has no model yet" in said
-    assert "give the command again" in said
+    model_turn = capsys.readouterr().err
+    assert "has no model and no complete checkpoint yet" in model_turn
+    assert "Run its command again" in model_turn
 
 
 def test_serve_becomes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +49,9 @@ def test_serve_becomes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert variables["OMP_WAIT_POLICY"] == "PASSIVE"  # type: ignore[index]
 
 
-def test_serve_takes_a_usual_length_where_the_model_has_positions(model: Path) -> None:
+def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) -> None:
     config = GenerationConfig(model={"path": str(model)}, trainer={"device": "cpu"})
-    assert serve.server_spec(config).max_model_len <= serve.USUAL_LENGTH
+    assert serve.server_spec(config).max_model_len <= serve.DEFAULT_CONTEXT
 
 
 def test_an_export_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +77,10 @@ class Counting:
         self.closed = True
 
 
-def test_what_happens_is_shown_as_it_happens() -> None:
+def test_turns_are_printed_as_they_happen() -> None:
     shown = io.StringIO()
     inner = Counting(None)  # type: ignore[arg-type]
-    watched = Watched(inner, chat.View(Terminal(file=shown, width=80)))
+    watched = ObservedEnvironment(inner, chat.EpisodePrinter(Terminal(file=shown, width=80)))
 
     async def episode() -> None:
         assert await watched.reset(Prompt(1, "chat", "sums")) == "about sums"
@@ -91,12 +91,12 @@ def test_what_happens_is_shown_as_it_happens() -> None:
 
     asyncio.run(episode())
     assert shown.getvalue().splitlines()[:2] == ["6 * 7", "  [tool] 42"]
-    assert "could not read an action" in shown.getvalue()
+    assert "could not parse an action" in shown.getvalue()
     assert inner.closed
 
 
 def test_the_runs_environment_is_watched_and_not_graded() -> None:
-    env = watch(Env(env_name="informal_math"), chat.View(Terminal(file=io.StringIO())))
+    env = observe(Env(env_name="informal_math"), chat.EpisodePrinter(Terminal(file=io.StringIO())))
     registered = get_environment_spec(env.env_name)
     assert not registered.graded
 
@@ -111,10 +111,10 @@ def test_the_runs_environment_is_watched_and_not_graded() -> None:
     assert asyncio.run(episode()).done
 
 
-def test_a_talk_with_a_runs_model(
+def test_chat_with_a_model_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the fake engine: what it says is of no account, and every message is answered."""
+    """On the fake engine: what it says is of no account, and every message is environment_reply."""
     make_tokenizer(tmp_path / "model")
     make_model(tmp_path / "model", seed=0)
     role = {"model": {"path": "gone"}, "rollout": {"name": "fake"}}
@@ -122,13 +122,13 @@ def test_a_talk_with_a_runs_model(
     save_config(Config(actor_rollout_ref=role, data=data), tmp_path / "config.yaml")
     lines, played = iter(["1+1=", "and now", "/new", "", "again", "/quit"]), []
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    play = chat.Chat._play
+    play = chat.Chat._generate
 
     async def noted(self: chat.Chat, workers: object, prompt: Prompt) -> object:
         played.append(prompt.content)
         return await play(self, workers, prompt)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(chat.Chat, "_play", noted)
+    monkeypatch.setattr(chat.Chat, "_generate", noted)
     assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0
     assert f"{tmp_path}/model, in single_turn" in capsys.readouterr().out
     assert [[message["role"] for message in content] for content in played] == [

@@ -149,7 +149,7 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
 
     (tmp_path / "reward.py").write_text("def length(prompt, completion):\n    raise OSError('gone')\n")
     assert run(tmp_path, path, *own) == 2, "it is tried before the start"
-    assert "reward.py: length, called on row 0" in capsys.readouterr().err
+    assert "reward.py: length fails on row 0" in capsys.readouterr().err
     passes_a_try = (
         "def length(prompt, completion):\n    if completion:\n        raise OSError('gone')\n    return 0.0\n"
     )
@@ -163,12 +163,12 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
     [
         ({}, ["data.path=/no/such/file.jsonl"], "data.path: no such file: /no/such/file.jsonl"),
         ({}, ["data.path="], "data.path: required"),
-        ({}, ["data.response_key=answer"], "no column 'answer'; it has data_source, prompt, reward_model, responses"),
+        ({}, ["data.response_key=answer"], "has no column 'answer', only data_source, prompt, reward_model, responses"),
         ({}, ["data.prompt_key=question"], "no column 'question'"),
         ({"data_source": "my/own"}, [], "no reward function for data_source 'my/own'"),
-        ({"data_source": "judge"}, [], "data_source 'judge' is graded_result by a judge: set reward.judge.model"),
+        ({"data_source": "judge"}, [], "data_source 'judge' is graded by a judge. Set reward.judge.model"),
         ({"reward_model": None}, [], "1 of 2 prompts have no ground truth"),
-        ({"responses": []}, [], "row 0: 'responses' is []; it must be a text, or a list of texts"),
+        ({"responses": []}, [], "row 0: 'responses' is []; must be a string or a list of strings"),
         ({"responses": ["a", None]}, [], "row 0: 'responses' is ['a', None]"),
         ({"responses": None}, [], "row 0: 'responses' is None"),
         ({}, ["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such file"),
@@ -202,5 +202,5 @@ def test_another_commands_folder_is_left_alone(tmp_path: Path, capsys: pytest.Ca
     config = tmp_path / "out/alphaapollo/eval/config.yaml"
     save_config(GenerationConfig(), config)
     assert run(tmp_path, write(tmp_path / "rows.jsonl", rows())) == 2
-    assert "is the folder of a run of main_generation. Set another trainer.experiment_name." in capsys.readouterr().err
+    assert "is the folder of a main_generation run. Set another trainer.experiment_name." in capsys.readouterr().err
     assert [file.name for file in config.parent.iterdir()] == ["config.yaml"]

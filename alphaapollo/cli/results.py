@@ -1,4 +1,4 @@
-"""What the Python API gives back: a run's folder, seen from Python."""
+"""Results of the Python API, read from the run folder."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-DRAWN = ("reward/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
+DEFAULT_CURVES = ("reward/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
 ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle")
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that has ended. `folder` is the run's: config.yaml, metrics.jsonl, rollouts/, checkpoints/, model/."""
+    """A finished run. `folder` contains config.yaml, metrics.jsonl, rollouts/, checkpoints/ and model/."""
 
     folder: Path
     config: Config | SftConfig | DpoConfig
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row an iteration (index: step), a column a metric (docs/metrics.md); nan where one was not measured."""
+        """One row per iteration (index: step), one column per metric (docs/metrics.md); NaN if not measured."""
         return _metrics(self.folder)
 
     @property
     def model(self) -> Path:
-        """The folder of the newest model, for transformers and vLLM. A checkpoint that is newer is exported first.
+        """Folder of the newest model, for transformers and vLLM. A newer checkpoint is exported first.
 
-        ValueError: there is neither a model nor a checkpoint; says how one comes to be.
+        Raises ValueError if there is neither a model nor a checkpoint.
         """
         from alphaapollo.cli.run_folder import export_newest
         from alphaapollo.launch.run_model import find_newest
@@ -43,42 +43,42 @@ class TrainedRun:
         return newest.folder
 
     def plot(self, *names: str) -> Figure:
-        """Curves of these metrics; without names, of reward, accuracy and loss, where there are any.
+        """Plot metrics; by default reward, accuracy and loss.
 
-        ValueError: no such metric, or matplotlib is not installed.
+        Raises ValueError for an unknown metric, or if matplotlib is not installed.
         """
         from alphaapollo.observability.curve import figure, read_curves
 
-        chosen = names or tuple(name for name in DRAWN if name in self.metrics)
+        chosen = names or tuple(name for name in DEFAULT_CURVES if name in self.metrics)
         return figure(read_curves(self.folder / "metrics.jsonl", chosen), str(self.folder))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A generation that has ended. `folder` is its own: results.jsonl, summary.json, summary.csv."""
+    """A finished evaluation. `folder` contains results.jsonl, summary.json and summary.csv."""
 
     folder: Path
     config: GenerationConfig
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row a figure: data_source, figure, value, low, high (its 95 % interval), problems (docs/evaluation.md)."""
+        """One row per metric: data_source, figure, value, low, high (95 % interval), problems (docs/evaluation.md)."""
         import pandas as pd
 
         return pd.read_csv(self.folder / "summary.csv", keep_default_na=False, na_values=["nan"])
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """Every group as results.jsonl has it: the prompt and its samples with turns, rewards and stop reasons."""
+        """Lines of results.jsonl: samples with prompt, turns, rewards and stop reason."""
         return [json.loads(line) for line in (self.folder / "results.jsonl").read_bytes().splitlines()]
 
     @property
     def model(self) -> str:
-        """What was evaluated: a folder, or a hub id."""
+        """Evaluated model: a folder or a hub id."""
         return self.config.model.path
 
     def plot(self) -> Figure:
-        """The shares (avg@n, pass@k, majority@n) with their intervals, a colour a data source."""
+        """Plot avg@n, pass@k and maj@n with intervals, one color per data source."""
         from alphaapollo.observability.curve import intervals
 
         rows = self.metrics.to_numpy().tolist()
@@ -88,44 +88,44 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvolvedRun:
-    """An evolution that has ended. `folder` is the run's: pool.jsonl, report.json, problems/, metrics.jsonl."""
+    """A finished evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
 
     folder: Path
     config: EvolvingConfig
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row a round (index: step), a column a figure (docs/metrics.md); nan where no problem has it."""
+        """One row per round (index: step), one column per metric (docs/metrics.md); NaN if no problem has it."""
         return _metrics(self.folder)
 
     @property
     def report(self) -> dict[str, Any]:
-        """report.json: rounds, the table of policy and verifiers, calibration, costs by role, failures, and why it
-        ended early (`halted`)."""
+        """report.json: rounds, policy and verifiers, calibration, costs by role, failures, and why it ended early
+        (`halted`)."""
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
 
     @property
     def problems(self) -> list[dict[str, Any]]:
-        """Every problem as its file in problems/ has it: the answer, and all candidates with their verdicts."""
+        """Files of problems/: the answer and all candidates with their verdicts."""
         files = sorted((self.folder / "problems").glob("*.json"))
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
     @property
     def pool(self) -> Path:
-        """pool.jsonl, with every call; `python -m alphaapollo.evolving.export` makes training data of its folder."""
+        """pool.jsonl with every call; `python -m alphaapollo.evolving.export` converts the folder to training data."""
         return self.folder / "pool.jsonl"
 
     def plot(self, *names: str) -> Figure:
-        """These figures by round, with their intervals; without names, the accuracies.
+        """Plot metrics by round with their intervals; by default the accuracies.
 
-        ValueError: no such figure, or matplotlib is not installed.
+        Raises ValueError for an unknown metric, or if matplotlib is not installed.
         """
         from alphaapollo.observability.curve import figure, read_curves
 
         metrics = self.metrics
         known = tuple(name for name in ACCURACIES if metrics[name].notna().any())
-        chosen = names or known or ACCURACIES  # the last are refused, by what there is
+        chosen = names or known or ACCURACIES  # unknown names raise an error that lists the available ones
         curves = read_curves(self.folder / "metrics.jsonl", chosen)
         bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
         bands = {name: metrics[own].dropna().to_records().tolist() for name, own in bounds.items()}

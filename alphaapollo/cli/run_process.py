@@ -1,7 +1,6 @@
-"""Start a run as a process of this program, show what it prints, and tell of each iteration as it is written.
+"""Start a run as a child process, print its output and report each iteration.
 
-A process of its own, so that a notebook's event loop, its memory and its signals stay its own, and so that nothing is
-left of a run in the program that asked for it.
+A separate process keeps the event loop, memory and signals of a notebook unaffected.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from typing import IO
 from alphaapollo.rewards.grader_processes.protocol import worker_environment
 
 OnIteration = Callable[[int, dict[str, float]], None]
-"""(iteration, its line of metrics.jsonl)"""
+"""Callback (step, metrics of the iteration)."""
 
 POLL_SECONDS = 0.2
-END_SECONDS = 60.0  # for a run that is told to end; it may have a checkpoint to write
-KEPT_LINES = 200  # of what it prints, for the error
+END_SECONDS = 60.0  # for an interrupted run, which may write a checkpoint
+KEPT_LINES = 200  # lines of output kept for the error message
 REFUSED, INTERRUPTED = 2, 130
 
 
 class RunFailed(RuntimeError):
-    """The run began and failed; its own last words."""
+    """A run failed after its start; the message is the end of its output."""
 
 
 def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: OnIteration | None, show: bool) -> None:
     """Run `python -m module words` to its end.
 
     Raises:
-        ValueError: it was refused before the start, with its own words.
-        RunFailed: it failed.
-        KeyboardInterrupt: Ctrl-C here or there; the run and all that it had started are told to end first, as they are
-            for whatever `on_iteration` raises.
+        ValueError: the run was refused before its start, with its message.
+        RunFailed: the run failed.
+        KeyboardInterrupt: Ctrl-C in this process or in the run. The run is stopped first, as for an exception in
+            `on_iteration`.
     """
-    command = [sys.executable, "-m", "alphaapollo.cli.child", str(os.getpid()), module, *words]
-    lines = NewLines(folder / "metrics.jsonl")
+    command = [sys.executable, "-m", "alphaapollo.cli.driver_process", str(os.getpid()), module, *words]
+    lines = LineReader(folder / "metrics.jsonl")
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -51,7 +50,7 @@ def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: On
         text=True,
         errors="replace",
         env=worker_environment() | {"PYTHONUNBUFFERED": "1"},
-        start_new_session=True,  # Ctrl-C is ours, and we hand it on
+        start_new_session=True,  # this process receives Ctrl-C and forwards it
     )
     assert process.stdout is not None
     printed: deque[str] = deque(maxlen=KEPT_LINES)
@@ -64,14 +63,14 @@ def run_to_end(module: str, words: Sequence[str], folder: Path, on_iteration: On
         raise
     reader.join()
     if process.returncode == REFUSED:
-        raise ValueError(_last_words(printed))
+        raise ValueError(_error_text(printed))
     if process.returncode in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if process.returncode:
-        raise RunFailed(_last_words(printed))
+        raise RunFailed(_error_text(printed))
 
 
-def _follow(process: subprocess.Popen[str], lines: NewLines, on_iteration: OnIteration | None) -> None:
+def _follow(process: subprocess.Popen[str], lines: LineReader, on_iteration: OnIteration | None) -> None:
     while True:
         try:
             ended = process.wait(POLL_SECONDS) is not None
@@ -85,7 +84,7 @@ def _follow(process: subprocess.Popen[str], lines: NewLines, on_iteration: OnIte
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """As Ctrl-C would; a second one, or a run that does not listen, is killed. What it had started ends with it."""
+    """Interrupt the run. It is killed after a timeout or a second Ctrl-C; its child processes end with it."""
     try:
         process.send_signal(signal.SIGINT)
         process.wait(END_SECONDS)
@@ -101,8 +100,8 @@ def _read(pipe: IO[str], printed: deque[str], show: bool) -> None:
             print(line, end="", flush=True)
 
 
-def _last_words(printed: Sequence[str]) -> str:
-    """From the last line that begins an error on."""
+def _error_text(printed: Sequence[str]) -> str:
+    """Output from the last line that starts an error."""
     texts = list(printed)
     starts = [
         index for index, text in enumerate(texts) if text.lstrip("0123456789 ").startswith(("error", "errors in"))
@@ -110,26 +109,26 @@ def _last_words(printed: Sequence[str]) -> str:
     return "\n".join(texts[starts[-1] :] if starts else texts[-20:]).removeprefix("error: ")
 
 
-class NewLines:
-    """The lines that come to a metrics.jsonl from now on; a resume may write it anew, with the lines that it keeps."""
+class LineReader:
+    """Reads new lines of a metrics.jsonl. A resume may rewrite the file with the lines that it keeps."""
 
     def __init__(self, path: Path):
-        self._path, self._place = path, (0, 0)  # the file's number, and how far it is read
+        self._path, self._position = path, (0, 0)  # inode and read position
         self._known = set(self._fresh())
 
     def read(self) -> list[str]:
         return [line for line in self._fresh() if line not in self._known]
 
     def _fresh(self) -> list[str]:
-        """Whole lines behind the place where the last call ended."""
+        """Complete lines after the last read position."""
         if not self._path.is_file():
             return []
         with self._path.open("rb") as file:
-            number, start = self._place
+            number, start = self._position
             own = os.fstat(file.fileno())
             start = start if own.st_ino == number and own.st_size >= start else 0
             file.seek(start)
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._place = own.st_ino, start + len(whole)
-        return whole.decode().splitlines()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._position = own.st_ino, start + len(complete)
+        return complete.decode().splitlines()

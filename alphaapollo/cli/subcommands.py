@@ -1,4 +1,4 @@
-"""The verbs of the command `alphaapollo`, in the order in which a user meets them. No heavy import here."""
+"""Subcommands of `alphaapollo`, in the order of --help. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Verb:
-    """One door. A verb with a `command` takes that command's keys; the others read their own words.
+class Subcommand:
+    """One subcommand. With a `command` it takes that command's keys; otherwise it parses its own arguments.
 
-    Example: `Verb("sft", "supervised fine-tuning", "alphaapollo.trainer.main_sft", "main_sft", ("model.path", ...))`.
+    Example: `Subcommand("sft", "supervised fine-tuning", "alphaapollo.trainer.main_sft", "main_sft", ("model.path",
+    ...))`.
     """
 
     name: str
     what: str
-    module: str  # whose main(argv) does it
-    command: str = ""  # whose schema has the keys (config/keys.py)
-    keys: tuple[str, ...] = ()  # the five that matter, for --help
+    module: str  # module whose main(argv) runs it
+    command: str = ""  # command with the schema of its keys (config/keys.py)
+    keys: tuple[str, ...] = ()  # most important keys, for --help
     example: str = ""
-    preset: str = ""  # GROUP=PRESET that it takes, unless another of the group is named
+    preset: str = ""  # GROUP=PRESET applied unless the user names another of the group
 
     def words(self, given: Sequence[str]) -> list[str]:
-        """What its main gets."""
+        """Arguments of the module's main."""
         group = self.preset.partition("=")[0]
         own = any(word.partition("=")[0] == group for word in given)
         return [*([self.preset] if self.preset and not own else []), *given]
 
 
-VERBS = {
-    verb.name: verb
-    for verb in (
-        Verb(
+SUBCOMMANDS = {
+    subcommand.name: subcommand
+    for subcommand in (
+        Subcommand(
             "quickstart",
             "train a small model with RL until it visibly learns: minutes, no GPU",
             "alphaapollo.cli.quickstart",
         ),
-        Verb("doctor", "can this machine train? what is missing, and what to do", "alphaapollo.cli.doctor"),
-        Verb(
+        Subcommand("doctor", "check this machine: what is missing and how to fix it", "alphaapollo.cli.doctor"),
+        Subcommand(
             "rl",
             "train with reinforcement learning",
             "alphaapollo.trainer.main_ppo",
@@ -51,7 +52,7 @@ VERBS = {
             ),
             "algorithm=grpo actor_rollout_ref.model.path=Qwen/Qwen3-0.6B data.train_files=train.parquet",
         ),
-        Verb(
+        Subcommand(
             "sft",
             "supervised fine-tuning",
             "alphaapollo.trainer.main_sft",
@@ -59,15 +60,15 @@ VERBS = {
             ("model.path", "data.train_files", "optim.lr", "trainer.total_epochs", "trainer.experiment_name"),
             "model.path=Qwen/Qwen3-0.6B data.train_files=chats.parquet",
         ),
-        Verb(
+        Subcommand(
             "dpo",
-            "train on preferences: DPO and its family",
+            "train on preferences: DPO and related losses",
             "alphaapollo.trainer.main_dpo",
             "main_dpo",
             ("model.path", "data.train_files", "preference.loss", "preference.beta", "optim.lr"),
             "model.path=Qwen/Qwen3-0.6B data.train_files=pairs.parquet preference.loss=sigmoid",
         ),
-        Verb(
+        Subcommand(
             "rm",
             "train a reward model on preferences",
             "alphaapollo.trainer.main_rm",
@@ -75,9 +76,9 @@ VERBS = {
             ("model.path", "data.train_files", "data.margin_key", "bradley_terry.centring_coef", "optim.lr"),
             "model.path=Qwen/Qwen3-0.6B data.train_files=pairs.parquet",
         ),
-        Verb(
+        Subcommand(
             "distill",
-            "learn from a teacher on the model's own samples",
+            "on-policy distillation from a teacher",
             "alphaapollo.trainer.main_ppo",
             "main_ppo",
             (
@@ -90,25 +91,25 @@ VERBS = {
             "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B teacher.model.path=Qwen/Qwen3-8B data.train_files=a.parquet",
             "algorithm=distill",
         ),
-        Verb(
+        Subcommand(
             "generate",
-            "sample answers to prompts, and score them: avg@n, pass@k, intervals",
+            "sample and score answers: avg@n, pass@k, intervals",
             "alphaapollo.trainer.main_generation",
             "main_generation",
             ("model.path", "data.path", "data.n_samples", "rollout.temperature", "trainer.experiment_name"),
             "model.path=Qwen/Qwen3-0.6B data.path=test.parquet data.n_samples=8",
         ),
-        Verb(
+        Subcommand(
             "evolve",
-            "better answers without training: solve, verify, remember, again",
+            "self-improvement at inference time: solve, verify, remember, repeat",
             "alphaapollo.evolving.main",
             "evolving",
             ("models", "data.path", "evolving.rounds", "evolving.votes", "budget.tokens"),
             "'models={policy:{path:outputs/model}}' data.path=problems.parquet",
         ),
-        Verb(
+        Subcommand(
             "eval",
-            "score answers that exist",
+            "score existing responses",
             "alphaapollo.trainer.main_eval",
             "main_eval",
             (
@@ -120,11 +121,15 @@ VERBS = {
             ),
             "data.path=outputs.jsonl",
         ),
-        Verb("export", "a checkpoint as a Hugging Face folder, proved, with a model card", "alphaapollo.cli.export"),
-        Verb("serve", "vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve"),
-        Verb("chat", "talk to a run's model, with its environment and tools", "alphaapollo.cli.chat"),
-        Verb("replay", "compute a recorded iteration again, and compare", "alphaapollo.trainer.replay.__main__"),
-        Verb("explain", "what a key does, or what became of one of verl's", "alphaapollo.cli.explain"),
-        Verb("completion", "print the completion of words for bash, zsh or fish", "alphaapollo.cli.completion"),
+        Subcommand(
+            "export",
+            "export a checkpoint as a verified Hugging Face folder with a model card",
+            "alphaapollo.cli.export",
+        ),
+        Subcommand("serve", "vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve"),
+        Subcommand("chat", "chat with a run's model, with its environment and tools", "alphaapollo.cli.chat"),
+        Subcommand("replay", "recompute a recorded iteration and compare", "alphaapollo.trainer.replay.__main__"),
+        Subcommand("explain", "explain a key, ours or verl's", "alphaapollo.cli.explain"),
+        Subcommand("completion", "print a completion script for bash, zsh or fish", "alphaapollo.cli.completion"),
     )
 }

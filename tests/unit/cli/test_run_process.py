@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.cli import follow
-from alphaapollo.cli.follow import NewLines, RunFailed, run_to_end
+from alphaapollo.cli import run_process
+from alphaapollo.cli.run_process import LineReader, RunFailed, run_to_end
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -56,7 +56,7 @@ def hears_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def run(what: str, folder: Path, on_iteration: follow.OnIteration | None = None) -> None:
+def run(what: str, folder: Path, on_iteration: run_process.OnIteration | None = None) -> None:
     run_to_end("program_of_test_follow", [what, str(folder)], folder, on_iteration, show=True)
 
 
@@ -129,7 +129,7 @@ def test_the_run_dies_with_the_program_that_asked_for_it(tmp_path: Path) -> None
 def test_new_lines_of_a_file_that_a_resume_writes_anew(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text("one\ntwo\n")
-    lines = NewLines(file)
+    lines = LineReader(file)
     part = tmp_path / "part"
     part.write_text("one\n")
     part.replace(file)
