@@ -96,7 +96,7 @@ def _group_metrics(generated: Sequence[TrajectoryGroup], trained: Sequence[Traje
     """Shares of the generated groups, by their samples that did not fail. A group of one sample has no variance to
     compare and does not count as zero_variance."""
     names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
-    counts = Counter(dict.fromkeys(names, 0), dropped=len(generated) - len(trained))
+    counts = Counter({"dropped": len(generated) - len(trained)})
     for group in generated:
         scored = _scored(group.trajectories)
         right = [one.accuracy >= CORRECT_ACCURACY for one in scored]

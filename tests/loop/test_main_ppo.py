@@ -202,23 +202,30 @@ def test_an_engine_in_bfloat16_is_measured_and_corrected(ppo: Runner) -> None:
     assert last["actor/grad_norm"] > 0
 
 
-def test_hard_resets_are_recorded_and_resumed(ppo: Runner) -> None:
-    """ProRL: a reset before the checkpoint that the run goes on from, and one after it."""
+def test_hard_resets_and_the_best_checkpoint_survive_a_resume(ppo: Runner) -> None:
+    """ProRL: a reset before the checkpoint that the run resumes from, and one after it."""
     settings = (
         LOCAL,
         "algorithm=prorl",
         "algorithm.filter_groups.enable=False",
-        "algorithm.reference_reset.patience=1",
-        "algorithm.reference_reset.min_gain=1",
+        "algorithm.reference_reset.patience=null",
+        "algorithm.reference_reset.every=2",
         "env.rollout.n=4",
         "trainer.test_freq=2",
         "trainer.save_freq=2",
+        "trainer.max_ckpt_to_keep=1",
+        "trainer.keep_best=val/accuracy",
     )
     whole = ppo.run(*settings, "trainer.total_training_steps=4", name="whole")
     ppo.run(*settings, "trainer.total_training_steps=2", name="parts")
     parts = ppo.run(*settings, "trainer.total_training_steps=4", name="parts")
     assert [line["reference/resets"] for line in whole.metrics[1:]] == [0, 1, 1, 2]
     assert whole.metrics[3]["actor/ref_kl"] < whole.metrics[2]["actor/ref_kl"]
+    best = max((2, 4), key=lambda step: (whole.metrics[step]["val/accuracy"], step))
+    for run in (whole, parts):
+        kept = {path.name for path in (run.folder / "checkpoints").glob("step_*")}
+        assert kept == {f"step_{step:06d}" for step in (best, 4)}
+        assert f"val/accuracy is best in {run.folder}/checkpoints/step_{best:06d}" in " ".join(run.output.split())
     for one, other in zip(whole.metrics, parts.metrics, strict=True):
         for name in ("reward/mean", "actor/loss", "actor/ref_kl", "actor/grad_norm", "reference/resets"):
             assert one.get(name) == other.get(name), (one["step"], name)

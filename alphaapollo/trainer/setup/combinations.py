@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
-from alphaapollo.algorithms.correction import looks_at_sequences
+from alphaapollo.algorithms.correction import needs_full_sequences
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.effects import report_ineffective
 from alphaapollo.config.errors import ConfigError
@@ -128,8 +128,8 @@ def _memory_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLo
     """With env.context=memory a trajectory has one row per turn."""
     if config.env.context != "memory":
         return
-    if policy_loss.whole or looks_at_sequences(config.algorithm.rollout_correction):
-        what = f"{LOSS}={policy_loss.name}" if policy_loss.whole else f"{CORRECTION}.level"
+    if policy_loss.needs_full_trajectories or needs_full_sequences(config.algorithm.rollout_correction):
+        what = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_trajectories else f"{CORRECTION}.level"
         longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
         yield (
             f"{what} has one ratio per trajectory: with env.context=memory all its rows share a micro-batch, also "

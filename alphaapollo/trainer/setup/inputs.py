@@ -9,7 +9,7 @@ from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Data, Model, Teacher
-from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
+from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_template_arguments
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
@@ -72,7 +72,7 @@ def read_inputs(config: Config) -> Inputs:
         data.train_files, "data.train_files", renderer, data, partial(_choose, data, data.train_max_samples)
     )
     notices += teacher_notices
-    notices += unread_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
+    notices += unused_template_arguments(data.apply_chat_template_kwargs, renderer.tokenizer)
     notices += filter(None, [missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:

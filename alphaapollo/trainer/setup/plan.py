@@ -7,7 +7,7 @@ from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
-from alphaapollo.algorithms.try_user_functions import moves_without_advantage, try_estimator, try_policy_loss
+from alphaapollo.algorithms.user_function_checks import has_gradient_without_advantages, check_user_estimator, check_user_policy_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype
@@ -29,7 +29,6 @@ class Plan:
     rollout: Rollout  # with dtype and number of engines resolved
     estimator: Estimator
     needs_reference: bool
-    kl_in_reward: bool
     needs_old_logprobs: bool  # on the driver, before the update
     greedy_baseline: bool  # one more greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the model's self-check allows it
@@ -64,8 +63,8 @@ def make_plan(config: Config, machine: Machine, origin: Origin = NO_ORIGIN) -> P
     policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     notices += environment_notices(config, find_environment(config.env))
     notices += check_combinations(config, estimator, policy_loss)
-    try_estimator(estimator, algorithm, config.group_size, config.reward.components)
-    try_policy_loss(policy_loss, config.actor_rollout_ref.actor)
+    check_user_estimator(estimator, algorithm, config.group_size, config.reward.components)
+    check_user_policy_loss(policy_loss, config.actor_rollout_ref.actor)
     return resolve_plan(config, machine, notices, origin.presets)
 
 
@@ -93,7 +92,6 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         rollout=rollout,
         estimator=estimator,
         needs_reference=actor.use_kl_loss or algorithm.use_kl_in_reward,
-        kl_in_reward=algorithm.use_kl_in_reward,
         needs_old_logprobs=algorithm.use_kl_in_reward or policy_loss.choose is not None or config.teacher.sampled,
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_shares_prompts(config, notices),
@@ -116,7 +114,7 @@ def skips_still_rows(config: Config, policy_loss: PolicyLoss) -> bool:
     role = config.actor_rollout_ref
     others = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
     others = others or config.teacher.whole
-    return not others and not moves_without_advantage(policy_loss, role.actor)
+    return not others and not has_gradient_without_advantages(policy_loss, role.actor)
 
 
 def _reference_ahead(config: Config, placement: Placement) -> bool:

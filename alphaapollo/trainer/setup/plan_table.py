@@ -35,7 +35,7 @@ def _describe_task(plan: Plan, inputs: Inputs, config: Config) -> dict[str, str]
     """Algorithm, model, data and reward."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     kl = [f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss"] * actor.use_kl_loss
-    kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * plan.kl_in_reward
+    kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
     rows = {
         "preset": ", ".join(plan.presets) or "none",
         "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",

@@ -1,4 +1,4 @@
-"""Builders of the workers of a run, from its configuration and plan."""
+"""Worker specs of a run, from its configuration and plan."""
 
 from __future__ import annotations
 
@@ -22,18 +22,7 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
     """
     placement, seed = plan.placement, config.trainer.seed
     role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
-    shared_memory = f"/dev/shm/alphaapollo-{run_id}"
-    transport = Transport(
-        kind=transport_kind(
-            placement.device,
-            placement.colocate,
-            vllm_on_ray=plan.rollout.name == "vllm" and config.trainer.controller == "ray",
-            adapter=plan.rollout.lora == "adapter",
-        ),
-        dtype=plan.rollout.dtype,
-        shared_memory=shared_memory,
-        num_engine_ranks=placement.num_engines * placement.tensor_parallel,
-    )
+    transport = _make_transport(config, plan, f"/dev/shm/alphaapollo-{run_id}")
     policy_steps, critic_steps = config.policy_steps(iterations), config.critic_steps(iterations)
     own, scorer = config.reward_model.model, reward_model_settings(config.reward_model, plan.model)
     custom_reward = config.custom_reward_function
@@ -67,10 +56,22 @@ def make_worker_specs(config: Config, plan: Plan, run_id: str, iterations: int, 
             custom_reward,
             placement.device,
             str(plan.folder.resolve()),
-            shared_memory,
+            transport.shared_memory,
             transport.kind,
         ),
         through_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,
-        cleanup=[shared_memory],
+        cleanup=[transport.shared_memory],
+    )
+
+
+def _make_transport(config: Config, plan: Plan, shared_memory: str) -> Transport:
+    placement, rollout = plan.placement, plan.rollout
+    on_ray = rollout.name == "vllm" and config.trainer.controller == "ray"
+    adapter = rollout.lora == "adapter"
+    return Transport(
+        kind=transport_kind(placement.device, placement.colocate, vllm_on_ray=on_ray, adapter=adapter),
+        dtype=rollout.dtype,
+        shared_memory=shared_memory,
+        num_engine_ranks=placement.num_engines * placement.tensor_parallel,
     )

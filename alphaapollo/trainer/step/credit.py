@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, Turns
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
-from alphaapollo.algorithms.divergence import teach
+from alphaapollo.algorithms.divergence import teacher_signal
 from alphaapollo.algorithms.kl import kl_in_reward
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
@@ -138,7 +138,7 @@ def _with_teacher(
     if not teacher.sampled:
         return result, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
-    taught = teach(_double(computed.old_logprobs), _double(computed.teacher_logprobs), batch.mask)
+    taught = teacher_signal(_double(computed.old_logprobs), _double(computed.teacher_logprobs), batch.mask)
     both = replace(result, advantages=result.advantages + teacher.coef * taught.advantages)
     return both, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 

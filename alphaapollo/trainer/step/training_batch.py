@@ -15,8 +15,8 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights, sequence_weights
-from alphaapollo.algorithms.correction import looks_at_sequences
-from alphaapollo.algorithms.end_to_end import EndToEnd
+from alphaapollo.algorithms.correction import needs_full_sequences
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.groups import Groups
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
@@ -62,7 +62,7 @@ class Batch:
     rows: list[Row]
     layout: TrainBatch
     mask: Tensor  # [B, L] 1 on action tokens
-    whole: EndToEnd  # the rows of each trajectory joined into one: [B, L] <-> [N, K]
+    whole: JoinedTrajectories  # the rows of each trajectory joined into one: [B, L] <-> [N, K]
     token_rewards: Tensor  # [B, L]
     group_ids: Tensor  # [B]
     trajectory_ids: Tensor  # [B], 0 .. N-1
@@ -119,12 +119,12 @@ def build_batch(
         seed=derive_seed(settings.run_seed, "mini_batches", settings.step),
         shuffle=actor.shuffle,
         group_ids=_undivided_groups(group_of, actor, algorithm),
-        whole_trajectories=policy_loss.whole or looks_at_sequences(algorithm.rollout_correction),
+        whole_trajectories=policy_loss.needs_full_trajectories or needs_full_sequences(algorithm.rollout_correction),
         prefixes=find_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
         share_from=SHARE_FROM,
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
-    whole = EndToEnd.of(mask, owners)
+    whole = JoinedTrajectories.of(mask, owners)
     rewards = _turn_rewards(trajectories, mask, invalid_action_cost(actor))
     add_outcome_reward(rewards, shape_outcome_rewards(members, algorithm, settings.max_length), mask, owners)
     weights = torch.zeros(3, len(members), dtype=torch.float64)
@@ -155,7 +155,7 @@ def build_batch(
     )
 
 
-def draw_keys(whole: EndToEnd, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
+def draw_keys(whole: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int) -> Tensor:
     """Draw a number in [0, 1) per action token, a function of its sample and its position there. [B, L]"""
     keys, is_action = np.zeros(tuple(whole.mask.shape)), whole.mask.bool().numpy()
     for row, own, one in zip(keys, is_action, trajectories, strict=True):
@@ -259,7 +259,7 @@ def _components(trajectories: Sequence[Trajectory], owners: Tensor) -> dict[str,
     return {name: torch.tensor(column, dtype=torch.float64)[owners] for name, column in values.items()}
 
 
-def _loss_lengths(trajectories: Sequence[Trajectory], whole: EndToEnd, algorithm: Algorithm) -> Tensor:
+def _loss_lengths(trajectories: Sequence[Trajectory], whole: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
     """Tokens of each trajectory in the loss [N]: its action tokens, or 0 if DAPO's overlong filter removes it."""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     return overlong_filter(whole.mask.sum(-1, keepdim=True), cut).squeeze(-1)
