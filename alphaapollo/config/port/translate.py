@@ -49,7 +49,7 @@ def port(source: str, path: str, given: Iterable[str] = ()) -> str:
     return header + (OFFLINE if re.search("trainer.logger=.*wandb", ported) else "") + ported
 
 
-def _ported(command: Command, added: Values, script: Path) -> Iterator[str]:
+def _ported(command: Command, added: dict[str, str], script: Path) -> Iterator[str]:
     """The lines of our command; none if it starts no program of verl."""
     line, words = command
     modules = [word for last, word in pairwise(words) if last == "-m" or word.endswith(".py")]
