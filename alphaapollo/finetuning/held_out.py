@@ -31,7 +31,7 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.try_environment import try_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.types import Asked, Completion, Prompt, Sampling, WeightReceipt
+from alphaapollo.types import SamplingRequest, Completion, Prompt, Sampling, WeightReceipt
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -64,7 +64,7 @@ def prompt_data(config: SftConfig) -> GenerationData:
 
 @dataclass
 class _Request:
-    asked: Asked
+    asked: SamplingRequest
     answer: Completion | None = None
 
 
@@ -80,7 +80,7 @@ class TrainerEngine(InProcessEngine):
     _serving: asyncio.Task[None] | None = None
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        request = _Request(Asked(token_ids, sampling))
+        request = _Request(SamplingRequest(token_ids, sampling))
         self._waiting.append(request)
         while request.answer is None:
             if self._serving is None or self._serving.done():

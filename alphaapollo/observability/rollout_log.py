@@ -100,7 +100,7 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
 def trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
     """Convert a trajectory to plain data."""
     score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
-    asked = prompt.content if trajectory.asked is None else trajectory.asked
+    asked = prompt.content if trajectory.first_observation is None else trajectory.first_observation
     return {
         "step": step,
         "prompt_id": prompt.id,

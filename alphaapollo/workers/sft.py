@@ -12,7 +12,7 @@ from alphaapollo.algorithms.sampling import PendingCompletion, decode
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import reshard
-from alphaapollo.types import Asked, Completion, Sampling
+from alphaapollo.types import Completion, Sampling, SamplingRequest
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 
@@ -30,7 +30,7 @@ class SftWorker(FinetuningWorker[RankBatch]):
         return total / counts["tokens"], {"loss": total}
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Asked], version: int) -> list[Completion]:
+    def generate(self, requests: Sequence[SamplingRequest], version: int) -> list[Completion]:
         """Sample completions for this rank's requests with the current weights, all at once.
 
         A collective: ranks without requests, or with completed ones, take part in the forward passes of the others.

@@ -159,7 +159,7 @@ class FakePolicy:
 
     def __init__(self, latencies: Latencies, clock: Clock):
         self.latencies, self.clock = latencies, clock
-        self.doubts: tuple[str, ...] = ()
+        self.self_check_warnings: tuple[str, ...] = ()
 
     def load_batch(self, batch: RankBatch) -> None:
         self.batch = batch
@@ -181,7 +181,7 @@ class FakePolicy:
     def release_weights(self) -> None:
         pass
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         pass
 
     def probe(self, token_ids: list[int]) -> list[float]:
@@ -244,14 +244,14 @@ class FakeRollout:
             score=Score(reward, {"accuracy": reward}),
             end=EpisodeEnd.TOKEN_LIMIT if cut else EpisodeEnd.DONE,
             seconds=length / self.latencies.tokens_per_second,
-            asked=request.prompt.content,
+            first_observation=request.prompt.content,
         )
 
     def _time(self) -> float:
         """Seconds that the engine was not paused."""
         return (self.clock() if self.paused_since is None else self.paused_since) - self.pauses
 
-    def pause(self, keep_cache: bool) -> None:
+    def pause(self, keep_cache: bool = False) -> None:
         if self.paused_since is None:
             self.paused_since = self.clock()
             self.goes_on.clear()

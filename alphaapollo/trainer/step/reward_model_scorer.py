@@ -53,7 +53,7 @@ class RewardModelTokenizer:
     def encode(self, trajectory: Trajectory) -> list[int]:
         if self.shares_tokens:
             return self.renderer.with_turn_end(list(trajectory.rows[-1].token_ids))
-        asked, answer = trajectory.asked, trajectory.turns[-1].text
+        asked, answer = trajectory.first_observation, trajectory.turns[-1].text
         assert asked is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
         if isinstance(asked, str):
             return self.renderer.encode([asked + answer], add_special_tokens=True)[0]

@@ -6,7 +6,7 @@ import torch
 from pydantic import ValidationError
 
 from alphaapollo.algorithms import preference_losses
-from alphaapollo.algorithms.preference_losses import Answers, get_preference_loss, preference_loss_names
+from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss, preference_loss_names
 from alphaapollo.config.effects import report_ineffective
 from alphaapollo.config.schema import DpoConfig, Preference, RmConfig
 from alphaapollo.finetuning import dpo
@@ -69,7 +69,7 @@ def test_user_defined_loss(example: str, tmp_path: Path):
         "preference.simpo_gamma=0.5 has no effect: preference.loss=margin_to does not use it."
     ]
     loss = get_preference_loss("margin_to")
-    answers = Answers(torch.tensor([-2.0, -6.0]), torch.tensor([2.0, 2.0]), torch.tensor([True, False]))
+    answers = AnswerBatch(torch.tensor([-2.0, -6.0]), torch.tensor([2.0, 2.0]), torch.tensor([True, False]))
     assert loss(answers, config.preference).losses.tolist() == [9.0]  # (-1 + 3 - 5)^2
 
 

@@ -15,7 +15,7 @@ from alphaapollo.config.schema import SftConfig
 from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
-from alphaapollo.types import Asked, Completion, Sampling, StopReason
+from alphaapollo.types import SamplingRequest, Completion, Sampling, StopReason
 from tests.unit.tiny import save_model
 
 REWARD = "def compute_score(prompt, completion):\n    return float(completion == prompt.ground_truth)\n"
@@ -31,7 +31,7 @@ class Worker:
     def __init__(self, calls: list[list[int]], dies: bool = False):
         self.calls, self.dies = calls, dies
 
-    def generate(self, asked: Sequence[Asked], version: int) -> list[Completion]:
+    def generate(self, asked: Sequence[SamplingRequest], version: int) -> list[Completion]:
         self.calls.append([len(one.token_ids) for one in asked])
         if self.dies:
             raise WorkerDied("gone", "trainer")

@@ -50,14 +50,17 @@ def test_failure_shares_are_reported() -> None:
         ({"sync/probe_gap": 0.2}, "log-probs of the probe differ by 0.2 nats on average"),
         ({"actor/steps_skipped": 2.0}, "2 optimizer steps of the policy were skipped"),
         ({"critic/steps_skipped": 1.0}, "1 optimizer steps of the critic were skipped"),
-        ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0, though not every advantage is"),
-        ({"end/time_limit": 0.001}, "0.1% of the episodes ended because their environment took over"),
-        ({"response/truncated": 1.0}, "100% of the responses were cut by the token limit"),
+        ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0 although some advantages are not"),
+        ({"end/time_limit": 0.001}, "0.1% of the episodes exceeded env.episode_timeout"),
+        ({"response/truncated": 1.0}, "100% of the responses were truncated by the token limit"),
         ({"train/steps_skipped": 1.0}, "an optimizer step was skipped"),
-        ({"mismatch/k3": 0.02}, "engine and trainer disagree: KL 2.0e-02 nats a token (safe: 1e-02), effective"),
+        (
+            {"mismatch/k3": 0.02},
+            "log-probs of engine and trainer differ: KL 2.0e-02 nats per token (safe: 1e-02), effective",
+        ),
         ({"mismatch/ess": 0.5}, "effective sample size 50% (safe: 80%). Set algorithm.rollout_correction.method=tis"),
-        ({"mismatch/k3": float("nan")}, "engine and trainer disagree: KL nan nats a token"),
-        ({"mismatch/k3": 0.02, "staleness/max": 1.0}, "are of weights far behind: KL 2.0e-02 nats a token"),
+        ({"mismatch/k3": float("nan")}, "log-probs of engine and trainer differ: KL nan nats per token"),
+        ({"mismatch/k3": 0.02, "staleness/max": 1.0}, "were sampled by old weights: KL 2.0e-02 nats per token"),
     ):
         (line,) = told(metrics, metrics)
         assert words in line
@@ -130,10 +133,7 @@ def test_unchanged_policy_is_reported_with_its_learning_rate() -> None:
     assert line.startswith(
         f"step {WINDOW}: the policy does not change: over the last {WINDOW} iterations its log-probs"
     )
-    assert (
-        "changed by 2.0e-08 nats per publish" in line
-        and "learning rate 1.0e-12 and gradient norm 3.0e-01" in line
-    )
+    assert "changed by 2.0e-08 nats per publish" in line and "learning rate 1.0e-12 and gradient norm 3.0e-01" in line
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,9 @@ def test_failure_without_reward_or_turns_is_logged():
 
 def test_prompt_is_the_first_observation():
     asked = trajectory()
-    asked.asked = [{"role": "user", "content": "Guess a number."}]
+    asked.first_observation = [{"role": "user", "content": "Guess a number."}]
     (line,) = map(json.loads, trajectory_lines(1, group(asked)))
-    assert (line["prompt"], line["row_prompt"]) == (asked.asked, PROMPT.content)
+    assert (line["prompt"], line["row_prompt"]) == (asked.first_observation, PROMPT.content)
 
 
 def test_lone_surrogate_is_written(tmp_path: Path):

@@ -184,7 +184,7 @@ def test_turn_limit():
 def test_first_observation_is_recorded():
     asked = [Message(role="user", content="3 4")]
     engine, _ = answers([5])
-    assert play(engine, Environment(done(1.0), first=Observation(asked))).asked == asked
+    assert play(engine, Environment(done(1.0), first=Observation(asked))).first_observation == asked
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_an_environment_that_cannot_begin(first):
     engine, asked = answers()
     trajectory = play(engine, Environment(first=first), Environment(first=first))
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and asked == []
-    assert trajectory.turns == [] and trajectory.rows == [] and trajectory.asked is None
+    assert trajectory.turns == [] and trajectory.rows == [] and trajectory.first_observation is None
 
 
 def test_an_environment_that_cannot_be_made():

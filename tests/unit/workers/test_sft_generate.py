@@ -11,7 +11,7 @@ import torch
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.models import load, sharding
-from alphaapollo.types import Asked, Completion, Sampling, StopReason
+from alphaapollo.types import SamplingRequest, Completion, Sampling, StopReason
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows
@@ -33,12 +33,12 @@ def trained_answers(
     case = SftCase(folder, model.get("attention", "padded"), sequence_parallel=shared)
     worker.step(deal(case, some_rows(6), rank, num_ranks))
     mine = range(rank, len(PROMPTS), num_ranks)
-    greedy = worker.generate([Asked(PROMPTS[index], GREEDY) for index in mine], version=7)
-    drawn = worker.generate([Asked(PROMPTS[index], DRAWN[index]) for index in mine], version=7)
+    greedy = worker.generate([SamplingRequest(PROMPTS[index], GREEDY) for index in mine], version=7)
+    drawn = worker.generate([SamplingRequest(PROMPTS[index], DRAWN[index]) for index in mine], version=7)
     worker.export(export)
     again = worker.step(deal(case, some_rows(6, seed=3), rank, num_ranks))
     worker.close()
-    return greedy, drawn, math.isfinite(again.figures["grad_norm"])
+    return greedy, drawn, math.isfinite(again.metrics["grad_norm"])
 
 
 @torch.inference_mode()
@@ -92,7 +92,9 @@ def test_generation_does_not_compile(model_folder, monkeypatch: pytest.MonkeyPat
     batch = deal(SftCase(folder), some_rows(4), 0, 1)
     worker.evaluate(batch)
     before = len(graphs)
-    assert before and [len(one.token_ids) for one in worker.generate([Asked(PROMPTS[0], DRAWN[0])], version=0)]
+    assert before and [
+        len(one.token_ids) for one in worker.generate([SamplingRequest(PROMPTS[0], DRAWN[0])], version=0)
+    ]
     assert len(graphs) == before
     worker.evaluate(batch)
     worker.close()
@@ -101,7 +103,7 @@ def test_generation_does_not_compile(model_folder, monkeypatch: pytest.MonkeyPat
 def with_nothing_to_do(rank: int, num_ranks: int, address: str, folder: str) -> list[Completion]:
     config = SftConfig(model={"path": folder})
     worker = SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(rank, num_ranks, address, "cpu", 1), 1)
-    answers = worker.generate([] if rank else [Asked(PROMPTS[0], GREEDY)], version=0)
+    answers = worker.generate([] if rank else [SamplingRequest(PROMPTS[0], GREEDY)], version=0)
     worker.close()
     return answers
 

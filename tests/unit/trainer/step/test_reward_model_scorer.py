@@ -69,7 +69,7 @@ def trajectory(*rows: list[int], score: Score | None = None, sample: int = 0, te
         Row(ids, [0] + [1] * (len(ids) - 1), [0.0] + [-1.0] * (len(ids) - 1), [len(ids) - 1], index)
         for index, ids in enumerate(rows)
     ]
-    return Trajectory(0, sample, turns, made, score or Score(1.0), EpisodeEnd.DONE, asked=CHAT)  # type: ignore[arg-type]
+    return Trajectory(0, sample, turns, made, score or Score(1.0), EpisodeEnd.DONE, first_observation=CHAT)  # type: ignore[arg-type]
 
 
 def group(*trajectories: Trajectory, baseline: Trajectory | None = None) -> TrajectoryGroup:
@@ -212,7 +212,7 @@ def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) ->
     own_reader = reader(own, shares_tokens=False)
     assert own.decode(own_reader.encode(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
     continued = trajectory([5, 6], text="4")
-    continued.asked = "2+2="
+    continued.first_observation = "2+2="
     assert own.decode(own_reader.encode(continued)) == "2+2=4"
 
 
