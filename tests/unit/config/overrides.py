@@ -14,6 +14,7 @@ SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 def from_overrides(schema: type[SchemaT], *overrides: str) -> SchemaT:
     """`from_overrides(Config, "trainer.seed=1")`"""
-    values = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+    defaults = OmegaConf.create(schema().model_dump(mode="json"))
+    values = OmegaConf.to_container(OmegaConf.merge(defaults, OmegaConf.from_dotlist(list(overrides))))
     assert isinstance(values, dict)
     return convert(schema, {str(key): value for key, value in values.items()})

@@ -160,7 +160,7 @@ def test_one_problem_of_main_ppo(overrides: list[str], says: str):
             [POLICY, "evolving.branches=[polcy]"],
             "evolving.branches[0]=polcy is not in models. Set one of policy",
         ),
-        ("evolving", [POLICY, "roles.verifier.plugin="], "evolving.votes=3 needs roles.verifier.plugin"),
+        ("evolving", [POLICY, "roles.verifier.plugin=''"], "evolving.votes=3 needs roles.verifier.plugin"),
         ("evolving", [POLICY, "budget.money=1"], "budget.money=1 needs prices"),
         ("evolving", [POLICY, "roles.proposer.max_tokens=4096"], "exceeds data.max_response_length=1024"),
     ],
