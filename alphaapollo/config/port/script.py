@@ -42,7 +42,7 @@ def read_script(source: str, path: str, variables: dict[str, str]) -> tuple[list
         unset = set(re.findall(r"line \d+: \$?(\w+)(?:\[.*\])?: unbound variable", errors)) - known.keys()
         known |= {name: "" if name in defaulted else f"\2${{{name}}}\3" for name in unset}
     notes = re.findall(rf"(?m)^(?:{re.escape(path)}: |environment: )?(?:-c: )?((?:line \d+: |stopped).+)", errors)
-    if broken := [note for note in notes if "syntax error" in note or "unexpected EOF" in note]:
+    if broken := [note for note in notes if re.search("syntax error near|unexpected (?:EOF|end)", note)]:
         raise ValueError(f"{path}: {broken[0]}. Correct the script.")
     return commands, list(dict.fromkeys(UNKNOWN.sub(r"\1", note) for note in notes))
 
