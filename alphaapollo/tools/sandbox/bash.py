@@ -1,8 +1,8 @@
 """Bash that computes and does nothing else: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
 
 seccomp lets it start no program, open no connection, write no file and signal no process outside. Where the kernel has
-Landlock, it reads no file but the system's libraries. It gets 10 seconds and 64 processes. stdin is /dev/null; stdout and
-stderr end at 4 MiB. Exit code 124: stopped at a limit. 125: no bash, or no seccomp (Linux on x86_64 or aarch64).
+Landlock, it reads only the system's libraries. Limits: 10 seconds, 64 processes, 4 MiB of output; stdin is /dev/null.
+Exit code 124: stopped at a limit. 125: this machine has no bash or no seccomp (Linux on x86_64 or aarch64).
 """
 
 from __future__ import annotations
