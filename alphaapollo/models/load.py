@@ -16,7 +16,7 @@ from alphaapollo.models.attention.backends import register_backend
 from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.decoder import decoder_layers
 from alphaapollo.models.liger import apply_liger
-from alphaapollo.utils.hub import looks_local
+from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def load_config(model: Model) -> PretrainedConfig:
     if not model.path:
         raise ValueError("no model path is given. Set model.path to a Hugging Face hub id or a local folder.")
     folder = Path(model.path)
-    if not folder.exists() and looks_local(model.path):
+    if not folder.exists() and is_local_path(model.path):
         raise ValueError(
             f"model.path={model.path} does not exist. Give a folder with config.json and weights, or a hub id."
         )

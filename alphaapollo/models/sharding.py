@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphaapollo.utils.network import interface_to, take_held
+from alphaapollo.utils.network import interface_to, take_held_port
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -83,7 +83,7 @@ def _rendezvous(rank: int, world_size: int, init_method: str) -> dict[str, Any]:
     if url.scheme != "tcp":
         return {"init_method": init_method}
     assert url.hostname and url.port
-    is_first, listening = rank == 0, take_held(url.port) if rank == 0 else None
+    is_first, listening = rank == 0, take_held_port(url.port) if rank == 0 else None
     store = dist.TCPStore(  # type: ignore[attr-defined]
         url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
     )

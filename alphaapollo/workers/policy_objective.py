@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate, aggregate_sequences
 from alphaapollo.algorithms.correction import mismatch_weights
-from alphaapollo.algorithms.end_to_end import EndToEnd
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty
 from alphaapollo.algorithms.log_ratio import log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
@@ -73,24 +74,15 @@ def policy_matrices(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor |
 
 def _join_trajectories(matrices: PolicyMatrices, trajectory_ids: Tensor) -> PolicyMatrices:
     """Concatenate the rows of each trajectory. trajectory_ids [b]"""
-    joined = EndToEnd.of(matrices.mask, trajectory_ids)
-
-    def join(values: Tensor | None) -> Tensor | None:
-        return None if values is None else joined.join(values)
-
+    joined = JoinedTrajectories.of(matrices.mask, trajectory_ids)
+    per_token = ("logp", "entropy", "divergence", "old_logp", "ref_logp", "rollout_logp", "advantages", "chosen")
+    values: dict[str, Any] = {name: value for name in per_token if (value := getattr(matrices, name)) is not None}
     return replace(
         matrices,
-        logp=joined.join(matrices.logp),
-        entropy=joined.join(matrices.entropy),
-        divergence=join(matrices.divergence),
-        old_logp=joined.join(matrices.old_logp),
-        ref_logp=join(matrices.ref_logp),
-        rollout_logp=joined.join(matrices.rollout_logp),
-        advantages=joined.join(matrices.advantages),
         mask=joined.mask,
         loss_weights=joined.per_trajectory(matrices.loss_weights),
         sequence_weights=joined.per_trajectory(matrices.sequence_weights),
-        chosen=join(matrices.chosen),
+        **{name: joined.join(value) for name, value in values.items()},
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.preference_losses import Answers, get_preference_loss
+from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.preference_batch import PreferenceBatch
@@ -83,16 +83,16 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         micro = self.builder.build(batch.rows, positions)
         ref_logp = self._ref_logp(batch.ref_logps, micro, positions)
         logp, lengths = _sum_answers(micro, self.model(micro, 1.0).logprobs)
-        answers = Answers(
+        answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
             good=torch.from_numpy(batch.good[positions]).to(self.device),
             ref_logp=ref_logp,
             kl=None if self.preference_loss.of_pairs else torch.tensor(counts["kl"] / counts["compared"]),
         )
-        judged = self.preference_loss(answers, self.preference)
-        figures = judged.figures | correct_by_source(batch, positions, judged.right)
-        return judged.losses.sum() / counts["compared"], figures
+        output = self.preference_loss(answers, self.preference)
+        figures = output.metric_sums | correct_by_source(batch, positions, output.is_correct)
+        return output.losses.sum() / counts["compared"], figures
 
     @torch.no_grad()
     def _unrelated_log_ratio(self, batch: PreferenceBatch) -> Tensor:
@@ -137,7 +137,7 @@ def _sum_answers(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def correct_by_source(batch: PreferenceBatch, positions: list[int], correct: Tensor) -> dict[str, Tensor]:
-    """Numbers of compared and of correctly judged pairs (or single answers), also by data source if there are several.
+    """Count compared pairs (or single answers) and correct ones, also by data source if there are several.
 
     Args:
         correct: bool, one per pair or single answer of the rows at `positions`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from alphaapollo.algorithms.divergence import divergence_of
+from alphaapollo.algorithms.divergence import make_divergence
 from alphaapollo.config.schema import FrozenFsdp, Model, Teacher
 from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, TokenStats
@@ -67,7 +67,7 @@ class FrozenTeacher:
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
         common = replace(head, weight=head.weight[:count], bias=bias)
-        return DivergenceTarget(HeadInput(hidden.states, common), divergence_of(teacher), with_statistics=True)
+        return DivergenceTarget(HeadInput(hidden.states, common), make_divergence(teacher), with_statistics=True)
 
     def offload(self) -> None:
         """End a phase: reshard and offload what the configuration says."""
@@ -86,12 +86,7 @@ def _without_routing(micro: MicroBatch) -> MicroBatch:
 
 def distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
     """Sums over action tokens; mask [n]. Empty if the policy was not compared with a teacher's distributions."""
-    named = {
-        "divergence": stats.divergence,
-        "reverse_kl": stats.reverse_kl,
-        "forward_kl": stats.forward_kl,
-        "agreement": stats.agreement,
-    }
     if stats.reverse_kl is None:
         return {}
-    return {f"distill/{name}": (mask * column.detach()).sum() for name, column in named.items() if column is not None}
+    names = ("divergence", "reverse_kl", "forward_kl", "agreement")
+    return {f"distill/{name}": (mask * getattr(stats, name).detach()).sum() for name in names}

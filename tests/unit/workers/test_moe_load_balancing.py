@@ -130,7 +130,7 @@ def test_sft_has_the_same_metrics(model_folder):
     case = case_of(model_folder("qwen3_moe"), num_rows=6)
     model = resolve_model(Model(path=case.folder, router_aux_loss_coef=0.5), "cpu")
     worker = SftWorker(SftConfig(), model, RankPlacement(0, 1, free_address(), "cpu", 1), 10)
-    figures = worker.step(make_batch(replace(case, attention="padded", replay=False), 1).rank_batches[0]).figures
-    assert figures["router_aux_loss"] > 2.0 and figures["expert_load_max"] > 1.0
-    assert 0.0 <= figures["expert_dead"] < 1.0 and "router_differs" not in figures
+    metrics = worker.step(make_batch(replace(case, attention="padded", replay=False), 1).rank_batches[0]).metrics
+    assert metrics["router_aux_loss"] > 2.0 and metrics["expert_load_max"] > 1.0
+    assert 0.0 <= metrics["expert_dead"] < 1.0 and "router_differs" not in metrics
     worker.close()

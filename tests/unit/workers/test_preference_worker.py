@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.algorithms.preference_losses import Answers, get_preference_loss
+from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import DpoConfig
-from alphaapollo.data.preference_batch import PreferenceBatch, deal_examples, deal_scored, scores_of
+from alphaapollo.data.preference_batch import (
+    PreferenceBatch,
+    distribute_examples,
+    distribute_scored_rows,
+    scores_in_row_order,
+)
 from alphaapollo.data.preference_examples import PreferenceExample, unrelated_rows
 from alphaapollo.finetuning.reference_logps import assign_reference
 from alphaapollo.models import sharding
@@ -86,15 +91,15 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str) -> Preferen
 
 def deal(case: Case, examples: list[PreferenceExample], num_ranks: int) -> list[PreferenceBatch]:
     groups = num_ranks // case.sequence_parallel
-    return deal_examples(examples, groups, case.max_tokens, case.attention == "padded", case.share)
+    return distribute_examples(examples, groups, case.max_tokens, case.attention == "padded", case.share)
 
 
 def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Gradients of one step by a policy that differs from its reference."""
     worker, examples = make_worker(case, rank, num_ranks, address), examples_of(case)
     if case.preference.get("reference") != "live" and worker.preference_loss.needs_reference:
-        layout = deal_scored(examples, 1, case.max_tokens, worker.builder.padded, case.share)  # each rank computes all
-        assign_reference(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+        layout = distribute_scored_rows(examples, 1, case.max_tokens, worker.builder.padded, case.share)
+        assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     if case.lora_rank:
         for name, parameter in worker.model.named_parameters():
             if ".lora_B." in name:
@@ -137,7 +142,7 @@ def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
             ref = torch.stack([logp(reference, row) for row in one.rows])
         own = torch.stack([logp(policy, row) for row in one.rows])
         lengths = torch.tensor([sum(row.action_mask) for row in one.rows])
-        answers = Answers(own, lengths, torch.tensor(one.good), ref, kl)
+        answers = AnswerBatch(own, lengths, torch.tensor(one.good), ref, kl)
         losses.append(get_preference_loss(config.loss)(answers, config).losses)
     mean = torch.cat(losses).mean()
     mean.backward()
@@ -204,8 +209,8 @@ def test_with_lora_the_reference_is_the_model_without_its_adapters(model_folder,
 def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
     worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
     examples = some_pairs()
-    layout = deal_scored(examples, 1, 50, True, True)
-    assign_reference(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    layout = distribute_scored_rows(examples, 1, 50, True, True)
+    assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     sums = worker.evaluate(deal(Case(""), examples, 1)[0])
     assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
     assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
@@ -221,8 +226,8 @@ def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
 def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
     case, examples = Case(str(model_folder("qwen3"))), some_pairs()
     worker = make_worker(case, 0, 1, free_address())
-    layout = deal_scored(examples, 1, 50, True, True)
-    assign_reference(examples, scores_of(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
+    layout = distribute_scored_rows(examples, 1, 50, True, True)
+    assign_reference(examples, scores_in_row_order(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
     batch = deal(case, examples, 1)[0]
     worker.step(batch)
     worker.save(str(tmp_path / "saved"))

@@ -11,7 +11,7 @@ import torch
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.models import load, sharding
-from alphaapollo.types import SamplingRequest, Completion, Sampling, StopReason
+from alphaapollo.types import Completion, Sampling, SamplingRequest, StopReason
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows

@@ -60,7 +60,7 @@ def batches() -> list[list[Row]]:
 def made(worker: SftWorker, batch: RankBatch, skip_bad: bool = False) -> dict[str, float]:
     """Metrics of a step."""
     stepped = worker.step(batch, skip_bad)
-    return SftTask().metrics(stepped.sums) | stepped.figures
+    return SftTask().metrics(stepped.sums) | stepped.metrics
 
 
 def train(
