@@ -121,7 +121,12 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
     engine = FakeEngine(256, script=answer, seconds_per_token=args.token_ms / 1e3, slots=args.slots)
     engines = EngineGroup(LocalRanks(Worker(engine)), 2 * args.slots)  # type: ignore[arg-type]
     trainer = {"async_mode": mode, "max_staleness": staleness, "save_freq": -1, "test_freq": -1}
-    config = {"data": {"train_batch_size": args.prompts}, "trainer": trainer, "env": {"rollout": {"n": args.group}}}
+    config = {
+        "data": {"train_batch_size": args.prompts},
+        "trainer": trainer,
+        "env": {"rollout": {"n": args.group}},
+        "algorithm": {"rollout_correction": {"method": "tis"}} if staleness else {},
+    }
     policy: Any = Policy()
     workers: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines)
     return SimpleNamespace(

@@ -112,7 +112,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     """Gradients and loss of each case, by the workers that main_dpo and main_rm run."""
     from alphaapollo.config.resolve import resolve_model
     from alphaapollo.config.schema import DpoConfig, RmConfig
-    from alphaapollo.data.preference_batch import deal_examples, deal_scored, scores_of
+    from alphaapollo.data.preference_batch import distribute_examples, distribute_scored_rows, scores_in_row_order
     from alphaapollo.data.preference_examples import load_labelled, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.reference_logps import assign_reference
@@ -132,18 +132,18 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
         answer.unrelated = joined(answer.rows[0], before.rows[0])
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):
         reference = worker(inputs["reference"], keys)
-        layout = deal_scored(some, 1, 200, False, True)
-        assign_reference(some, scores_of(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])]))
+        layout = distribute_scored_rows(some, 1, 200, False, True)
+        assign_reference(some, scores_in_row_order(layout, [reference.compute_ref_log_probs(layout.rank_batches[0])]))
         reference.close()
-    (batch,) = deal_examples(examples, 1, 200, False, True)
-    (single,) = deal_examples(answers, 1, 200, False, True)
+    (batch,) = distribute_examples(examples, 1, 200, False, True)
+    (single,) = distribute_examples(answers, 1, 200, False, True)
     found = {}
     for name, (keys, _) in CASES.items():
         policy = worker(inputs["policy"], keys)
         found[name] = gradients(policy, policy.model.model, single if name == "kto" else batch)
     for pair in examples:
         pair.rows = [scored(row) for row in pair.rows]
-    (batch,) = deal_examples(examples, 1, 200, False, True)
+    (batch,) = distribute_examples(examples, 1, 200, False, True)
     for name, centring in CENTRING.items():
         config = RmConfig(
             model={"path": inputs["scorer"], "attention": "sdpa"}, bradley_terry={"centring_coef": centring}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.models.test_shared_layout import draw_rows
+from tests.unit.models.attention.test_shared_prompts import draw_rows
 from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn, resolve_model

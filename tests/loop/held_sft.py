@@ -11,34 +11,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.controller.tuning_crew import TunedGroup
-from alphaapollo.models import checkpoint_writer
+from alphaapollo.controller.handles import FinetuningGroup
+from alphaapollo.models.checkpoint import writer
 from alphaapollo.trainer import main_sft
 
 released = Path(os.environ.get("HELD_UNTIL", "")).exists
 
 
 def hold_step(number: int) -> None:
-    step, calls = TunedGroup.step, [0]
+    step, calls = FinetuningGroup.step, [0]
 
-    async def held(self: TunedGroup[Any], *arguments: Any) -> Any:
+    async def held(self: FinetuningGroup[Any], *arguments: Any) -> Any:
         calls[0] += 1
         while calls[0] == number and not released():
             await asyncio.sleep(0.01)
         return await step(self, *arguments)
 
-    TunedGroup.step = held  # type: ignore[method-assign]
+    FinetuningGroup.step = held  # type: ignore[method-assign]
 
 
 def hold_write(checkpoint: str) -> None:
-    write = checkpoint_writer.write
+    write = writer.write_snapshot
 
     def held(part: Any, group: Any) -> None:
         while checkpoint in part.folder and not released():
             time.sleep(0.01)
         write(part, group)
 
-    checkpoint_writer.write = held
+    writer.write_snapshot = held
 
 
 def main(argv: Sequence[str] | None = None) -> int:

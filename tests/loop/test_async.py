@@ -91,7 +91,7 @@ def test_ahead_of_itself_on_the_real_engine(ppo: Runner, mode: str) -> None:
 
 WITH_TOOLS = (
     *("algorithm.adv_estimator=gae", "env.env_name=informal_math", "env.max_steps=2", "env.max_tokens_per_turn=12"),
-    *('env.informal_math.prompt="{question}"', "data.max_response_length=64", "data.val_files="),
+    *('env.prompt="{question}"', "data.max_response_length=64", "data.val_files="),
 )
 GREEDY = ("algorithm.adv_estimator=remax", "data.max_response_length=48", "data.val_files=")
 

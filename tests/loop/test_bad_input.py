@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.utils.folder_lock import lone_driver
+from alphaapollo.utils.folder_lock import lock_folder
 from tests.loop.conftest import Runner
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
@@ -117,7 +117,7 @@ def test_reward_function_that_fails_on_all_that_the_model_writes_stops_the_run(p
 
 
 def test_a_folder_in_use_is_refused_with_whose_it_is(ppo: Runner, tmp_path: Path) -> None:
-    with lone_driver(tmp_path / "test" / "run"):
+    with lock_folder(tmp_path / "test" / "run"):
         done = ppo.refuse()
         assert f"is in use: process {os.getpid()} on " in done.output, done.output
         assert not done.folder.exists(), "nothing is written"

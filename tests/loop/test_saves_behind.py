@@ -20,16 +20,16 @@ SETTINGS = (
 HOLD = """
 import time
 from pathlib import Path
-from alphaapollo.models import checkpoint_writer
+from alphaapollo.models.checkpoint import writer
 
-write = checkpoint_writer.write
+write = writer.write_snapshot
 
 def hold(part, group):
     while "step_000004" in part.folder and not Path({release!r}).exists():
         time.sleep(0.01)
     write(part, group)
 
-checkpoint_writer.write = hold
+writer.write_snapshot = hold
 """
 
 

@@ -38,7 +38,7 @@ for module in (
     "alphaapollo.finetuning.dpo",
     "alphaapollo.workers.preference",
     "alphaapollo.trainer.main_rm",
-    "alphaapollo.finetuning.rm",
+    "alphaapollo.finetuning.reward_model",
     "alphaapollo.workers.reward_training",
     "alphaapollo.evolving.main",
     "alphaapollo.evolving.run",
