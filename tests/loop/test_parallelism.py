@@ -16,8 +16,8 @@ SAME = ("actor/", "critic/", "mismatch/", "kl/", "reward/", "advantage/", "val/"
 
 
 def test_two_ranks_that_share_sequences_train_as_one(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    """PPO with a critic, a full KL and two optimizer steps per iteration. The engine's answers do not depend on weights,
-    so both runs see the same texts."""
+    """PPO with a critic, a full KL and two optimizer steps per iteration. The engine's answers do not depend on
+    weights, so both runs see the same texts."""
     words = [
         "actor_rollout_ref.rollout.name=fake",
         "algorithm.adv_estimator=gae",
