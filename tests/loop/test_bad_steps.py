@@ -40,7 +40,7 @@ def test_a_bad_step_ends_the_run_or_is_left_out(ppo: Runner, tmp_path: Path) -> 
     done = ppo.run(*overrides(tmp_path), "trainer.on_bad_step=skip", name="skip")
     for metrics in done.metrics[1:]:
         assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] > 0
-    assert "optimiser steps of the policy were left out" in done.output
+    assert "optimizer steps of the policy were skipped" in done.output
 
 
 def check_replays(ppo: Runner, done: Finished) -> None:
