@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut, log_ratio
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, clamp_symmetric, log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.config.schema import RolloutCorrection
 
@@ -59,9 +59,9 @@ def importance_ratio(
         d = d.sum(dim=1, keepdim=True).expand_as(d)
     elif level == "geometric":
         d = row_mean(d, mask).unsqueeze(1).expand_as(d)
-    return cut(d, limit).exp()
+    return clamp_symmetric(d, limit).exp()
 
 
-def looks_at_sequences(correction: RolloutCorrection) -> bool:
+def needs_full_sequences(correction: RolloutCorrection) -> bool:
     """Whether a weight is of a whole sequence, so that its rows must stand together."""
     return correction.method is not None and correction.level != "token"

@@ -21,14 +21,14 @@ from torch import Tensor
 from alphaapollo.algorithms.masked import masked, masked_mean
 from alphaapollo.config.schema import Teacher
 
-Kind = Literal["reverse", "forward", "jsd"]
+DivergenceKind = Literal["reverse", "forward", "jsd"]
 
 
 @dataclass(frozen=True)
 class Divergence:
     """Between whole distributions. Log-probs [..., V] of p and q, all finite."""
 
-    kind: Kind
+    kind: DivergenceKind
     beta: float = 0.5  # of jsd, between 0 and 1
 
     def value(self, logp: Tensor, logq: Tensor) -> Tensor:
@@ -46,11 +46,11 @@ class Divergence:
         """By the logits of p, [..., V]."""
         match self.kind:
             case "reverse":
-                return _towards(logp, logq)
+                return _kl_gradient(logp, logq)
             case "forward":
                 return logp.exp().sub_(logq.exp())
             case "jsd":
-                return _towards(logp, self._mixture(logp, logq)).mul_(1.0 - self.beta)
+                return _kl_gradient(logp, self._mixture(logp, logq)).mul_(1.0 - self.beta)
 
     def _mixture(self, logp: Tensor, logq: Tensor) -> Tensor:
         return torch.logaddexp(logq + math.log(self.beta), logp + math.log1p(-self.beta))
@@ -59,7 +59,7 @@ class Divergence:
 REVERSE = Divergence("reverse")
 
 
-def divergence_of(teacher: Teacher) -> Divergence:
+def make_divergence(teacher: Teacher) -> Divergence:
     """Of one that compares whole distributions."""
     assert teacher.divergence is not None and teacher.divergence != "sampled"
     return Divergence(teacher.divergence, teacher.beta)
@@ -80,13 +80,13 @@ def overlap(logp: Tensor, logq: Tensor) -> Tensor:
     return torch.minimum(logp, logq).exp_().sum(dim=-1)
 
 
-def _towards(logp: Tensor, logm: Tensor) -> Tensor:
+def _kl_gradient(logp: Tensor, logm: Tensor) -> Tensor:
     """The gradient of KL(p||m) by the logits of p, m held. [..., V]"""
     away, p = logp - logm, logp.exp()
     return away.sub_(torch.linalg.vecdot(p, away).unsqueeze(-1)).mul_(p)
 
 
-class Taught(NamedTuple):
+class TeacherSignal(NamedTuple):
     """What a teacher says of sampled tokens."""
 
     advantages: Tensor  # [B, L], zero off the mask
@@ -94,9 +94,9 @@ class Taught(NamedTuple):
     agreement: float  # the mean of min(1, q/p): its expectation over samples of p is the overlap
 
 
-def teach(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> Taught:
+def teacher_signal(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherSignal:
     """The reverse KL as a policy gradient on samples of the policy: A_t = log q - log p, each token's own (a discount
     of 0; MiniLLM, arXiv 2306.08543, Eq. 2-5, adds up all that come after). Matrices [B, L]."""
     gap = masked(teacher_logp - old_logp, mask)
     likely = gap.clamp(max=0.0).exp()
-    return Taught(gap, -float(masked_mean(gap, mask)), float(masked_mean(likely, mask)))
+    return TeacherSignal(gap, -float(masked_mean(gap, mask)), float(masked_mean(likely, mask)))

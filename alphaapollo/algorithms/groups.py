@@ -70,7 +70,7 @@ def keep_singletons(advantages: Tensor, values: Tensor, groups: Groups, singleto
     return torch.where((groups.sizes == 1)[groups.index], values, advantages)
 
 
-def normalised(
+def normalize_in_groups(
     values: Tensor, groups: Groups, *, ddof: int = 1, eps: float = 1e-6, singleton: Singleton = "zero"
 ) -> Tensor:
     """(values - mean) / (std + eps) within each group; exactly 0 where a group is all-equal. [N] -> [N]."""

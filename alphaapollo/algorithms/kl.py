@@ -39,7 +39,7 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = 
             f"KL kind {kind!r} needs whole distributions, not log-probs of sampled tokens: models/lm_head.py."
         )
     log_ratio = logp - ref_logp
-    value = estimate(log_ratio, kind.removesuffix("+"), limit)
+    value = kl_estimate(log_ratio, kind.removesuffix("+"), limit)
     return straight_through(value, 0.5 * log_ratio**2) if kind.endswith("+") else value
 
 
@@ -75,7 +75,7 @@ def kl_in_reward(
     )
 
 
-def estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
+def kl_estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """The estimator's value, and its own gradient. Any shape."""
     match ESTIMATORS.get(name):
         case "k1":

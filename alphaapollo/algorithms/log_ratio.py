@@ -12,9 +12,9 @@ MAX_LOG_RATIO = 20.0
 
 def log_ratio(logp: Tensor, base_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """logp - base_logp on action tokens, cut to +-limit (gradient 0 beyond); 0 off the mask. [B, L] -> [B, L]."""
-    return cut(masked(logp - base_logp, mask), limit)
+    return clamp_symmetric(masked(logp - base_logp, mask), limit)
 
 
-def cut(values: Tensor, limit: float | None) -> Tensor:
+def clamp_symmetric(values: Tensor, limit: float | None) -> Tensor:
     """Clamp to +-limit; None leaves the values alone."""
     return values if limit is None else values.clamp(-limit, limit)

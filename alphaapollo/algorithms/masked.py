@@ -22,7 +22,7 @@ def row_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked(values, mask).sum(dim=1) / mask.bool().sum(dim=1).clamp(min=1)
 
 
-def standardised(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) -> Tensor:
+def standardize(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) -> Tensor:
     """(x - mean) / sqrt(var + eps) of a vector; exactly 0 if all are equal. `eps_inside=False`: / (std + eps).
 
     A mean that is nothing but rounding is 0: values that are centred already keep their exact zeros.
@@ -36,10 +36,10 @@ def standardised(values: Tensor, ddof: int, eps: float, eps_inside: bool = True)
 
 
 def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_inside: bool = True) -> Tensor:
-    """`standardised` over all action tokens, zero off the mask. [B, L] -> [B, L]."""
+    """`standardize` over all action tokens, zero off the mask. [B, L] -> [B, L]."""
     is_action = mask.bool()
     whitened = torch.zeros_like(values)
-    whitened[is_action] = standardised(values[is_action], ddof, eps, eps_inside)
+    whitened[is_action] = standardize(values[is_action], ddof, eps, eps_inside)
     return whitened
 
 

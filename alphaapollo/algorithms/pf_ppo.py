@@ -22,19 +22,19 @@ def filtration_weights(scores: Tensor, groups: Groups, method: str) -> Tensor:
     best = scores == groups.max(scores)[groups.index]
     match method:
         case "best":
-            weights = _shared(best, groups)
+            weights = _split_weight(best, groups)
         case "best_random":
-            weights = (_shared(best, groups) + _shared(~best, groups)) / 2
+            weights = (_split_weight(best, groups) + _split_weight(~best, groups)) / 2
         case "best_worst":
             worst = scores == -groups.max(-scores)[groups.index]
-            weights = (_shared(best, groups) + _shared(worst, groups)) / 2
+            weights = (_split_weight(best, groups) + _split_weight(worst, groups)) / 2
         case _:
             raise ValueError(f"unknown filtration {method!r}; see algorithm.filtration.method in docs/config.md.")
     equal = groups.equal(scores)[groups.index]
     return torch.where(equal, torch.ones_like(scores), weights.to(scores.dtype))
 
 
-def _shared(chosen: Tensor, groups: Groups) -> Tensor:
+def _split_weight(chosen: Tensor, groups: Groups) -> Tensor:
     """The whole weight of each group, shared equally by its chosen samples. bool [N] -> [N]."""
     share = groups.sizes / groups.sum(chosen.double()).clamp(min=1)
     return share[groups.index] * chosen

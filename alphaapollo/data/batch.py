@@ -1,10 +1,10 @@
-"""What the driver sends to the training ranks.
+"""Training batches that the driver sends to the ranks.
 
-    list[Row] -> TrainBatch = one RankBatch a rank (its Rows, cut into mini-batches of micro-batches)
+    list[Row] -> TrainBatch = one RankBatch per rank (its Rows, split into mini-batches of micro-batches)
                  flat columns of the ranks <-> response-aligned matrices [B, L] for the algorithms
 
-Everything is flat numpy: no padding travels, and Ray hands the arrays over without a copy. The layout is frozen once
-built (see packing.build_train_batch), so nothing after it can change a denominator.
+All arrays are flat numpy: no padding is sent, and Ray passes them without a copy. The layout is fixed once
+built (see packing.build_train_batch), so no later step can change a denominator.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Rows:
-    """R token sequences, end to end.
+    """R token sequences, concatenated.
 
-    A row's *response* is its tokens from the first action token to the end (action tokens and what the environment
-    said between them); its length is `lengths - response_starts`. "sum T" and "sum responses" are totals over rows.
+    A row's *response* is its tokens from the first action token to the end (action tokens and the observations
+    between them); its length is `lengths - response_starts`. "sum T" and "sum responses" are totals over rows.
 
     Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1].
     """
@@ -36,13 +36,15 @@ class Rows:
     lengths: np.ndarray  # int64 [R]
     response_starts: np.ndarray  # int64 [R], always >= 1: a first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
-    rollout_logprobs: np.ndarray  # float32 [sum responses], the engine's; 0 off the mask
-    routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k]: those that the engine's router chose
-    prefixes: Prefixes | None = None  # what rows of a micro-batch share, computed once; None: each its own copy
+    rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
+    routed_experts: np.ndarray | None = (
+        None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
+    )
+    prefixes: Prefixes | None = None  # prefixes shared within a micro-batch and computed once; None: no sharing
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row]) -> Rows:
-        """Every row needs a prompt token and an action token (a trajectory without action has nothing to train on)."""
+        """Concatenate rows. Each needs at least one prompt token and one action token."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
         responses = list(zip(rows, starts, strict=True))
@@ -86,19 +88,20 @@ class Rows:
         )
 
     def segments(self, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """What a forward pass over these rows computes, without padding: the lengths of its segments (whole rows, or
-        what rows share and the rest of each), and how many tokens of a prefix each also sees. int64 [s] each"""
+        """Segments that a forward pass over these rows computes, without padding: their lengths (complete rows, or
+        shared prefixes and the remainder of each row), and the prefix tokens that each also attends to. int64 [s]
+        each"""
         lengths = self.lengths[list(positions)]
         if self.prefixes is None:
             return lengths, np.zeros_like(lengths)
         return self.prefixes.select(positions).segments(lengths)
 
     def cost(self, positions: Sequence[int], padded: bool) -> int:
-        """Tokens that a forward pass over these rows computes; what they share counts once. padded: rows that share
-        nothing are padded, which counts."""
+        """Tokens that a forward pass over these rows computes. Shared prefixes count once. `padded`: rows without
+        prefixes are padded to the longest, and padding counts."""
         lengths = self.segments(positions)[0]
-        whole = padded and self.prefixes is None
-        return len(lengths) * int(lengths.max(initial=0)) if whole else int(lengths.sum())
+        is_padded = padded and self.prefixes is None
+        return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
 
     def _experts(self, positions: Sequence[int]) -> np.ndarray:
         assert self.routed_experts is not None
@@ -107,10 +110,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns(Generic[A]):
-    """What the ranks learn about their rows after the layout is frozen; None where the algorithm does not ask. Arrays,
-    and in a micro-batch tensors on its device."""
+    """Values sent to the ranks after the layout is fixed; None if the algorithm does not need them. numpy arrays, or
+    tensors on the device in a micro-batch."""
 
-    advantages: A | None = None  # float32 [sum responses], like the four below
+    advantages: A | None = None  # float32 [sum responses], as the next four
     returns: A | None = None
     old_logprobs: A | None = None
     ref_logprobs: A | None = None
@@ -119,10 +122,10 @@ class Columns(Generic[A]):
     sequence_weights: A | None = None  # float32 [R], the weight of its trajectory in a sequence-level loss
     value_weights: A | None = None  # float32 [R], the weight of each row's token sum in the critic's loss
     trajectory_ids: A | None = None  # int64 [R], equal on the rows of one trajectory
-    chosen: A | None = None  # uint8 [sum responses], the tokens that a loss which chooses some treats apart
+    chosen: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.choose
 
     def select(self: Columns[np.ndarray], rows: Rows, positions: Sequence[int]) -> Columns[np.ndarray]:
-        """The columns of the rows at `positions`; `rows` is what the columns stand beside."""
+        """The columns of the rows at `positions`; `rows` are the rows that these columns belong to."""
 
         def flat(column: np.ndarray | None) -> np.ndarray | None:
             return None if column is None else take_segments(column, rows.response_offsets, positions)
@@ -146,34 +149,33 @@ class Columns(Generic[A]):
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """One optimiser step of one rank. Each micro-batch lists positions in the rank's Rows; one may be empty: the rank
-    then computes on a dummy row of weight 0, because all ranks run equally many forward and backward passes."""
+    """One optimizer step of one rank. Each micro-batch lists positions in the rank's Rows. For an empty one the rank
+    computes a dummy row of weight 0, because all ranks run the same number of forward and backward passes."""
 
     micro_batches: list[list[int]]
 
     @property
     def positions(self) -> list[int]:
-        """Of all its rows."""
+        """Positions of all its rows."""
         return [position for micro_batch in self.micro_batches for position in micro_batch]
 
 
 @dataclass(frozen=True)
 class RankBatch:
-    """Everything one training rank gets: its rows once, and how to walk over them. Ranks that share sequences get the
-    same."""
+    """Rows of one training rank and their mini-batches. Ranks of one sequence-parallel group get the same."""
 
     rows: Rows
     mini_batches: list[MiniBatch]
 
     def computed_tokens(self, padded: bool) -> int:
-        """Of a forward pass over all rows; padding counts, and what rows of a micro-batch share counts once."""
+        """Tokens that a forward pass over all rows computes. Padding counts; shared prefixes count once."""
         micros = [micro for mini_batch in self.mini_batches for micro in mini_batch.micro_batches]
         return sum(self.rows.cost(micro, padded) for micro in micros)
 
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """One iteration's B rows, dealt to the ranks.
+    """The B rows of one iteration, distributed to the ranks.
 
     Matrices [B, L] are response-aligned (column 0 is a row's first action token), in the order of the rows that the
     batch was built from; L is the longest response.
@@ -189,11 +191,11 @@ class TrainBatch:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Of all rows, prompts included."""
+        """Tokens of all rows, prompts included."""
         return sum(int(rank.rows.lengths.sum()) for rank in self.rank_batches)
 
     def computed_tokens(self, padded: bool) -> int:
-        """Of a forward pass over all rows on all ranks; padding counts, and what rows of a micro-batch share counts
+        """Tokens that a forward pass over all rows on all ranks computes. Padding counts; shared prefixes count
         once."""
         return sum(rank.computed_tokens(padded) for rank in self.rank_batches)
 
@@ -202,7 +204,8 @@ class TrainBatch:
         return max((int(rank.rows.response_lengths.max(initial=0)) for rank in self.rank_batches), default=0)
 
     def to_matrix(self, columns: Sequence[np.ndarray]) -> np.ndarray:
-        """One flat column a rank ([sum responses] each) -> [B, L] of the same dtype, 0 beyond each response."""
+        """Convert one flat column per rank ([sum responses] each) to [B, L] of the same dtype, 0 after each
+        response."""
         matrix = np.zeros((self.num_rows, self.max_response_length), dtype=columns[0].dtype)
         for column, spans in zip(columns, self._spans, strict=True):
             for row, start, end in spans:
@@ -210,7 +213,7 @@ class TrainBatch:
         return matrix
 
     def split_columns(self, matrix: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
-        """[B, L] -> one flat column a rank ([sum responses] each), rounded to `dtype`: the inverse of to_matrix."""
+        """Convert [B, L] to one flat column per rank ([sum responses] each) of `dtype`: the inverse of to_matrix."""
         assert matrix.shape == (self.num_rows, self.max_response_length), (matrix.shape, self.num_rows)
         columns = []
         for rank, spans in zip(self.rank_batches, self._spans, strict=True):
@@ -221,15 +224,15 @@ class TrainBatch:
         return columns
 
     def split_rows(self, values: np.ndarray) -> list[np.ndarray]:
-        """[B], one value a row -> one array [R] a rank."""
+        """Split [B], one value per row, into one array [R] per rank."""
         assert values.shape == (self.num_rows,), values.shape
         return [values[order] for order in self.row_order]
 
     @cached_property
     def _spans(self) -> list[list[tuple[int, int, int]]]:
-        """Per rank and row: (its row in the matrix, start and end of its response in a flat column).
+        """Per rank and row: (row of the matrix, start and end of the response in a flat column).
 
-        Copying row by row is faster than one fancy index: an index of every cell is larger than the matrix itself.
+        Copying row by row is faster than one fancy index, because an index of every cell is larger than the matrix.
         """
         spans = []
         for rank, order in zip(self.rank_batches, self.row_order, strict=True):
@@ -239,8 +242,8 @@ class TrainBatch:
 
 
 class FinetuningBatch(Protocol):
-    """What a group of ranks gets for an optimiser step of a fine-tuning, or for an evaluation: RankBatch, or one that
-    has more. Of a step it has one mini-batch."""
+    """Batch of a group of ranks for one optimizer step or evaluation in fine-tuning: RankBatch or a subclass. A batch
+    of an optimizer step has one mini-batch."""
 
     @property
     def rows(self) -> Rows: ...
@@ -251,24 +254,24 @@ class FinetuningBatch(Protocol):
 
 @dataclass(frozen=True)
 class FinetuningStep:
-    """What one optimiser step of a fine-tuning made; the same on all ranks.
+    """Result of one optimizer step in fine-tuning, equal on all ranks.
 
     Example: `FinetuningStep({"loss": 812.4, "tokens": 960.0}, {"grad_norm": 1.3, "lr": 1e-5, "steps_skipped": 0.0})`.
     """
 
-    sums: dict[str, float]  # over all ranks and micro-batches, of what the batch's figures are made
-    figures: dict[str, float]  # of the step itself
+    sums: dict[str, float]  # over all ranks and micro-batches; the task computes its metrics from them
+    metrics: dict[str, float]  # of the step itself
 
 
 def take_segments(flat: np.ndarray, offsets: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-    """The segments flat[offsets[p]:offsets[p + 1]] for each p in positions, end to end."""
+    """Concatenate the segments flat[offsets[p]:offsets[p + 1]] for each p in positions."""
     if not len(positions):
         return flat[:0]
     return np.concatenate([flat[offsets[p] : offsets[p + 1]] for p in positions])
 
 
 def segment_offsets(lengths: np.ndarray) -> np.ndarray:
-    """int64 [n + 1]: where each of n segments begins, laid end to end, and where the last ends."""
+    """Start of each of n concatenated segments, and the end of the last. int64 [n + 1]"""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
@@ -277,7 +280,7 @@ def _concatenate(parts: Sequence[Sequence[int] | Sequence[float]], dtype: type) 
 
 
 def _routed_experts(rows: Sequence[Row]) -> np.ndarray | None:
-    """None unless the engine returned them."""
-    there = [row.routed_experts for row in rows if row.routed_experts is not None]
-    assert len(there) in (0, len(rows)), "some rows lack the experts that the engine chose"
-    return np.concatenate(there) if there else None
+    """The routed experts of all rows; None if the engine did not return them."""
+    given = [row.routed_experts for row in rows if row.routed_experts is not None]
+    assert len(given) in (0, len(rows)), "routed experts are missing for some rows"
+    return np.concatenate(given) if given else None

@@ -11,7 +11,7 @@ from typing import Any
 
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 SUFFIXES = (".parquet", ".jsonl", ".json")
-HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_rows(path: str | Path) -> list[DataRow]:
     return [row for row in rows if not isinstance(row, BadRow)]
 
 
-def read_dirty_rows(path: str | Path) -> list[DataRow | BadRow]:
+def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
     """As read_rows, but rows that cannot be read stand in it with the reason, bytes that are no UTF-8
     as surrogates, and half pairs of those as they are.
 
@@ -53,7 +53,7 @@ def read_dirty_rows(path: str | Path) -> list[DataRow | BadRow]:
     return _read(path, strict=False)
 
 
-def columns_of(rows: Iterable[DataRow]) -> list[str]:
+def column_names(rows: Iterable[DataRow]) -> list[str]:
     """The columns that any row has, in order of appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
 
@@ -94,12 +94,12 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
         raise ValueError(str(values))
     if not isinstance(values, list):
         raise ValueError(f"{path}: holds a {type(values).__name__}; a .json file must hold a list of objects.")
-    may_have_halves = strict and HALF_PAIR.search(text) is not None
+    may_have_halves = strict and SURROGATE_ESCAPE.search(text) is not None
     return [_object(value, f"{path}, row {index}", may_have_halves) for index, value in enumerate(values)]
 
 
 def _row(line: str, place: str, strict: bool) -> DataRow | BadRow:
-    value, may_have_halves = _parse(line, place), strict and HALF_PAIR.search(line) is not None
+    value, may_have_halves = _parse(line, place), strict and SURROGATE_ESCAPE.search(line) is not None
     return value if isinstance(value, BadRow) else _object(value, place, may_have_halves)
 
 

@@ -18,7 +18,7 @@ from alphaapollo.data.shared_prompts import Prefixes
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
-EVEN = 1.1  # largest load of a rank over the mean, up to which families that share a prefix are not cut
+MAX_IMBALANCE = 1.1  # largest load of a rank over the mean, up to which families that share a prefix are not cut
 
 
 def build_train_batch(
@@ -146,7 +146,7 @@ def _deal(
     while True:
         parts = _families(rows, lengths, ids, shared, limit)
         costs = [part.cost for part in parts]
-        even = EVEN * sum(costs)
+        even = MAX_IMBALANCE * sum(costs)
         if max(costs, default=0) * num_ranks <= even or len(parts) == len(rows):  # else no shares are even
             shares = balance(costs, num_ranks)
             largest = max(sum(costs[i] for i in share) for share in shares)

@@ -30,7 +30,7 @@ class PreferenceBatch(RankBatch):
     unrelated_ref_logps: np.ndarray | None = None  # float64 [R of these]
 
 
-def deal_examples(
+def distribute_examples(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> list[PreferenceBatch]:
     """One mini-batch of all examples, a part for each rank.
@@ -41,7 +41,7 @@ def deal_examples(
     """
     rows = [row for example in examples for row in example.rows]
     owners = [index for index, example in enumerate(examples) for _ in example.rows]
-    layout = _deal(rows, owners, num_ranks, max_tokens, padded, share_prompts)
+    layout = _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
     good = np.array([good for example in examples for good in example.good])
     margins = np.array([examples[owner].margin for owner in owners])
     names = sorted({example.data_source for example in examples})
@@ -65,16 +65,16 @@ def deal_examples(
     ]
 
 
-def deal_scored(
+def distribute_scored_rows(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
     """All that the reference has to score, in the order of the examples."""
     rows = [row for example in examples for row in example.scored]
     owners = [index for index, example in enumerate(examples) for _ in example.scored]
-    return _deal(rows, owners, num_ranks, max_tokens, padded, share_prompts)
+    return _distribute_rows(rows, owners, num_ranks, max_tokens, padded, share_prompts)
 
 
-def scores_of(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
+def scores_in_row_order(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
     """A number a row as the ranks have computed it, columns [R] each, in the order of the rows. float64 [rows]"""
     values = np.empty(layout.num_rows)
     for order, column in zip(layout.row_order, columns, strict=True):
@@ -82,7 +82,7 @@ def scores_of(layout: TrainBatch, columns: Sequence[np.ndarray]) -> np.ndarray:
     return values
 
 
-def _deal(
+def _distribute_rows(
     rows: Sequence[Row], owners: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
     return build_train_batch(
@@ -109,6 +109,6 @@ def _unrelated(
         return
     assert len(rows) == len(examples), "all examples are single answers, or none is"
     ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
-    layout = _deal(rows, range(len(rows)), num_ranks, max_tokens, padded, False)
+    layout = _distribute_rows(rows, range(len(rows)), num_ranks, max_tokens, padded, False)
     for rank, order in zip(layout.rank_batches, layout.row_order, strict=True):
         yield rank, ref[order] if kept else None

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
-from alphaapollo.data.prompts import raise_problems, read_chat
-from alphaapollo.data.rendering import Renderer, measure
-from alphaapollo.data.sft_examples import Piece, answer_pieces, read_text, text_pieces, tokenize
+from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
+from alphaapollo.data.prompts import raise_bad_rows, read_chat
+from alphaapollo.data.rendering import Renderer, check_length_limit
+from alphaapollo.data.sft_examples import TextPiece, answer_pieces, read_text, text_pieces, tokenize
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
@@ -53,10 +53,10 @@ class PreferenceExample:
 
 
 @dataclass(frozen=True)
-class LoadedExample:
+class PreferenceRow:
     """A data row in pieces: of a pair both sides, of a single answer one."""
 
-    sides: list[list[Piece]]
+    sides: list[list[TextPiece]]
     data_source: str
     file: int = 0  # the number of its file
     margin: float = 0.0
@@ -142,22 +142,22 @@ def _joined(prompt: Sequence[int], answer: Row, max_length: int) -> Row:
 def _read_all(
     files: str | Sequence[str],
     data: PairData,
-    reader_of: Callable[[str, set[str]], Callable[[DataRow], LoadedExample]],
-) -> list[LoadedExample]:
-    read: list[LoadedExample] = []
+    reader_of: Callable[[str, set[str]], Callable[[DataRow], PreferenceRow]],
+) -> list[PreferenceRow]:
+    read: list[PreferenceRow] = []
     for number, path in enumerate(file_list(files)):
         rows = read_rows(path)
-        reader, problems = reader_of(path, {*columns_of(rows)}), []
+        reader, problems = reader_of(path, {*column_names(rows)}), []
         for index, row in enumerate(rows):
             try:
                 read.append(replace(reader(row), file=number))
             except ValueError as error:
                 problems.append(f"row {index}: {error}")
-        raise_problems(path, problems, len(rows))
+        raise_bad_rows(path, problems, len(rows))
     return read
 
 
-def _choose(read: list[LoadedExample], max_samples: int, data: PairData) -> list[LoadedExample]:
+def _choose(read: list[PreferenceRow], max_samples: int, data: PairData) -> list[PreferenceRow]:
     return [read[index] for index in choose_rows(len(read), max_samples, data.seed, data.shuffle)]
 
 
@@ -166,7 +166,7 @@ def _fit(
 ) -> LoadedExamples[PreferenceExample]:
     """Those within data.max_length. files: the number of each example's file."""
     lengths = [example.longest for example in examples]
-    counts = measure(lengths, range(len(lengths)), what, "data.max_length", data.max_length, data.truncation)
+    counts = check_length_limit(lengths, range(len(lengths)), what, "data.max_length", data.max_length, data.truncation)
     kept = [index for index, length in enumerate(lengths) if length <= data.max_length]
     sizes = Counter(files[index] for index in kept)
     dropped = [f"{counts.too_long} of {counts.total} {what} are over data.max_length: left out."]
@@ -179,7 +179,7 @@ def _fit(
 
 def _pair_reader(
     path: str, columns: set[str], renderer: Renderer, data: PairData
-) -> Callable[[DataRow], LoadedExample]:
+) -> Callable[[DataRow], PreferenceRow]:
     if not {data.chosen_key, data.rejected_key} <= columns:
         more = ""
         if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= columns:
@@ -194,7 +194,7 @@ def _pair_reader(
 
 def _labelled_reader(
     path: str, columns: set[str], renderer: Renderer, data: PreferenceData
-) -> Callable[[DataRow], LoadedExample]:
+) -> Callable[[DataRow], PreferenceRow]:
     if {data.response_key, data.label_key} <= columns:
         return lambda row: _read_labelled(row, renderer, data)
     if {data.chosen_key, data.rejected_key} <= columns:
@@ -206,7 +206,7 @@ def _labelled_reader(
     )
 
 
-def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> LoadedExample:
+def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceRow:
     chosen, rejected = (_answer(row, key) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise ValueError(f"one of {data.chosen_key!r} and {data.rejected_key!r} is a text, and the other messages.")
@@ -215,17 +215,17 @@ def _read_pair(row: DataRow, renderer: Renderer, data: PairData) -> LoadedExampl
     prompt = row.get(data.prompt_key)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         prompt, chosen, rejected = _split_chats(chosen, rejected, data)
-    sides = [_in_pieces(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
-    return LoadedExample(sides, _source(row), margin=_margin(row, data))
+    sides = [_side_pieces(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
+    return PreferenceRow(sides, _source(row), margin=_margin(row, data))
 
 
-def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> LoadedExample:
+def _read_labelled(row: DataRow, renderer: Renderer, data: PreferenceData) -> PreferenceRow:
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0, too
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
     answer = _answer(row, data.response_key)
-    return LoadedExample(
-        [_in_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _source(row), good=bool(label)
+    return PreferenceRow(
+        [_side_pieces(row, row.get(data.prompt_key), answer, renderer, data)], _source(row), good=bool(label)
     )
 
 
@@ -249,9 +249,9 @@ def _split_chats(
     return chosen[:same], chosen[same:], rejected[same:]
 
 
-def _in_pieces(
+def _side_pieces(
     row: DataRow, prompt: object, answer: str | list[Message], renderer: Renderer, data: PairData
-) -> list[Piece]:
+) -> list[TextPiece]:
     if not isinstance(prompt, list):
         text = read_text(row, data.prompt_key)
         if isinstance(answer, str):

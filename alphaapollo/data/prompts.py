@@ -11,10 +11,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
+from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
 from alphaapollo.types import Message, Prompt
 
-MAX_PROBLEMS_SHOWN = 5
+MAX_BAD_ROWS_SHOWN = 5
 
 
 def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
@@ -27,7 +27,7 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
     prompts: list[Prompt] = []
     for path in file_list(files):
         rows = read_rows(path)
-        if prompt_key not in (columns := columns_of(rows)):
+        if prompt_key not in (columns := column_names(rows)):
             raise ValueError(f"{path}: no column {prompt_key!r}; it has {', '.join(columns)}. {_advice(columns, path)}")
         chat = isinstance((prompts[0].content if prompts else _first(rows, prompt_key)), list)
         problems = []
@@ -36,15 +36,15 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
                 prompts.append(_to_prompt(row, prompt_key, chat, len(prompts)))
             except ValueError as error:
                 problems.append(f"row {index}: {error}")
-        raise_problems(path, problems, len(rows))
+        raise_bad_rows(path, problems, len(rows))
     return prompts
 
 
-def raise_problems(path: str, problems: Sequence[str], num_rows: int) -> None:
+def raise_bad_rows(path: str, problems: Sequence[str], num_rows: int) -> None:
     """One ValueError for all bad rows of a file, if there are any; shows the first few."""
     if problems:
-        shown = "\n  ".join(problems[:MAX_PROBLEMS_SHOWN])
-        more = f"\n  and {len(problems) - MAX_PROBLEMS_SHOWN} more" if len(problems) > MAX_PROBLEMS_SHOWN else ""
+        shown = "\n  ".join(problems[:MAX_BAD_ROWS_SHOWN])
+        more = f"\n  and {len(problems) - MAX_BAD_ROWS_SHOWN} more" if len(problems) > MAX_BAD_ROWS_SHOWN else ""
         raise ValueError(f"{path}: {len(problems)} of {num_rows} rows are bad (rows count from 0):\n  {shown}{more}")
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.types import Message, Prompt
-from alphaapollo.utils.hub import looks_local
+from alphaapollo.utils.hub import is_local_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
-OF_TEMPLATES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """What a template's own code may raise besides Jinja's errors: some add a map to a text, or count too far."""
 PLACEHOLDER = "\u2063action\u2063"  # stands for the sampled text while a template is rendered
 
@@ -67,7 +67,7 @@ class Renderer:
         ids = self._after_action(messages, add_generation_prompt=True)
         return ids[1:] if ids and ids[0] == last_token else ids
 
-    def ended(self, token_ids: list[int]) -> list[int]:
+    def with_turn_end(self, token_ids: list[int]) -> list[int]:
         """An answer that was ended is followed by what the chat template writes after its end (a line break, say); one
         that was cut off stays so."""
         end = self.turn_end_ids
@@ -97,7 +97,7 @@ class Renderer:
                 **self.template_arguments,
             )
             rendered.encode()  # half a surrogate pair has no tokens
-        except (jinja2.TemplateError, *OF_TEMPLATES) as error:
+        except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
             roles = [message["role"] for message in messages]
             raise ValueError(f"the chat template refuses a chat with the roles {roles}: {error}") from error
         assert isinstance(rendered, str)
@@ -143,7 +143,7 @@ class Renderer:
         return 0
 
 
-def unread_arguments(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def unused_template_arguments(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """One line for each argument that the chat template does not read, so that it changes nothing."""
     template = tokenizer.chat_template
     if not isinstance(template, str):
@@ -169,7 +169,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             f"{path}: has no tokenizer (none of {', '.join(TOKENIZER_FILES)}). Save one beside the model with "
             "tokenizer.save_pretrained, or point actor_rollout_ref.model.tokenizer_path at one."
         )
-    if not folder.is_dir() and looks_local(path):
+    if not folder.is_dir() and is_local_path(path):
         raise ValueError(f"{path}: no such folder; give a folder with a tokenizer, or a hub id.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -183,7 +183,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthSummary:
     """How long the prompts (or examples) of a run are."""
 
     total: int  # prompts
@@ -193,7 +193,7 @@ class Lengths:
 
 def fit_prompts(
     prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
-) -> tuple[list[Prompt], Lengths]:
+) -> tuple[list[Prompt], LengthSummary]:
     """Hold the prompts against the limit, once, before training.
 
     drop leaves long ones out; left and right keep them, to be cut by `cut_prompt` when rendered.
@@ -203,18 +203,18 @@ def fit_prompts(
     """
     lengths = [len(ids) for ids in renderer.prompt_ids_batch([prompt.content for prompt in prompts])]
     rows = [prompt.id for prompt in prompts]
-    counts = measure(lengths, rows, "prompts", "data.max_prompt_length", max_prompt_length, truncation)
+    counts = check_length_limit(lengths, rows, "prompts", "data.max_prompt_length", max_prompt_length, truncation)
     if truncation != "drop":
         return list(prompts), counts
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], counts
 
 
-def measure(
+def check_length_limit(
     lengths: Sequence[int], rows: Sequence[int], what: str, key: str, limit: int, truncation: Truncation
-) -> Lengths:
+) -> LengthSummary:
     """Count what is over the limit of a config key (ValueError: truncation=error and some are, or drop and all are)."""
     long = [index for index, length in enumerate(lengths) if length > limit]
-    counts = Lengths(len(lengths), len(long), max(lengths, default=0))
+    counts = LengthSummary(len(lengths), len(long), max(lengths, default=0))
     if long and truncation == "error":
         raise ValueError(
             f"{len(long)} of {len(lengths)} {what} are longer than {key}={limit}: the first is row {rows[long[0]]} "

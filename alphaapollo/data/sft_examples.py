@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import SftData
-from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
-from alphaapollo.data.prompts import raise_problems, read_chat
-from alphaapollo.data.rendering import Lengths, Renderer, Truncation, cut_prompt, measure
+from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
+from alphaapollo.data.prompts import raise_bad_rows, read_chat
+from alphaapollo.data.rendering import LengthSummary, Renderer, Truncation, check_length_limit, cut_prompt
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A stretch of an example's text that is tokenized on its own."""
 
     text: str
@@ -41,31 +41,33 @@ def load_examples(
         ValueError: a file is missing, unreadable or empty, lacks the columns (lists those it has), or has bad rows
             (names them); the chat template rewrites earlier turns; an example is too long and truncation is error.
     """
-    examples: list[list[Piece]] = []
+    examples: list[list[TextPiece]] = []
     source: list[int] = []  # of each example, the number of its file
     paths = file_list(files)
     for number, path in enumerate(paths):
         rows = read_rows(path)
-        _check_columns(path, columns_of(rows), data)
+        _check_columns(path, column_names(rows), data)
         problems = []
         for index, row in enumerate(rows):
             try:
-                examples.append(_pieces(row, renderer, data))
+                examples.append(_row_pieces(row, renderer, data))
             except ValueError as error:
                 problems.append(f"row {index}: {error}")
-        raise_problems(path, problems, len(rows))
+        raise_bad_rows(path, problems, len(rows))
         source += [number] * (len(examples) - len(source))
     chosen = choose_rows(len(examples), max_samples, data.seed, data.shuffle)
     rows_of_tokens = tokenize([examples[index] for index in chosen], renderer)
     lengths = [len(row.token_ids) for row in rows_of_tokens]
-    counts = measure(lengths, range(len(lengths)), "examples", "data.max_length", data.max_length, data.truncation)
+    counts = check_length_limit(
+        lengths, range(len(lengths)), "examples", "data.max_length", data.max_length, data.truncation
+    )
     fitted = [_fit(row, data.max_length, data.truncation) for row in rows_of_tokens]
     kept = [(row, source[index]) for row, index in zip(fitted, chosen, strict=True) if row is not None]
     sizes = [sum(own == number for _, own in kept) for number in range(len(paths))]
     return LoadedExamples([row for row, _ in kept], sizes, length_notices(counts, data.truncation))
 
 
-def length_notices(counts: Lengths, truncation: Truncation) -> list[str]:
+def length_notices(counts: LengthSummary, truncation: Truncation) -> list[str]:
     """What to tell of examples that are too long."""
     if not counts.too_long:
         return []
@@ -73,14 +75,14 @@ def length_notices(counts: Lengths, truncation: Truncation) -> list[str]:
     return [f"{counts.too_long} of {counts.total} examples are over data.max_length: {done}."]
 
 
-def chat_pieces(messages: list[Message], renderer: Renderer) -> list[Piece]:
+def chat_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
     """A chat in pieces: what comes before an assistant's turn, the turn, and so on up to the last one.
 
     Raises:
         ValueError: no assistant message, an empty one, or a template that renders earlier turns differently once
             later ones are there (it drops old thoughts, say), so that no mask could be exact.
     """
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     done = ""
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
@@ -96,21 +98,21 @@ def chat_pieces(messages: list[Message], renderer: Renderer) -> list[Piece]:
                 "so the trained tokens would not be those that the model sees when it answers. Make one row per "
                 "assistant turn, or use a template that keeps its history."
             )
-        pieces += [Piece(before[len(done) :], False), Piece(after[len(before) :], True)]
+        pieces += [TextPiece(before[len(done) :], False), TextPiece(after[len(before) :], True)]
         done = after
     return pieces
 
 
-def answer_pieces(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[Piece]:
+def answer_pieces(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
     """As chat_pieces, but only `answer` is trained on: messages of which the first and the last are the assistant's."""
     pieces = chat_pieces([*prompt, *answer], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
-    return [Piece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
+    return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
 
 
-def text_pieces(prompt: str, answer: str) -> list[Piece]:
+def text_pieces(prompt: str, answer: str) -> list[TextPiece]:
     """Of a text that the model continues."""
-    return [Piece(prompt, False, False), Piece(answer, True, False)]
+    return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 
 def _check_columns(path: str, columns: list[str], data: SftData) -> None:
@@ -122,7 +124,7 @@ def _check_columns(path: str, columns: list[str], data: SftData) -> None:
         )
 
 
-def _pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[Piece]:
+def _row_pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPiece]:
     messages = row.get(data.messages_key)
     if messages is not None:
         if not isinstance(messages, list):
@@ -146,7 +148,7 @@ def read_text(row: DataRow, key: str) -> str:
     return value
 
 
-def tokenize(examples: list[list[Piece]], renderer: Renderer) -> list[Row]:
+def tokenize(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
     """All pieces of all examples at once, because tokenizers then use all cores."""
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}
@@ -165,11 +167,11 @@ def tokenize(examples: list[list[Piece]], renderer: Renderer) -> list[Row]:
     return rows
 
 
-def _starts_text(piece: Piece) -> bool:
+def _starts_text(piece: TextPiece) -> bool:
     return not piece.rendered and not piece.trained
 
 
-def _extend(row: Row, piece: Piece, token_ids: list[int], renderer: Renderer) -> None:
+def _extend(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
     """Add a piece to a row. Of a rendered turn, the tokens up to its end token are trained on."""
     eos = renderer.tokenizer.eos_token_id
     if piece.trained and not piece.rendered and eos is not None:

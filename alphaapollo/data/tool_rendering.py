@@ -20,13 +20,18 @@ from alphaapollo.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RESULT = "\u2063result\u2063"  # stands for a tool's answer
-NOT_SHOWN = (
+RESULT_PLACEHOLDER = "\u2063result\u2063"  # stands for a tool's answer
+UNSUPPORTED_TEMPLATE = (
     "env.action_format=chat_template: the chat template does not show the assistant's calls, the end of its turn, and "
     "then the messages of the role tool. Take a model whose template does, or set env.action_format=tags."
 )
 QUESTION = Message(role="user", content="?")
-EXAMPLES: dict[object, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True}  # of arguments, by type
+EXAMPLE_VALUES: dict[object, Any] = {
+    "string": "x",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": True,
+}  # by argument type
 
 
 class ToolRenderer(Renderer):
@@ -65,26 +70,26 @@ class ToolRenderer(Renderer):
                 f"env.action_format=chat_template: the chat template does not show the tools {', '.join(missing)}. "
                 "Take a model whose template does, or set env.action_format=tags."
             )
-        answer = Message(role="tool", content=RESULT, name=self.schemas[0]["function"]["name"])
+        answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.schemas[0]["function"]["name"])
         if append:
             shown = self.tokenizer.decode(self.delta_ids([answer]), skip_special_tokens=False)
         else:
             shown = self.text([QUESTION, Message(role="assistant", content="!"), answer])
-        if RESULT not in shown:
-            raise ValueError(NOT_SHOWN)
+        if RESULT_PLACEHOLDER not in shown:
+            raise ValueError(UNSUPPORTED_TEMPLATE)
 
     @cached_property
     def rewrites_history(self) -> bool:
         """As in Renderer, where the answer of a tool follows."""
         thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
-        calling = _calling([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
+        calling = _call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
         return not self._text([QUESTION, calling, _with_id(answer, 0)], True).startswith(
             self.text([QUESTION]) + thought
         )
 
     @cached_property
-    def shows_several_calls(self) -> bool:
+    def supports_parallel_calls(self) -> bool:
         """Does the template know several calls in one turn?"""
         name = self.schemas[0]["function"]["name"]
         try:
@@ -94,9 +99,9 @@ class ToolRenderer(Renderer):
         return True
 
     @cached_property
-    def call_mark(self) -> str:
+    def call_prefix(self) -> str:
         """What every call begins with, e.g. `<tool_call>`; empty where that is too little to tell a call by."""
-        before = self.written(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
+        before = self.render_call(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
         first = self.encode([before])[0][:1]
         if first and first[0] in self.tokenizer.added_tokens_decoder:
             return self.tokenizer.decode(first).strip()
@@ -104,15 +109,15 @@ class ToolRenderer(Renderer):
         return word if len(word) > 3 else ""
 
     @cached_property
-    def example(self) -> tuple[str, dict[str, Any]]:
+    def example_call(self) -> tuple[str, dict[str, Any]]:
         """Name and arguments of some call."""
         function = self.schemas[0]["function"]
         types = {name: schema.get("type") for name, schema in function["parameters"].get("properties", {}).items()}
-        return function["name"], {name: EXAMPLES[kind] for name, kind in types.items() if kind in EXAMPLES}
+        return function["name"], {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if kind in EXAMPLE_VALUES}
 
-    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def render_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the template writes where the assistant makes this call: the call as the model should sample it."""
-        text = self._text([QUESTION, _calling([name], arguments)], False)
+        text = self._text([QUESTION, _call_message([name], arguments)], False)
         start = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text([QUESTION]), strict=False))
         )
@@ -126,16 +131,16 @@ class ToolRenderer(Renderer):
             return super()._after_action(messages, add_generation_prompt)
         names = [answer.get("name", "") for answer in answers]
         answered = [_with_id(answer, place) for place, answer in enumerate(answers)]
-        chat = [QUESTION, _calling(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
+        chat = [QUESTION, _call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
         _, found, rest = self._text(chat, add_generation_prompt).partition(PLACEHOLDER)
         ids = self.encode([rest])[0]
         end = next((place for place, token in enumerate(ids) if token in self.eos_token_ids), None)
         if not found or end is None:
-            raise ValueError(NOT_SHOWN)
+            raise ValueError(UNSUPPORTED_TEMPLATE)
         return ids[end:]
 
 
-def _calling(names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _call_message(names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
     """An assistant's message that calls these tools, the last one with these arguments."""
     arguments: list[Mapping[str, Any]] = [*({} for _ in names[1:]), last_arguments]
     calls = [

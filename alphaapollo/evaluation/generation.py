@@ -21,7 +21,7 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor, StallSetti
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.data.rendering import unread_arguments
+from alphaapollo.data.rendering import unused_template_arguments
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, sample_result
 from alphaapollo.evaluation.report import report
@@ -90,7 +90,7 @@ def prepare(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     check_engine_split(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
-    more += unread_arguments(config.data.apply_chat_template_kwargs, renderer.tokenizer)
+    more += unused_template_arguments(config.data.apply_chat_template_kwargs, renderer.tokenizer)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)

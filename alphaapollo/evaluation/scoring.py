@@ -14,8 +14,8 @@ from typing import Any
 from alphaapollo.config.check import check
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
-from alphaapollo.data.files import DataRow, columns_of, file_list, read_rows
-from alphaapollo.data.prompts import load_prompts, raise_problems
+from alphaapollo.data.files import DataRow, column_names, file_list, read_rows
+from alphaapollo.data.prompts import load_prompts, raise_bad_rows
 from alphaapollo.evaluation.metrics import SampleResult, graded_result
 from alphaapollo.evaluation.report import report
 from alphaapollo.launch.input_checks import check_rewards
@@ -78,7 +78,7 @@ def read_problems(files: str | list[str], prompt_key: str, response_key: str) ->
 
 def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, list[str]]]:
     rows = read_rows(path)
-    columns = columns_of(rows)
+    columns = column_names(rows)
     wanted = [response_key] if response_key else RESPONSES
     column = next((name for name in wanted if name in columns), None)
     if column is None:
@@ -94,7 +94,7 @@ def _rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, li
             problems.append(f"row {index}: {column!r} is {_brief(value)}; must be a string or a list of strings.")
         else:
             found.append((row, responses))
-    raise_problems(path, problems, len(rows))
+    raise_bad_rows(path, problems, len(rows))
     return found
 
 

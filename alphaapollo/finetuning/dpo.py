@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from alphaapollo.algorithms.preference_losses import check_preference, figures_of, get_preference_loss
-from alphaapollo.algorithms.try_user_functions import try_preference_loss
+from alphaapollo.algorithms.preference_losses import check_preference_loss, get_preference_loss, preference_metrics
+from alphaapollo.algorithms.user_function_checks import check_user_preference_loss
 from alphaapollo.config.check import check
 from alphaapollo.config.schema import DpoConfig, Model, Preference
-from alphaapollo.data.preference_batch import PreferenceBatch, deal_scored, scores_of
+from alphaapollo.data.preference_batch import PreferenceBatch, distribute_scored_rows, scores_in_row_order
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
@@ -70,7 +70,7 @@ class DpoTask(FinetuningTask[DpoConfig, PreferenceExample, PreferenceBatch]):
         return partial(build_worker, config, model, optimizer_steps, saves_in_background)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return figures_of(sums) | pairs.pair_accuracies(sums) | {"tokens": sums["tokens"]}
+        return preference_metrics(sums) | pairs.pair_accuracies(sums) | {"tokens": sums["tokens"]}
 
     async def begin(self, run: FinetuningRun[DpoConfig, PreferenceExample, PreferenceBatch]) -> None:
         self.share_prompts = await pairs.can_share_prompts(run)
@@ -99,10 +99,12 @@ class DpoTask(FinetuningTask[DpoConfig, PreferenceExample, PreferenceBatch]):
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.console.phase("reference", start, len(examples))
             some = examples[start : start + REFERENCE_BATCH]
-            dealt = deal_scored(some, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
+            dealt = distribute_scored_rows(some, layout.groups, layout.max_tokens, layout.padded, self.share_prompts)
             batches = [batch for batch in dealt.rank_batches for _ in range(shared)]
-            columns = await workers_of(run).call_each(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
-            parts.append(scores_of(dealt, columns[::shared]))
+            columns = await workers_of(run).call_each(
+                lambda worker, batch: worker.compute_ref_log_probs(batch), batches
+            )
+            parts.append(scores_in_row_order(dealt, columns[::shared]))
         return np.concatenate(parts)
 
 
@@ -120,8 +122,8 @@ def load_losses(preference: Preference) -> None:
 def find_problems(config: DpoConfig) -> Iterator[str]:
     """Yield errors about the loss and its keys."""
     try:
-        try_preference_loss(get_preference_loss(config.preference.loss), config.preference)
-        check_preference(config.preference)
+        check_user_preference_loss(get_preference_loss(config.preference.loss), config.preference)
+        check_preference_loss(config.preference)
     except ValueError as error:
         yield f"preference.loss: {error}"
 

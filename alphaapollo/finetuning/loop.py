@@ -31,7 +31,7 @@ async def train(run: FinetuningRun[C, E, B]) -> None:
         saving.begin_update()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
-        metrics = with_prefix("train", plan.task.metrics(stepped.sums) | stepped.figures)
+        metrics = with_prefix("train", plan.task.metrics(stepped.sums) | stepped.metrics)
         progress.validation = {}
         if due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val) if val else {}

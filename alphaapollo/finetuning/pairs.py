@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import PairData
-from alphaapollo.data.preference_batch import PreferenceBatch, deal_examples
+from alphaapollo.data.preference_batch import PreferenceBatch, distribute_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.finetuning.layout import Layout
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def make_batches(examples: Sequence[PreferenceExample], layout: Layout, share_prompts: bool) -> list[PreferenceBatch]:
     """Build one batch per group of ranks. A pair is never split."""
-    return deal_examples(examples, layout.groups, layout.max_tokens, layout.padded, share_prompts)
+    return distribute_examples(examples, layout.groups, layout.max_tokens, layout.padded, share_prompts)
 
 
 async def can_share_prompts(run: FinetuningRun[Any, Any, Any]) -> bool:

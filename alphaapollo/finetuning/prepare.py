@@ -8,7 +8,7 @@ from alphaapollo.config.resolve import resolve_controller, resolve_device, resol
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
 from alphaapollo.data.batch import FinetuningBatch
-from alphaapollo.data.rendering import Renderer, load_tokenizer, unread_arguments
+from alphaapollo.data.rendering import Renderer, load_tokenizer, unused_template_arguments
 from alphaapollo.data.sources import LoadedExamples, source_names
 from alphaapollo.data.stream import MixedStream, PromptStream
 from alphaapollo.finetuning.layout import Layout
@@ -57,7 +57,7 @@ def prepare(task: FinetuningTask[C, E, B], config: C) -> FinetuningPlan[C, E, B]
     counts = _counts(config, machine)
     model, memory, unmeasured = _fit(task, config, train, counts, machine)
     stream = make_stream(config, train.sizes)
-    more += unread_arguments(data.apply_chat_template_kwargs, tokenizer)
+    more += unused_template_arguments(data.apply_chat_template_kwargs, tokenizer)
     more += filter(None, [missing_cluster(trainer)])
     return FinetuningPlan(
         task=task,

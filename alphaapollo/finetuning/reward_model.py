@@ -93,7 +93,7 @@ def check_model(model: Model) -> None:
 
 def scored_row(row: Row, renderer: Renderer) -> Row:
     """Format a response as main_ppo does for a reward model. The mask marks the last token, where the score is read."""
-    ids = renderer.ended(list(row.token_ids))
+    ids = renderer.with_turn_end(list(row.token_ids))
     return replace(row, token_ids=ids, action_mask=[0] * (len(ids) - 1) + [1], logprobs=[0.0] * len(ids))
 
 

@@ -64,7 +64,7 @@ def _try_to_make(
 
 def _safe_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
     """Wrap a parser: any text gives calls or a ToolCallParseError."""
-    mark, several = renderer.call_mark, renderer.shows_several_calls
+    mark, several = renderer.call_prefix, renderer.supports_parallel_calls
 
     def parse_calls(text: str) -> list[ToolCall]:
         try:
@@ -82,8 +82,8 @@ def _safe_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
 
 def _find_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
     """Render and parse an example call. Returns a description of the mismatch, or an empty string."""
-    name, arguments = renderer.example
-    written = renderer.written(name, arguments)
+    name, arguments = renderer.example_call
+    written = renderer.render_call(name, arguments)
     try:
         calls = parse_calls(written)
         same = [(call.name, json.loads(call.arguments)) for call in calls] == [(name, arguments)]

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from rich import print_json
 from rich.progress import track
 
-from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_dirty_rows
+from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_rows_leniently
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.registry import find_grader
 from examples.data_preprocess.columns import Columns, Dropped, Problem, find_problem
@@ -241,14 +241,14 @@ def _plain_name(path: Path) -> Path:
 def _read_file(path: Path) -> list[SourceRow]:
     """The rows of one file, unpacked if it ends in .gz."""
     if path.suffix != ".gz":
-        return read_dirty_rows(path)
+        return read_rows_leniently(path)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / _plain_name(path).name
         try:
             plain.write_bytes(gzip.decompress(path.read_bytes()))
         except (OSError, EOFError) as error:
             raise ValueError(f"{path}: not a readable gzip file ({error}).") from error
-        return read_dirty_rows(plain)
+        return read_rows_leniently(plain)
 
 
 def _belongs(file: Path, split: str) -> bool:

@@ -21,8 +21,8 @@ from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
 from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
 from alphaapollo.algorithms.dynamic_sampling import keep_group
-from alphaapollo.algorithms.groups import Singleton, deviations, normalised
-from alphaapollo.algorithms.masked import reward_to_go, standardised, whiten
+from alphaapollo.algorithms.groups import Singleton, deviations, normalize_in_groups
+from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
 from tests.golden.common import Function, OffMask, Results, groups_of, off_mask_rewards, on_tokens
 
 Index = Sequence[Any]
@@ -62,7 +62,7 @@ def grpo(
 ) -> Results:
     if not std_norm:
         return dr_grpo(scores, index, mask, singleton)
-    return spread(normalised(scores, groups_of(index), ddof=ddof, eps=eps, singleton=singleton), mask)
+    return spread(normalize_in_groups(scores, groups_of(index), ddof=ddof, eps=eps, singleton=singleton), mask)
 
 
 def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
@@ -153,7 +153,7 @@ def gdpo(
     chosen = score_matrix.new_tensor([1.0] * score_matrix.shape[1] if weights is None else list(weights))
     summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps, singleton)
     if level == "sequence":
-        return {"pre_bn": summed, **spread(standardised(summed, ddof, bn_eps, eps_inside=False), mask)}
+        return {"pre_bn": summed, **spread(standardize(summed, ddof, bn_eps, eps_inside=False), mask)}
     return {"pre_bn": summed, "advantages": whiten(on_tokens(summed, mask), mask, ddof, bn_eps)}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms import correction, kl, preference
 from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.log_ratio import cut
+from alphaapollo.algorithms.log_ratio import clamp_symmetric
 from alphaapollo.algorithms.masked import masked, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, HeadInput, LmHead, TokenStats, token_stats
@@ -51,13 +51,15 @@ def kl_per_token(
     value_clamp: float | None = None,
 ) -> Tensor:
     if kind == "full":
-        return cut(kl_full(logp, ref_logp)["value"], value_clamp)
+        return clamp_symmetric(kl_full(logp, ref_logp)["value"], value_clamp)
     held = logp.detach() if logp_sg is None else logp_sg
     d = (held if kind.endswith("+") else logp) - ref_logp
-    value = cut(kl.estimate(cut(d, log_clamp), kind.removesuffix("+"), limit=None), value_clamp)
+    value = clamp_symmetric(
+        kl.kl_estimate(clamp_symmetric(d, log_clamp), kind.removesuffix("+"), limit=None), value_clamp
+    )
     if not kind.endswith("+"):
         return value
-    return kl.estimate(logp - ref_logp, "k2") - kl.estimate(held - ref_logp, "k2") + value
+    return kl.kl_estimate(logp - ref_logp, "k2") - kl.kl_estimate(held - ref_logp, "k2") + value
 
 
 def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:

@@ -44,7 +44,7 @@ class AdvantageInputs:
     """A batch as estimators see it, response-aligned: B rows, L = longest response. Any float dtype (we use float64).
 
     Rows of one trajectory (one a turn, in memory context) share a trajectory id and stand in the order of its turns.
-    Group statistics count trajectories (see Trajectories), and credit runs across a trajectory's rows (see EndToEnd).
+    Group statistics count trajectories (see Trajectories), and credit runs across a trajectory's rows (see JoinedTrajectories).
     """
 
     token_rewards: Tensor  # [B, L] rewards token by token, KL and penalties included

@@ -10,7 +10,7 @@ from alphaapollo.algorithms.advantages.base import (
     Advantages,
     register_estimator,
 )
-from alphaapollo.algorithms.end_to_end import EndToEnd
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import fold_to_actions, masked, whiten
 from alphaapollo.config.schema import Algorithm
 
@@ -42,7 +42,7 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
 )
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
-    whole = EndToEnd.of(inputs.mask, inputs.trajectory_ids)
+    whole = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
     token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, whole.join(inputs.values), whole.mask, config.gamma, config.lam)
     if config.whiten_advantages:

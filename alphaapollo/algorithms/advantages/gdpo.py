@@ -11,8 +11,8 @@ from alphaapollo.algorithms.advantages.base import (
     Trajectories,
     register_estimator,
 )
-from alphaapollo.algorithms.groups import Groups, Singleton, normalised
-from alphaapollo.algorithms.masked import standardised
+from alphaapollo.algorithms.groups import Groups, Singleton, normalize_in_groups
+from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.reward_shaping import condition_reward
 from alphaapollo.config.schema import Algorithm
 
@@ -29,7 +29,9 @@ def gdpo_sum(
 
     components [N, K], weights [K] -> [N].
     """
-    columns = [normalised(column, groups, ddof=ddof, eps=eps, singleton=singleton) for column in components.unbind(1)]
+    columns = [
+        normalize_in_groups(column, groups, ddof=ddof, eps=eps, singleton=singleton) for column in components.unbind(1)
+    ]
     return torch.stack(columns, dim=1) @ weights.to(components.dtype)
 
 
@@ -63,14 +65,14 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.components is not None
     trajectories = Trajectories.of(inputs)
     names, weights = _named_rewards(inputs.components, config)
-    rewards = conditioned(inputs.components, config.gdpo_conditions)
+    rewards = apply_conditions(inputs.components, config.gdpo_conditions)
     components = torch.stack([trajectories.per_trajectory(rewards[name]) for name in names], dim=1)
     summed = gdpo_sum(components, trajectories.groups, components.new_tensor(weights))
-    advantages = trajectories.on_tokens(standardised(summed, ddof=1, eps=1e-4, eps_inside=False))
+    advantages = trajectories.on_tokens(standardize(summed, ddof=1, eps=1e-4, eps_inside=False))
     return Advantages(advantages, advantages)
 
 
-def conditioned(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
+def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
     """Each reward that has a condition {name: (other, threshold)} is paid only where the other reward, as given,
     reaches its threshold (arXiv 2601.05242, section 3). name -> [B]."""
     return rewards | {

@@ -11,8 +11,8 @@ from alphaapollo.algorithms.advantages.base import (
     from_scores,
     register_estimator,
 )
-from alphaapollo.algorithms.end_to_end import EndToEnd
-from alphaapollo.algorithms.groups import Groups, deviations, normalised
+from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.config.schema import Algorithm
 
@@ -40,10 +40,12 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def _relative(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
-    return deviations(values, groups) if config.norm_adv_by_std_in_grpo is False else normalised(values, groups)
+    return (
+        deviations(values, groups) if config.norm_adv_by_std_in_grpo is False else normalize_in_groups(values, groups)
+    )
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
     """R_t = r_t + gamma R_{t+1} within each trajectory (Eq. 5). [M], turns of a trajectory in their order -> [M]."""
-    whole = EndToEnd.of(torch.ones_like(rewards)[:, None], trajectory_ids)
+    whole = JoinedTrajectories.of(torch.ones_like(rewards)[:, None], trajectory_ids)
     return whole.split(reward_to_go(whole.join(rewards[:, None]), whole.mask, gamma))[:, 0]

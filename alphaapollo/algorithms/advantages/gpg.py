@@ -10,7 +10,7 @@ from alphaapollo.algorithms.advantages.base import (
     from_scores,
     register_estimator,
 )
-from alphaapollo.algorithms.groups import Groups, Singleton, deviations, normalised
+from alphaapollo.algorithms.groups import Groups, Singleton, deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 
@@ -33,7 +33,7 @@ def gpg(
 ) -> Tensor:
     """alpha (R - mean) / F with F = 1, or the group's std (arXiv 2504.02546, Eq. 5-7). [N] -> [N]."""
     if std_norm:
-        away = normalised(scores, groups, ddof=ddof, eps=eps, singleton=singleton)
+        away = normalize_in_groups(scores, groups, ddof=ddof, eps=eps, singleton=singleton)
     else:
         away = deviations(scores, groups, singleton=singleton)
     return gpg_alpha(scores, groups) * away

@@ -8,7 +8,7 @@ from alphaapollo.algorithms.advantages.base import (
     from_scores,
     register_estimator,
 )
-from alphaapollo.algorithms.groups import deviations, normalised
+from alphaapollo.algorithms.groups import deviations, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 
@@ -21,7 +21,7 @@ def _grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """(R - mean) / (std + eps) within the group (arXiv 2402.03300, section 4.1.2)."""
     if config.norm_adv_by_std_in_grpo is False:
         return _dr_grpo(inputs, config)
-    return from_scores(inputs, normalised)
+    return from_scores(inputs, normalize_in_groups)
 
 
 @register_estimator("dr_grpo", group=True, reads=())

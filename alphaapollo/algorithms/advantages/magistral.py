@@ -14,7 +14,7 @@ from alphaapollo.algorithms.advantages.base import (
     register_estimator,
 )
 from alphaapollo.algorithms.groups import Groups, Singleton, deviations
-from alphaapollo.algorithms.masked import standardised
+from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
 
 
@@ -33,10 +33,10 @@ def magistral(
     """
     away = deviations(scores, groups, singleton=singleton)
     if mini_batches is None:
-        return standardised(away, ddof, eps, eps_inside=False)
+        return standardize(away, ddof, eps, eps_inside=False)
     advantages = torch.zeros_like(away)
     for positions in mini_batches:
-        advantages[positions] = standardised(away[positions], ddof, eps, eps_inside=False)
+        advantages[positions] = standardize(away[positions], ddof, eps, eps_inside=False)
     return advantages
 
 

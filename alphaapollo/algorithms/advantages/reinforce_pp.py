@@ -10,9 +10,9 @@ from alphaapollo.algorithms.advantages.base import (
     from_scores,
     register_estimator,
 )
-from alphaapollo.algorithms.end_to_end import EndToEnd
 from alphaapollo.algorithms.groups import Groups, Singleton, deviations
-from alphaapollo.algorithms.masked import fold_to_actions, reward_to_go, standardised, whiten
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
+from alphaapollo.algorithms.masked import fold_to_actions, reward_to_go, standardize, whiten
 from alphaapollo.config.schema import Algorithm
 
 
@@ -20,13 +20,13 @@ def reinforce_pp_baseline(
     scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8, singleton: Singleton = "zero"
 ) -> Tensor:
     """A' = R - group mean (Eq. 6), then standardised over all samples of the batch (Eq. 7). [N] -> [N]."""
-    return standardised(deviations(scores, groups, singleton=singleton), ddof, eps, eps_inside=False)
+    return standardize(deviations(scores, groups, singleton=singleton), ddof, eps, eps_inside=False)
 
 
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Reward to go, whitened over the action tokens of the batch (Eq. 4-5); wants its KL in the reward (k1)."""
-    whole = EndToEnd.of(inputs.mask, inputs.trajectory_ids)
+    whole = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
     token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
     returns = reward_to_go(token_rewards, whole.mask, config.gamma)
     advantages = whiten(returns, whole.mask, ddof=1, eps=1e-8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
-from alphaapollo.algorithms.end_to_end import EndToEnd
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import fold_to_actions, masked, reward_to_go
 from alphaapollo.config.schema import Algorithm
 
@@ -22,7 +22,7 @@ def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float =
 @register_estimator("remax", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
 def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
-    whole = EndToEnd.of(inputs.mask, inputs.trajectory_ids)
+    whole = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
     token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
     baselines = whole.per_trajectory(inputs.greedy_rewards)
     advantages, returns = remax(token_rewards, baselines, whole.mask, config.gamma)

@@ -2,20 +2,20 @@
 
 from alphaapollo.algorithms.policy_losses import cispo, covariance, gmpo, gspo, ppo, reinforce, sapo
 from alphaapollo.algorithms.policy_losses.base import (
-    Choose,
     PolicyLoss,
     PolicyLossInputs,
     PolicyLossOutput,
+    TokenSelector,
     get_policy_loss,
     policy_loss_names,
     register_policy_loss,
 )
 
 __all__ = [
-    "Choose",
     "PolicyLoss",
     "PolicyLossInputs",
     "PolicyLossOutput",
+    "TokenSelector",
     "cispo",
     "covariance",
     "get_policy_loss",

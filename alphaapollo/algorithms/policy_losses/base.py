@@ -51,7 +51,7 @@ class PolicyLossOutput:
 
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
-Choose = Callable[[Tensor, Tensor, Actor], Tensor]
+TokenSelector = Callable[[Tensor, Tensor, Actor], Tensor]
 """(log-probs, advantages, config) of the n action tokens of a mini-batch, in random order -> bool [n]. The log-probs
 are those of the policy before its first step on the batch."""
 
@@ -69,10 +69,10 @@ class PolicyLoss:
     on_policy: bool = False  # has no importance ratio: right for one optimiser step an iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that it reads, nested ones dotted; None = unknown
     of_sequence: bool = False  # a token's loss depends on the other tokens of its sequence; always at sequence level
-    choose: Choose | None = None  # chooses tokens over the whole mini-batch, for inputs.chosen
+    choose: TokenSelector | None = None  # chooses tokens over the whole mini-batch, for inputs.chosen
 
     @property
-    def whole(self) -> bool:
+    def needs_full_trajectories(self) -> bool:
         """Whether all rows of a trajectory must stand in one micro-batch: it then sees them as one row."""
         return self.of_sequence or self.level == "sequence"
 
@@ -97,7 +97,7 @@ def register_policy_loss(
     on_policy: bool = False,
     reads: tuple[str, ...] | None = None,
     of_sequence: bool = False,
-    choose: Choose | None = None,
+    choose: TokenSelector | None = None,
 ) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Decorator: register `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput` under
     policy_loss.loss_mode=name.
@@ -121,7 +121,7 @@ def policy_loss_names() -> list[str]:
     return _policy_losses.names()
 
 
-def clip_figures(clipped: Tensor, above: Tensor, mask: Tensor, per_row: bool = False) -> dict[str, Tensor]:
+def clip_metrics(clipped: Tensor, above: Tensor, mask: Tensor, per_row: bool = False) -> dict[str, Tensor]:
     """How much the clip decided, in all and on each side. `clipped`: bool, or the share of a row; `above`: bool, the
     clip is the upper one. [B, L], or with `per_row` [B]."""
     total = row_sum if per_row else token_sum
@@ -140,12 +140,12 @@ CLIP = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 def clip_range(config: Actor, low: float, high: float) -> tuple[float, float]:
     """(below, above) of the clip: clip_ratio_low/high, else clip_ratio for both, else the loss's own."""
     return (
-        _first_given(config.clip_ratio_low, config.clip_ratio, low),
-        _first_given(config.clip_ratio_high, config.clip_ratio, high),
+        _first_set(config.clip_ratio_low, config.clip_ratio, low),
+        _first_set(config.clip_ratio_high, config.clip_ratio, high),
     )
 
 
-def _first_given(first: float | None, second: float | None, default: float) -> float:
+def _first_set(first: float | None, second: float | None, default: float) -> float:
     if first is not None:
         return first
     return default if second is None else second

@@ -12,7 +12,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_figures,
+    clip_metrics,
     old_policy_kl,
     register_policy_loss,
 )
@@ -64,5 +64,5 @@ def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
         options.cispo_mask_high,
     )
     return PolicyLossOutput(
-        loss, {**clip_figures(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)}
+        loss, {**clip_metrics(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)}
     )

@@ -16,7 +16,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_figures,
+    clip_metrics,
     clip_range,
     old_policy_kl,
     register_policy_loss,
@@ -38,13 +38,13 @@ def clip_cov_candidates(
     """Tokens with low < cov < high that PPO has not clipped already, and how many of them are drawn uniformly:
     ratio of all action tokens, at least one. All [B, L] -> bool [B, L], count."""
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
-    return candidates, min(_share(ratio, mask), int(candidates.sum()))
+    return candidates, min(_token_count(ratio, mask), int(candidates.sum()))
 
 
 def top_covariance(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
     """The `ratio` share of action tokens (at least one) with the largest covariance. [B, L] -> bool [B, L]."""
     places = mask.bool().flatten().nonzero().squeeze(1)
-    order = covariance.flatten()[places].argsort(descending=True, stable=True)[: _share(ratio, mask)]
+    order = covariance.flatten()[places].argsort(descending=True, stable=True)[: _token_count(ratio, mask)]
     top = torch.zeros_like(mask, dtype=torch.bool).flatten()
     top[places[order]] = True
     return top.view_as(mask)
@@ -55,11 +55,11 @@ def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float)
     return -log_ratio.exp() * advantages + torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
 
 
-def _share(ratio: float, mask: Tensor) -> int:
+def _token_count(ratio: float, mask: Tensor) -> int:
     return max(1, int(ratio * int(mask.bool().sum())))
 
 
-def _draw(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
     """Clip-Cov's tokens: so many of the candidates, uniformly: the tokens come in random order. [n] -> bool [n]."""
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = clip_cov_candidates(
@@ -76,7 +76,7 @@ def _draw(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
 @register_policy_loss(
     "clip_cov",
     reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
-    choose=_draw,
+    choose=_select_random_candidates,
 )
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """PPO's clip, and no loss on a few drawn candidates; they stay in the denominator."""
@@ -86,20 +86,22 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(
         masked(ppo_clip(ratio, inputs.advantages, low, high), ~inputs.chosen),
         {
-            **clip_figures(is_clipped(ratio, inputs.advantages, low, high), ratio > 1, inputs.mask),
+            **clip_metrics(is_clipped(ratio, inputs.advantages, low, high), ratio > 1, inputs.mask),
             "clip_cov_fraction": token_sum(inputs.chosen, inputs.mask),
             "old_policy_kl": old_policy_kl(inputs),
         },
     )
 
 
-def _top(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
     """KL-Cov's tokens: those of the largest covariance. [n] -> bool [n]."""
     mask = torch.ones_like(logp)
     return top_covariance(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
 
 
-@register_policy_loss("kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), choose=_top)
+@register_policy_loss(
+    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), choose=_select_top_covariance
+)
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     assert inputs.chosen is not None
     d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)

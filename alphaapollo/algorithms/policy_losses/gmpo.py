@@ -11,7 +11,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_figures,
+    clip_metrics,
     clip_range,
     old_policy_kl,
     register_policy_loss,
@@ -49,7 +49,7 @@ def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(
         -advantages * ratio,
         {
-            **clip_figures(share, advantages > 0, inputs.mask, per_row=True),
+            **clip_metrics(share, advantages > 0, inputs.mask, per_row=True),
             "old_policy_kl": old_policy_kl(inputs, per_row=True),
         },
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, cut, log_ratio
+from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO, clamp_symmetric, log_ratio
 from alphaapollo.algorithms.masked import masked, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_figures,
+    clip_metrics,
     clip_range,
     old_policy_kl,
     register_policy_loss,
@@ -24,12 +24,12 @@ PAPER_CLIP = (3e-4, 4e-4)
 
 def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """s_i = exp(1/|o_i| sum_t (log pi - log old)) (arXiv 2507.18071, Eq. 7); 1 for an empty row. [B, L] -> [B]."""
-    return cut(row_mean(log_ratio(logp, old_logp, mask, limit=None), mask), limit).exp()
+    return clamp_symmetric(row_mean(log_ratio(logp, old_logp, mask, limit=None), mask), limit).exp()
 
 
 def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """prod_t pi/old: the ratio of the completion as one action; 1 for an empty row. [B, L] -> [B]."""
-    return cut(log_ratio(logp, old_logp, mask, limit=None).sum(dim=1), limit).exp()
+    return clamp_symmetric(log_ratio(logp, old_logp, mask, limit=None).sum(dim=1), limit).exp()
 
 
 def gspo_token_ratio(
@@ -60,7 +60,7 @@ def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     clipped = is_clipped(ratio, inputs.advantages, low, high)
     return PolicyLossOutput(
         ppo_clip(ratio, inputs.advantages, low, high),
-        {**clip_figures(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
+        {**clip_metrics(clipped, ratio > 1, inputs.mask), "old_policy_kl": old_policy_kl(inputs)},
     )
 
 
@@ -77,7 +77,7 @@ def _clipped_rows(ratio: Tensor, inputs: PolicyLossInputs, low: float, high: flo
     return PolicyLossOutput(
         ppo_clip(ratio, advantages, low, high),
         {
-            **clip_figures(clipped, ratio > 1, inputs.mask, per_row=True),
+            **clip_metrics(clipped, ratio > 1, inputs.mask, per_row=True),
             "old_policy_kl": old_policy_kl(inputs, per_row=True),
         },
     )

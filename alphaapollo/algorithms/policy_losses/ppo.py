@@ -10,7 +10,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
-    clip_figures,
+    clip_metrics,
     clip_range,
     old_policy_kl,
     register_policy_loss,
@@ -41,7 +41,7 @@ def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
     loss = ppo_clip(ratio, inputs.advantages, low, high, config.clip_ratio_c)
     metrics = {
-        **clip_figures(is_clipped(ratio, inputs.advantages, low, high), ratio > 1, inputs.mask),
+        **clip_metrics(is_clipped(ratio, inputs.advantages, low, high), ratio > 1, inputs.mask),
         "old_policy_kl": old_policy_kl(inputs),
     }
     if config.clip_ratio_c is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from alphaapollo.algorithms.divergence import REVERSE, Divergence, divergence_of
+from alphaapollo.algorithms.divergence import REVERSE, Divergence, make_divergence
 from alphaapollo.config.keys import format_value, with_value
 from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
@@ -161,7 +161,7 @@ class _TrainingRank:
 def _training_rank(config: Config, device: Device, roles: ModelRoles) -> _TrainingRank:
     role = config.actor_rollout_ref
     on_gpu = device == "cuda"
-    against = divergence_of(config.teacher) if config.teacher.whole else REVERSE if roles.full_kl else None
+    against = make_divergence(config.teacher) if config.teacher.whole else REVERSE if roles.full_kl else None
     policy = _trained(config, device, role.model, role.actor.fsdp_config, config.optimizer_steps, against)
     trained = {"policy": policy}
     if roles.critic:

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from alphaapollo.algorithms.advantages import Estimator, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
-from alphaapollo.algorithms.user_function_checks import has_gradient_without_advantages, check_user_estimator, check_user_policy_loss
+from alphaapollo.algorithms.user_function_checks import (
+    check_user_estimator,
+    check_user_policy_loss,
+    has_gradient_without_advantages,
+)
 from alphaapollo.config.check import check
 from alphaapollo.config.load import NO_ORIGIN, Origin
 from alphaapollo.config.resolve import resolve_device, resolve_model, resolve_rollout, why_dtype

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.groups import Groups, deviations, normalised
+from alphaapollo.algorithms.groups import Groups, deviations, normalize_in_groups
 
 IDS = torch.tensor([7, 9, 7, 9, 4])  # groups 4, 7, 9 in this order: one, two and two samples
 SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)
@@ -32,6 +32,6 @@ def test_deviations_and_singletons():
 
 def test_normalised():
     groups = Groups.of(IDS)
-    assert normalised(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
-    assert normalised(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
-    assert normalised(SCORES, groups, ddof=0, eps=1.0, singleton="raw")[4] == 8.0
+    assert normalize_in_groups(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
+    assert normalize_in_groups(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
+    assert normalize_in_groups(SCORES, groups, ddof=0, eps=1.0, singleton="raw")[4] == 8.0

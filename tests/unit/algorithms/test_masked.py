@@ -10,7 +10,7 @@ from alphaapollo.algorithms.masked import (
     masked_mean,
     reward_to_go,
     row_mean,
-    standardised,
+    standardize,
     whiten,
 )
 
@@ -41,16 +41,16 @@ def test_mean_of_nothing_is_zero():
 
 def test_standardised_by_hand():
     # mean 2, squares 1 + 0 + 1; var 1 with ddof 1
-    assert standardised(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
-    inside = standardised(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0)
-    outside = standardised(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0, eps_inside=False)
+    assert standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
+    inside = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0)
+    outside = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0, eps_inside=False)
     assert inside.tolist() == [-0.5, 0.0, 0.5]
     assert outside.tolist() == [-0.25, 0.0, 0.25]
 
 
 @pytest.mark.parametrize("values", [[], [3.0], [0.7] * 8])
 def test_standardised_without_spread_is_exactly_zero(values: list[float]):
-    assert not standardised(torch.tensor(values), ddof=1, eps=0.0).any()
+    assert not standardize(torch.tensor(values), ddof=1, eps=0.0).any()
 
 
 def test_whiten_is_zero_off_the_mask():

@@ -7,15 +7,15 @@ import torch
 
 from alphaapollo.algorithms.bradley_terry import bradley_terry
 from alphaapollo.algorithms.preference_losses import (
-    Answers,
-    figures_of,
+    AnswerBatch,
     get_preference_loss,
     preference_loss_names,
+    preference_metrics,
 )
 from alphaapollo.config.schema import Preference
 
 # One pair: log-probs -4 and -6 of 2 and 4 tokens, the reference's -5 and -5. So u = 1, v = -1, h = 2.
-PAIR = Answers(
+PAIR = AnswerBatch(
     logp=torch.tensor([-4.0, -6.0], dtype=torch.float64),
     lengths=torch.tensor([2.0, 4.0], dtype=torch.float64),
     good=torch.tensor([True, False]),
@@ -66,7 +66,7 @@ def test_by_hand(keys: dict, expected: list[float]):
 def test_a_better_chosen_answer_lowers_every_loss(name: str):
     """IPO and SPPO want a margin of 5 and 500 first."""
     logp = PAIR.logp.clone().requires_grad_()
-    answers = Answers(logp, PAIR.lengths, PAIR.good, PAIR.ref_logp, PAIR.kl)
+    answers = AnswerBatch(logp, PAIR.lengths, PAIR.good, PAIR.ref_logp, PAIR.kl)
     keys = {"slic_delta": 3.0} if name == "slic" else {}
     losses, _, figures = get_preference_loss(name)(answers, Preference(loss=name, **keys))
     assert len(losses) == (1 if get_preference_loss(name).of_pairs else 2)
@@ -94,7 +94,7 @@ def test_losses_read_what_they_declare(name: str):
     for key, value in others.items():
         changed = loss(PAIR, Preference(loss=name, **{key: value}))[0].tolist() != usual
         assert changed == (key in loss.reads), key
-    bare = Answers(PAIR.logp, PAIR.lengths, PAIR.good, None, PAIR.kl)
+    bare = AnswerBatch(PAIR.logp, PAIR.lengths, PAIR.good, None, PAIR.kl)
     if loss.needs_reference:
         with pytest.raises(AssertionError):
             loss(bare, Preference(loss=name))
@@ -105,7 +105,7 @@ def test_losses_read_what_they_declare(name: str):
 def test_figures_of_pairs():
     losses, right, sums = get_preference_loss("sigmoid")(PAIR, Preference())
     assert right.tolist() == [True]
-    figures = figures_of({name: float(value) for name, value in sums.items()} | {"compared": 1.0})
+    figures = preference_metrics({name: float(value) for name, value in sums.items()} | {"compared": 1.0})
     assert figures == pytest.approx(
         {
             "loss": losses.item(),
@@ -120,11 +120,11 @@ def test_figures_of_pairs():
 
 def test_figures_of_single_answers():
     """Rewards 0.1 and -0.1 against 0.1 * 0.5: the first is above, as it should; two bad answers have no other side."""
-    assert get_preference_loss("kto")(PAIR, Preference(loss="kto")).right.tolist() == [True, True]
-    bad = Answers(PAIR.logp, PAIR.lengths, torch.tensor([False, False]), PAIR.ref_logp, PAIR.kl)
+    assert get_preference_loss("kto")(PAIR, Preference(loss="kto")).is_correct.tolist() == [True, True]
+    bad = AnswerBatch(PAIR.logp, PAIR.lengths, torch.tensor([False, False]), PAIR.ref_logp, PAIR.kl)
     _, right, sums = get_preference_loss("kto")(bad, Preference(loss="kto"))
     assert right.tolist() == [False, True]
-    figures = figures_of({name: float(value) for name, value in sums.items()} | {"compared": 2.0, "kl": -1.0})
+    figures = preference_metrics({name: float(value) for name, value in sums.items()} | {"compared": 2.0, "kl": -1.0})
     assert figures["reward_rejected"] == 0.0 and figures["kl"] == 0.0
     assert not {"margin", "reward_chosen", "logp_chosen"} & figures.keys()
 

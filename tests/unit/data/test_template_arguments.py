@@ -1,4 +1,4 @@
-from alphaapollo.data.rendering import Renderer, unread_arguments
+from alphaapollo.data.rendering import Renderer, unused_template_arguments
 from alphaapollo.data.tool_rendering import ToolRenderer
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
 
@@ -23,6 +23,6 @@ def test_they_stand_beside_the_tools():
 
 def test_one_that_the_template_does_not_read_is_told():
     arguments = {"enable_thinking": False, "x": 1}
-    assert unread_arguments(arguments, tokenizer_of(HERMES + THINKING)) == [
+    assert unused_template_arguments(arguments, tokenizer_of(HERMES + THINKING)) == [
         "data.apply_chat_template_kwargs.x has no effect: the tokenizer's chat template does not read it."
     ]

@@ -81,20 +81,20 @@ def test_a_template_with_special_tokens_and_call_ids():
         '[TOOL_RESULTS]{"content": "3", "call_id": "call00000"}[/TOOL_RESULTS]'
         '[TOOL_RESULTS]{"content": "<b>", "call_id": "call00001"}[/TOOL_RESULTS]'
     )
-    assert renderer.call_mark == "[TOOL_CALLS]"
+    assert renderer.call_prefix == "[TOOL_CALLS]"
     with pytest.raises(ValueError, match="a result without a call"):
         renderer.check(append=False)  # a fresh prompt shows what the model wrote as plain text
 
 
 def test_what_a_call_looks_like(renderer):
-    assert renderer.example == ("add", {"a": 1, "note": "x"})
-    assert renderer.written(*renderer.example) == CALL
-    assert renderer.call_mark == "<tool_call>"
+    assert renderer.example_call == ("add", {"a": 1, "note": "x"})
+    assert renderer.render_call(*renderer.example_call) == CALL
+    assert renderer.call_prefix == "<tool_call>"
 
 
 def test_one_call_a_turn_is_known(renderer):
-    assert renderer.shows_several_calls
-    assert not ToolRenderer(tokenizer_of(ONE_CALL), [ADD]).shows_several_calls
+    assert renderer.supports_parallel_calls
+    assert not ToolRenderer(tokenizer_of(ONE_CALL), [ADD]).supports_parallel_calls
 
 
 def test_thoughts_that_only_later_questions_remove_stay_between_calls():

@@ -110,7 +110,7 @@ def test_special_tokens_of_a_format_reach_its_parser():
     pytest.importorskip("vllm")
     renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
     read = make_tool_call_parser("mistral", renderer)
-    text = renderer.decode(renderer.encode([renderer.written("add", {"a": 5, "note": "y"})])[0])
+    text = renderer.decode(renderer.encode([renderer.render_call("add", {"a": 5, "note": "y"})])[0])
     assert text.startswith("[TOOL_CALLS]")
     assert arguments(read(text)) == [("add", {"a": 5, "note": "y"})]
 

@@ -15,7 +15,7 @@ from alphaapollo.algorithms.advantages.magistral import magistral
 from alphaapollo.algorithms.advantages.passk import passk_leave_one_out
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.rloo import rloo
-from alphaapollo.algorithms.groups import Groups, normalised
+from alphaapollo.algorithms.groups import Groups, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
@@ -83,8 +83,8 @@ def test_one_value_a_trajectory(name: str, options: dict, scores: list[float], e
 def test_deviations_of_other_kinds():
     """Arguments of the functions alone: what the standard deviation divides by, what is added to it, a group of one."""
     scores, groups = torch.tensor([1.0, 3, 5, 5], dtype=torch.float64), Groups.of(torch.tensor([0, 0, 1, 1]))
-    assert normalised(scores, groups, ddof=0, eps=0.0).tolist() == [-1, 1, 0, 0]
-    assert normalised(scores, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.5, 0, 0]
+    assert normalize_in_groups(scores, groups, ddof=0, eps=0.0).tolist() == [-1, 1, 0, 0]
+    assert normalize_in_groups(scores, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.5, 0, 0]
     assert passk_leave_one_out(scores, groups, std_norm=True, ddof=0, eps=1.0).tolist() == [0, 1, 0, 0]
     assert rloo(torch.tensor([1.0, 3, 5]), Groups.of(torch.tensor([0, 0, 1])), "raw").tolist() == [-2, 2, 5]
     spread = torch.tensor([1.0, 3, 0, 6], dtype=torch.float64)

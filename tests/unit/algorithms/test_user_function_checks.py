@@ -8,12 +8,12 @@ import pytest
 
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.algorithms.try_user_functions import (
-    moves_without_advantage,
+from alphaapollo.algorithms.user_function_checks import (
+    check_user_estimator,
+    check_user_policy_loss,
+    has_gradient_without_advantages,
     toy_advantage_inputs,
     toy_loss_inputs,
-    try_estimator,
-    try_policy_loss,
 )
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.utils.user_module import load_user_module
@@ -64,7 +64,7 @@ def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
 def test_an_estimator_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: str, says: str) -> None:
     name, path = registered(tmp_path, ESTIMATOR, body)
     with pytest.raises(ValueError, match=says) as error:
-        try_estimator(get_estimator(name), Algorithm(), 2, [])
+        check_user_estimator(get_estimator(name), Algorithm(), 2, [])
     start = f"{path}: mine (the advantage estimator {name!r}), called on toy inputs"
     assert str(error.value).startswith(start) and "\n" not in str(error.value)
 
@@ -86,28 +86,28 @@ def test_an_estimator_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: 
 def test_a_loss_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: str, says: str) -> None:
     name, path = registered(tmp_path, LOSS, body)
     with pytest.raises(ValueError, match=says) as error:
-        try_policy_loss(get_policy_loss(name), Actor())
+        check_user_policy_loss(get_policy_loss(name), Actor())
     assert str(error.value).startswith(f"{path}: mine (the policy loss {name!r}), called on toy inputs")
 
 
 def test_a_loss_with_a_penalty_of_its_own_moves_rows_without_advantage(tmp_path: Path) -> None:
     plain, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss)")
-    assert not moves_without_advantage(get_policy_loss(plain), Actor())
+    assert not has_gradient_without_advantages(get_policy_loss(plain), Actor())
     penalty, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss + inputs.logp.square())")
-    assert moves_without_advantage(get_policy_loss(penalty), Actor())
+    assert has_gradient_without_advantages(get_policy_loss(penalty), Actor())
     body = "assert inputs.advantages.any(), 'no advantage'; return PolicyLossOutput(loss)"
     picky, path = registered(tmp_path, LOSS, body)
     with pytest.raises(ValueError, match=f"{path}: mine .* raised AssertionError: no advantage"):
-        moves_without_advantage(get_policy_loss(picky), Actor())
+        has_gradient_without_advantages(get_policy_loss(picky), Actor())
 
 
 def test_what_is_right_passes(tmp_path: Path) -> None:
     estimator, _ = registered(tmp_path, ESTIMATOR, "return Advantages(a, a)")
-    try_estimator(get_estimator(estimator), Algorithm(), 1, [])
+    check_user_estimator(get_estimator(estimator), Algorithm(), 1, [])
     loss, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss, {'x': loss.detach().sum()})")
-    try_policy_loss(get_policy_loss(loss), Actor())
+    check_user_policy_loss(get_policy_loss(loss), Actor())
     garbage_off_the_mask, _ = registered(tmp_path, LOSS, "return PolicyLossOutput(loss / inputs.mask)")
-    try_policy_loss(get_policy_loss(garbage_off_the_mask), Actor())
+    check_user_policy_loss(get_policy_loss(garbage_off_the_mask), Actor())
 
 
 def test_the_toy_inputs_satisfy_every_function_of_ours() -> None:

@@ -1,6 +1,6 @@
 import torch
 
-from alphaapollo.algorithms.end_to_end import EndToEnd
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 
 MASK = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 0, 0], [0, 1, 1]])
 IDS = torch.tensor([7, 9, 4, 7])  # rows 0 and 3 are of one trajectory; 4 has no action token
@@ -8,36 +8,36 @@ VALUES = torch.tensor([[1.0, 99.0, 2.0], [5.0, 6.0, 99.0], [99.0] * 3, [99.0, 3.
 
 
 def test_rows_of_a_trajectory_become_one_in_their_order():
-    whole = EndToEnd.of(MASK, IDS)
+    whole = JoinedTrajectories.of(MASK, IDS)
     assert whole.mask.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert whole.join(VALUES).tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 0, 0]]
     assert whole.per_trajectory(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist() == torch.tensor([0.4, 0.7, 0.9]).tolist()
 
 
 def test_split_is_the_inverse_on_action_tokens_and_zero_elsewhere():
-    whole = EndToEnd.of(MASK, IDS)
+    whole = JoinedTrajectories.of(MASK, IDS)
     assert whole.split(whole.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
 
 
 def test_gradients_pass_both_ways_and_what_is_off_the_mask_never_enters():
     values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
-    whole = EndToEnd.of(MASK, IDS)
+    whole = JoinedTrajectories.of(MASK, IDS)
     (whole.split(2 * whole.join(values)) * 3).sum().backward()
     assert (values.grad == 6 * MASK).all()
 
 
 def test_one_row_each_stays_as_it_is_but_for_what_is_off_the_mask():
     values = torch.where(MASK.bool(), VALUES, torch.nan).requires_grad_()
-    whole = EndToEnd.of(MASK, torch.tensor([3, 5, 8, 9]))
+    whole = JoinedTrajectories.of(MASK, torch.tensor([3, 5, 8, 9]))
     assert whole.mask is MASK
     assert whole.join(values).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
     whole.split(2 * whole.join(values)).sum().backward()
     assert (values.grad == 2 * MASK).all()
-    other = EndToEnd.of(MASK, torch.tensor([5, 3, 8, 9]))  # in another order
+    other = JoinedTrajectories.of(MASK, torch.tensor([5, 3, 8, 9]))  # in another order
     assert other.split(other.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
 
 
 def test_no_action_token_at_all():
-    whole = EndToEnd.of(torch.zeros(2, 3), torch.tensor([0, 0]))
+    whole = JoinedTrajectories.of(torch.zeros(2, 3), torch.tensor([0, 0]))
     assert whole.mask.tolist() == [[0.0]]
     assert whole.split(whole.join(torch.ones(2, 3))).tolist() == [[0.0] * 3] * 2

@@ -17,7 +17,7 @@ from alphaapollo.algorithms.masked import masked
 
 
 @dataclass(frozen=True)
-class Cells:
+class TokenPositions:
     """Of each of the n action tokens, int64 [n]: its cell in [B, L], and that in [N, K]."""
 
     rows: Tensor
@@ -26,7 +26,7 @@ class Cells:
     places: Tensor
 
     @classmethod
-    def of(cls, mask: Tensor, index: Tensor) -> Cells:
+    def of(cls, mask: Tensor, index: Tensor) -> TokenPositions:
         rows, columns = mask.bool().nonzero(as_tuple=True)
         order = index[rows].argsort(stable=True)
         rows, columns = rows[order], columns[order]
@@ -37,7 +37,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class EndToEnd:
+class JoinedTrajectories:
     """N trajectories in the order of their ids. Rows of a trajectory keep their order, which is that of its turns.
 
     Example: rows with masks [1, 0, 1] and [1, 1, 0] of one trajectory become one row of 4 tokens. Where every
@@ -47,15 +47,15 @@ class EndToEnd:
     mask: Tensor  # [N, K] 1 on action tokens
     index: Tensor  # int64 [B], the trajectory of each row, 0 .. N-1
     row_mask: Tensor  # [B, L]
-    cells: Cells | None  # None: the rows stay as they are
+    cells: TokenPositions | None  # None: the rows stay as they are
 
     @classmethod
-    def of(cls, mask: Tensor, trajectory_ids: Tensor) -> EndToEnd:
+    def of(cls, mask: Tensor, trajectory_ids: Tensor) -> JoinedTrajectories:
         """mask [B, L], trajectory_ids [B] of any integers."""
         ids, index = torch.unique(trajectory_ids, return_inverse=True)
         if torch.equal(index, torch.arange(len(mask), device=mask.device)):
             return cls(mask, index, mask, None)
-        cells = Cells.of(mask, index)
+        cells = TokenPositions.of(mask, index)
         longest = int(cells.places.max()) + 1 if len(cells.places) else 1
         joined = mask.new_zeros(len(ids), longest)
         joined[cells.owners, cells.places] = 1

@@ -18,73 +18,76 @@ from torch import Tensor
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator
 from alphaapollo.algorithms.advantages.base import NEEDS, Turns
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs, PolicyLossOutput
-from alphaapollo.algorithms.preference_losses import Answers, PreferenceLoss
+from alphaapollo.algorithms.preference_losses import AnswerBatch, PreferenceLoss
 from alphaapollo.config.schema import Actor, Algorithm, Preference
 from alphaapollo.utils.user_module import describe
 
 GROUPS, LENGTH = 2, 3
 
 
-def try_estimator(estimator: Estimator, config: Algorithm, group_size: int, components: Iterable[str]) -> None:
+def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: int, components: Iterable[str]) -> None:
     """Two prompts with `group_size` responses each of up to three tokens, in float64 as in a run.
 
     ValueError: it raises, or returns no Advantages of finite floats shaped like the mask; nothing for those of ours.
     """
-    if _is_ours(estimator.fn):
+    if _is_builtin(estimator.fn):
         return
     unasked: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
     inputs = replace(toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **unasked)
-    with _blamed(estimator.fn, f"the advantage estimator {estimator.name!r}"):
+    with _report_errors_of(estimator.fn, f"the advantage estimator {estimator.name!r}"):
         result = estimator.fn(inputs, config)
-        _want(isinstance(result, Advantages), f"it must return Advantages, and returned {_kind(result)}")
+        _require(isinstance(result, Advantages), f"it must return Advantages, and returned {_describe_type(result)}")
         for name in ("advantages", "returns"):
-            _want_floats(name, getattr(result, name), tuple(inputs.mask.shape))
+            _require_floats(name, getattr(result, name), tuple(inputs.mask.shape))
         estimator(inputs, config)
 
 
-def try_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
+def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
     """As try_estimator, with log-probs in float32 of which the first have a gradient.
 
     ValueError: it raises, or its loss has the wrong shape, is not finite, or has no gradient.
     """
-    if _is_ours(policy_loss.fn):
+    if _is_builtin(policy_loss.fn):
         return
-    with _blamed(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
+    with _report_errors_of(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
         inputs = toy_loss_inputs(policy_loss, config)
         result = policy_loss.fn(inputs, config)
-        _want(isinstance(result, PolicyLossOutput), f"it must return a PolicyLossOutput, and returned {_kind(result)}")
+        _require(
+            isinstance(result, PolicyLossOutput),
+            f"it must return a PolicyLossOutput, and returned {_describe_type(result)}",
+        )
         shape = tuple(inputs.mask.shape) if policy_loss.level == "token" else tuple(inputs.mask.shape[:1])
-        _want_floats("loss", result.loss, shape, inputs.mask if policy_loss.level == "token" else None)
-        _want(result.loss.requires_grad, "its loss has no gradient: nothing in it depends on inputs.logp")
+        _require_floats("loss", result.loss, shape, inputs.mask if policy_loss.level == "token" else None)
+        _require(result.loss.requires_grad, "its loss has no gradient: nothing in it depends on inputs.logp")
         for name, value in result.metrics.items():
             scalar = isinstance(value, Tensor) and value.ndim == 0
-            _want(scalar, f"its metric {name!r} must be a tensor of one number, and is {_kind(value)}")
+            _require(scalar, f"its metric {name!r} must be a tensor of one number, and is {_describe_type(value)}")
         result.loss.sum().backward()
 
 
-def try_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
+def check_user_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
     """As try_estimator, on two pairs (or four single answers) of which the log-probs have a gradient.
 
     ValueError: it raises, or what it returns has the wrong shape, is not finite, or has no gradient.
     """
-    if _is_ours(loss.fn):
+    if _is_builtin(loss.fn):
         return
-    with _blamed(loss.fn, f"the preference loss {loss.name!r}"):
-        answers = toy_answers(loss)
+    with _report_errors_of(loss.fn, f"the preference loss {loss.name!r}"):
+        answers = toy_answer_batch(loss)
         losses = loss.fn(answers, loss.beta if config.beta is None else config.beta, config)
-        _want_floats("loss", losses, (2,) if loss.of_pairs else (4,))
-        _want(losses.requires_grad, "its loss has no gradient: nothing in it depends on answers.logp")
+        _require_floats("loss", losses, (2,) if loss.of_pairs else (4,))
+        _require(losses.requires_grad, "its loss has no gradient: nothing in it depends on answers.logp")
         losses.sum().backward()
 
 
-def moves_without_advantage(policy_loss: PolicyLoss, config: Actor) -> bool:
+def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> bool:
     """Whether the loss has a gradient where all advantages are zero (a penalty of its own has); tried on toy inputs.
 
     ValueError: it raises there.
     """
     inputs = toy_loss_inputs(policy_loss, config)
     chosen = None if policy_loss.choose is None else inputs.mask.bool()
-    with _blamed(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
+    with _report_errors_of(policy_loss.fn, f"the policy loss {policy_loss.name!r}"):
         result = policy_loss.fn(replace(inputs, advantages=torch.zeros_like(inputs.advantages), chosen=chosen), config)
         if not result.loss.requires_grad:
             return False
@@ -129,10 +132,10 @@ def toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
     return PolicyLossInputs(logp, old, advantages, mask, rollout_logp=old - 0.1, chosen=chosen)
 
 
-def toy_answers(loss: PreferenceLoss) -> Answers:
+def toy_answer_batch(loss: PreferenceLoss) -> AnswerBatch:
     """Two pairs, with what the loss asks for besides."""
     logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
-    return Answers(
+    return AnswerBatch(
         logp,
         lengths=torch.tensor([2, 3, 2, 1]),
         good=torch.tensor([True, False, True, False]),
@@ -141,17 +144,17 @@ def toy_answers(loss: PreferenceLoss) -> Answers:
     )
 
 
-def _is_ours(function: Callable[..., object]) -> bool:
+def _is_builtin(function: Callable[..., object]) -> bool:
     return function.__module__.startswith("alphaapollo.")
 
 
 @contextmanager
-def _blamed(function: Callable[..., object], what: str) -> Iterator[None]:
+def _report_errors_of(function: Callable[..., object], what: str) -> Iterator[None]:
     """Whatever is raised inside is the function's fault, and is said in one line."""
     file = Path(inspect.getsourcefile(function) or "?")
     try:
         yield
-    except _WrongResult as error:
+    except _InvalidResult as error:
         raise ValueError(f"{file}: {function.__name__} ({what}), called on toy inputs: {error}. Mend it.") from None
     except Exception as error:  # the user's code may raise anything
         said = describe(error, file)
@@ -160,25 +163,25 @@ def _blamed(function: Callable[..., object], what: str) -> Iterator[None]:
         ) from error
 
 
-class _WrongResult(Exception):
+class _InvalidResult(Exception):
     pass
 
 
-def _want(holds: bool, otherwise: str) -> None:
+def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise _WrongResult(otherwise)
+        raise _InvalidResult(otherwise)
 
 
-def _want_floats(name: str, value: object, shape: tuple[int, ...], mask: Tensor | None = None) -> None:
-    _want(isinstance(value, Tensor), f"its {name} must be a tensor, and is {_kind(value)}")
+def _require_floats(name: str, value: object, shape: tuple[int, ...], mask: Tensor | None = None) -> None:
+    _require(isinstance(value, Tensor), f"its {name} must be a tensor, and is {_describe_type(value)}")
     assert isinstance(value, Tensor)
-    _want(tuple(value.shape) == shape, f"its {name} must have the shape {shape}, and has {tuple(value.shape)}")
-    _want(value.is_floating_point(), f"its {name} must be floats, and is {value.dtype}")
-    _want(
+    _require(tuple(value.shape) == shape, f"its {name} must have the shape {shape}, and has {tuple(value.shape)}")
+    _require(value.is_floating_point(), f"its {name} must be floats, and is {value.dtype}")
+    _require(
         bool((value if mask is None else value[mask.bool()]).isfinite().all()),
         f"its {name} is not finite: {value.tolist()}",
     )
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
