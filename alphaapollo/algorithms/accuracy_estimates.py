@@ -1,4 +1,4 @@
-"""Figures of an evaluation, a value for each problem: pass@k, majority votes, and intervals over problems."""
+"""Statistics of an evaluation: pass@k and majority vote per problem, and confidence intervals over problems."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-RESAMPLES = 5000  # of the bootstrap: the bounds then stand at quantiles 0.025 and 0.975, give or take 0.002
-CHUNK = 2**22  # drawn problems at a time
+RESAMPLES = 5000  # of the bootstrap; the quantiles of the bounds are then accurate to about 0.002
+CHUNK = 2**22  # problems drawn at a time
 
 
 def pass_at_k(num_samples: np.ndarray, num_correct: np.ndarray, largest_k: int) -> np.ndarray:
-    """The chance that at least one of k samples is correct, estimated without bias from n >= k samples.
+    """Unbiased estimate, from n >= k samples, of the probability that at least one of k samples is correct.
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - product over j < k of (n - c - j) / (n - j)      (arXiv 2107.03374, Eq. 1)
 
     Args:
         num_samples: [P] samples of each problem (n).
-        num_correct: [P] the correct ones among them (c).
+        num_correct: [P] correct samples of each problem (c).
         largest_k: K.
 
     Returns:
@@ -31,11 +31,11 @@ def pass_at_k(num_samples: np.ndarray, num_correct: np.ndarray, largest_k: int) 
 
 
 def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]) -> float:
-    """The accuracy of one problem's most frequent answer.
+    """Accuracy of the most frequent answer of one problem.
 
-    Of answers that are equally frequent one is chosen at random, and this is its exact expectation: the mean over them.
-    A sample without an answer (None) has no vote; where nobody votes the majority is wrong. Samples with one answer
-    usually have one accuracy; where not, their mean counts.
+    Ties are broken at random; the result is the exact expectation, the mean over the tied answers. A sample without an
+    answer (None) does not vote. Without votes the result is 0. If samples with one answer differ in accuracy, their
+    mean is used.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
@@ -49,32 +49,32 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
 def bootstrap_interval(
     values: np.ndarray, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
 ) -> np.ndarray:
-    """Percentile bootstrap of the mean over problems: problems are drawn anew, their samples stay. The order of the
-    problems changes nothing: each figure's values are sorted first.
+    """Percentile bootstrap of the mean over problems. Problems are resampled, their samples are not. The result does
+    not depend on the order of the problems, because the values of each metric are sorted first.
 
     Args:
-        values: [P, F] each problem's value of each figure; NaN where it has none, and then it does not count.
-        seed: of the draws; all figures see the same ones.
+        values: [P, F] value of each problem for each metric; NaN values are ignored.
+        seed: of the resampling, which is the same for all metrics.
 
     Returns:
-        [2, F] lower and upper bound; NaN for figures that fewer than two problems have.
+        [2, F] lower and upper bound; NaN for metrics with fewer than two problems.
     """
-    num_problems, num_figures = values.shape
+    num_problems, num_metrics = values.shape
     values = np.sort(values, axis=0)
     known = ~np.isnan(values)
-    if num_problems == 0 or num_figures == 0:
-        return np.full((2, num_figures), np.nan)
+    if num_problems == 0 or num_metrics == 0:
+        return np.full((2, num_metrics), np.nan)
     filled, generator = np.where(known, values, 0.0), np.random.default_rng(seed)
-    means = np.empty((resamples, num_figures))
+    means = np.empty((resamples, num_metrics))
     size = max(1, CHUNK // num_problems)
     for start in range(0, resamples, size):
         rows = min(size, resamples - start)
         draws = generator.integers(num_problems, size=(rows, num_problems)) + num_problems * np.arange(rows)[:, None]
         counts = np.bincount(draws.ravel(), minlength=rows * num_problems).reshape(rows, num_problems).astype(float)
-        with np.errstate(invalid="ignore"):  # a resample may hold no problem that has the figure
+        with np.errstate(invalid="ignore"):  # a resample may have no value of a metric
             means[start : start + rows] = (counts @ filled) / (counts @ known)
     enough = known.sum(axis=0) >= 2
-    bounds = np.full((2, num_figures), np.nan)
+    bounds = np.full((2, num_metrics), np.nan)
     tail = (1 - level) / 2
     bounds[:, enough] = np.nanquantile(means[:, enough], [tail, 1 - tail], axis=0)
     return bounds

@@ -1,10 +1,10 @@
-"""From a loss per token to one number. Every mode is linear, with one weight a row:
+"""Aggregate a per-token loss to a scalar. Every mode is linear, with one weight per row:
 
     L = sum_i w_i sum_t m_it l_it
 
-The weights come from the lengths of *all* sequences of a mini-batch, over all ranks, computed once on the driver. So
-neither micro-batches, nor ranks, nor packing can change a loss. A sequence is a trajectory: where that has several rows
-(one a turn, in memory context), each of them gets its trajectory's weight, and an episode of many turns counts once.
+The driver computes the weights once, from the lengths of *all* sequences of a mini-batch over all ranks. So
+micro-batches, ranks and packing cannot change a loss. A sequence is a trajectory: in memory context, where it has one
+row per turn, each row gets the weight of its trajectory, so an episode of many turns counts once.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def row_weights(
     horizon: float,
     count: Count = "all",
 ) -> Tensor:
-    """The weight of each sequence's tokens. lengths, group_ids [N] -> [N], in float64; an empty one weighs 0.
+    """Weight of the tokens of each sequence. lengths, group_ids [N] -> [N] float64; 0 for an empty sequence.
 
     | mode | weight | paper |
     |---|---|---|
-    | token-mean | 1 / sum_j n_j | what is commonly run as DAPO (arXiv 2503.14476) |
+    | token-mean | 1 / sum_j n_j | commonly used as DAPO (arXiv 2503.14476) |
     | token-sum | 1 | |
     | seq-mean-token-sum | 1 / N | |
     | seq-mean-token-mean | 1 / (n_i N) | GRPO (arXiv 2402.03300), GSPO, SAPO |
     | seq-mean-token-sum-norm | 1 / (N horizon) | Dr. GRPO (arXiv 2503.20783) |
     | group-mean-token-mean | 1 / (G sum_{j in g} n_j) | literal DAPO Eq. 8, CISPO Eq. 4, Magistral |
 
-    n_i: tokens of sequence i that the loss sees. N, G: all sequences and groups, the empty ones among them, or with
-    `count="nonempty"` those that have such tokens.
-    horizon: the constant of seq-mean-token-sum-norm, read by no other mode.
+    n_i: loss tokens of sequence i. N, G: number of sequences and groups, including empty ones unless
+    `count="nonempty"`.
+    horizon: constant of seq-mean-token-sum-norm; other modes ignore it.
     """
     n = lengths.to(torch.float64)
     num_rows = num_sequences(lengths, count)
@@ -70,12 +70,12 @@ def _group_weights(n: Tensor, groups: Groups, count: Count) -> Tensor:
 
 
 def num_sequences(lengths: Tensor, count: Count = "all") -> int:
-    """Sequences in a mean over them: all, or those with a token. At least 1."""
+    """Number of sequences in a mean: all, or those with at least one token. At least 1."""
     return max(1, lengths.numel() if count == "all" else int((lengths > 0).sum()))
 
 
 def sequence_weights(lengths: Tensor, count: Count = "all") -> Tensor:
-    """Weights of a loss that has one number a sequence: 1 / N, 0 for an empty one. [N] -> [N] float64."""
+    """Weights of a sequence-level loss: 1 / N, 0 for an empty sequence. [N] -> [N] float64."""
     weight = torch.full(lengths.shape, 1.0 / num_sequences(lengths, count), dtype=torch.float64, device=lengths.device)
     return torch.where(lengths > 0, weight, torch.zeros_like(weight))
 

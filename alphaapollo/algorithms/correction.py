@@ -1,7 +1,7 @@
-"""Weights for the gap between the engine that sampled and the trainer that learns: rho = pi_old / pi_rollout.
+"""Importance weights for the log-prob mismatch of rollout engine and trainer: rho = pi_old / pi_rollout.
 
-They are constants (no gradient) that multiply the policy term only, never KL or entropy. Where old log-probs *are*
-the engine's (bypass mode), PPO's own ratio already corrects: never apply both.
+The weights are constants (no gradient) and multiply the policy term only, not KL or entropy. In bypass mode the old
+log-probs are the engine's and PPO's ratio already corrects the mismatch; do not apply both.
 
     truncated, token       min(rho, high) per token: TIS
     masked, token          rho [low <= rho <= high]: IcePop (arXiv 2510.18855), bounds (0.5, 5)
@@ -53,7 +53,7 @@ def mismatch_weights(
 def importance_ratio(
     train_logp: Tensor, rollout_logp: Tensor, mask: Tensor, level: Level, limit: float | None
 ) -> Tensor:
-    """rho per token, or of the whole row (product, or geometric mean) on each of its tokens. [B, L] -> [B, L]."""
+    """rho per token, or per row (product or geometric mean) copied to its tokens. [B, L] -> [B, L]."""
     d = log_ratio(train_logp, rollout_logp, mask, limit=None)
     if level == "sequence":
         d = d.sum(dim=1, keepdim=True).expand_as(d)
@@ -63,5 +63,5 @@ def importance_ratio(
 
 
 def needs_full_sequences(correction: RolloutCorrection) -> bool:
-    """Whether a weight is of a whole sequence, so that its rows must stand together."""
+    """Whether weights depend on complete sequences, so that the rows of a trajectory must share a micro-batch."""
     return correction.method is not None and correction.level != "token"

@@ -1,12 +1,12 @@
-"""How far a policy's distribution p is from a frozen one q, a teacher's or the reference's, and which way is nearer.
+"""Divergences between the policy's distribution p and a frozen distribution q (teacher or reference).
 
-    kind      value D                                            gradient by the logits z of p
+    kind      value D                                            gradient w.r.t. the logits of p
     reverse   KL(p||q)                                           p (log p/q - D)
     forward   KL(q||p)                                           p - q
     jsd       b KL(q||m) + (1-b) KL(p||m),  m = b q + (1-b) p    (1-b) p (log p/m - KL(p||m))
 
-jsd is the generalised Jensen-Shannon divergence of arXiv 2306.13649 (section 2): D / b goes to the forward KL as b goes
-to 0, D / (1-b) to the reverse KL as b goes to 1.
+jsd is the generalised Jensen-Shannon divergence of arXiv 2306.13649 (section 2): D / b tends to the forward KL as b
+tends to 0, D / (1-b) to the reverse KL as b tends to 1.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DivergenceKind = Literal["reverse", "forward", "jsd"]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Between whole distributions. Log-probs [..., V] of p and q, all finite."""
+    """Divergence between full distributions, from finite log-probs [..., V] of p and q."""
 
     kind: DivergenceKind
     beta: float = 0.5  # of jsd, between 0 and 1
 
     def value(self, logp: Tensor, logq: Tensor) -> Tensor:
-        """Nats, [...]."""
+        """Value in nats, [...]."""
         match self.kind:
             case "reverse":
                 return kl(logp, logq)
@@ -43,7 +43,7 @@ class Divergence:
                 return self.beta * kl(logq, mixture) + (1.0 - self.beta) * kl(logp, mixture)
 
     def gradient(self, logp: Tensor, logq: Tensor) -> Tensor:
-        """By the logits of p, [..., V]."""
+        """Gradient with respect to the logits of p, [..., V]."""
         match self.kind:
             case "reverse":
                 return _kl_gradient(logp, logq)
@@ -60,7 +60,7 @@ REVERSE = Divergence("reverse")
 
 
 def make_divergence(teacher: Teacher) -> Divergence:
-    """Of one that compares whole distributions."""
+    """The divergence of a teacher that compares full distributions."""
     assert teacher.divergence is not None and teacher.divergence != "sampled"
     return Divergence(teacher.divergence, teacher.beta)
 
@@ -76,27 +76,27 @@ def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def overlap(logp: Tensor, logq: Tensor) -> Tensor:
-    """sum_v min(p_v, q_v), between 0 and 1: one less the total variation. [..., V] each -> [...]"""
+    """sum_v min(p_v, q_v), between 0 and 1: 1 - total variation. [..., V] each -> [...]"""
     return torch.minimum(logp, logq).exp_().sum(dim=-1)
 
 
 def _kl_gradient(logp: Tensor, logm: Tensor) -> Tensor:
-    """The gradient of KL(p||m) by the logits of p, m held. [..., V]"""
+    """Gradient of KL(p||m) with respect to the logits of p, with m constant. [..., V]"""
     away, p = logp - logm, logp.exp()
     return away.sub_(torch.linalg.vecdot(p, away).unsqueeze(-1)).mul_(p)
 
 
 class TeacherSignal(NamedTuple):
-    """What a teacher says of sampled tokens."""
+    """Advantages and metrics of a teacher on sampled tokens."""
 
     advantages: Tensor  # [B, L], zero off the mask
-    reverse_kl: float  # nats a token: the mean of log p - log q
-    agreement: float  # the mean of min(1, q/p): its expectation over samples of p is the overlap
+    reverse_kl: float  # mean of log p - log q, in nats per token
+    agreement: float  # mean of min(1, q/p), an estimate of the overlap
 
 
 def teacher_signal(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherSignal:
-    """The reverse KL as a policy gradient on samples of the policy: A_t = log q - log p, each token's own (a discount
-    of 0; MiniLLM, arXiv 2306.08543, Eq. 2-5, adds up all that come after). Matrices [B, L]."""
-    gap = masked(teacher_logp - old_logp, mask)
-    likely = gap.clamp(max=0.0).exp()
-    return TeacherSignal(gap, -float(masked_mean(gap, mask)), float(masked_mean(likely, mask)))
+    """The reverse KL as a policy gradient on samples of the policy: A_t = log q - log p, with a discount of 0 (MiniLLM,
+    arXiv 2306.08543, Eq. 2-5, sums over later tokens). Matrices [B, L]."""
+    log_ratio = masked(teacher_logp - old_logp, mask)
+    likely = log_ratio.clamp(max=0.0).exp()
+    return TeacherSignal(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(likely, mask)))

@@ -1,9 +1,9 @@
-"""The rows of a trajectory laid end to end.
+"""Rows of a trajectory joined into one sequence.
 
-In memory context a trajectory has a row a turn. Credit runs across its turns all the same, and a ratio of its whole
-sequence is of all its rows. So whatever looks beyond single tokens works on [N, K], a row a trajectory:
+In memory context a trajectory has one row per turn, but credit assignment and sequence-level ratios cover the whole
+trajectory. Computations across tokens therefore work on [N, K], one row per trajectory:
 
-    rows [B, L] --join--> trajectories [N, K] --a recursion, a mean over the sequence--> [N, K] --split--> [B, L]
+    rows [B, L] --join--> trajectories [N, K] --recursion or mean over the sequence--> [N, K] --split--> [B, L]
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from alphaapollo.algorithms.masked import masked
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Of each of the n action tokens, int64 [n]: its cell in [B, L], and that in [N, K]."""
+    """Positions of the n action tokens in [B, L] and in [N, K]. int64 [n] each"""
 
-    rows: Tensor
+    rows: Tensor  # in [B, L]
     columns: Tensor
-    owners: Tensor
+    owners: Tensor  # in [N, K]
     places: Tensor
 
     @classmethod
@@ -38,20 +38,20 @@ class TokenPositions:
 
 @dataclass(frozen=True)
 class JoinedTrajectories:
-    """N trajectories in the order of their ids. Rows of a trajectory keep their order, which is that of its turns.
+    """N trajectories in the order of their ids. Rows of a trajectory keep their order, the order of turns.
 
-    Example: rows with masks [1, 0, 1] and [1, 1, 0] of one trajectory become one row of 4 tokens. Where every
-    trajectory has one row (append context) the rows stay as they are.
+    Example: rows with masks [1, 0, 1] and [1, 1, 0] of one trajectory become one row of 4 tokens. If every
+    trajectory has one row (append context), rows are unchanged.
     """
 
     mask: Tensor  # [N, K] 1 on action tokens
     index: Tensor  # int64 [B], the trajectory of each row, 0 .. N-1
     row_mask: Tensor  # [B, L]
-    cells: TokenPositions | None  # None: the rows stay as they are
+    cells: TokenPositions | None  # None: rows are unchanged
 
     @classmethod
     def of(cls, mask: Tensor, trajectory_ids: Tensor) -> JoinedTrajectories:
-        """mask [B, L], trajectory_ids [B] of any integers."""
+        """Build from mask [B, L] and trajectory_ids [B] (any integers)."""
         ids, index = torch.unique(trajectory_ids, return_inverse=True)
         if torch.equal(index, torch.arange(len(mask), device=mask.device)):
             return cls(mask, index, mask, None)
@@ -62,21 +62,21 @@ class JoinedTrajectories:
         return cls(joined, index, mask, cells)
 
     def join(self, values: Tensor) -> Tensor:
-        """[B, L] -> [N, K], zero off the mask; differentiable."""
+        """Join rows: [B, L] -> [N, K], zero off the mask; differentiable."""
         if self.cells is None:
             return masked(values, self.mask)
         flat = values[self.cells.rows, self.cells.columns]
         return values.new_zeros(self.mask.shape).index_put((self.cells.owners, self.cells.places), flat)
 
     def split(self, values: Tensor) -> Tensor:
-        """[N, K] -> [B, L], zero off the mask; differentiable."""
+        """Split trajectories: [N, K] -> [B, L], zero off the mask; differentiable."""
         if self.cells is None:
             return masked(values, self.mask)
         flat = values[self.cells.owners, self.cells.places]
         return values.new_zeros(self.row_mask.shape).index_put((self.cells.rows, self.cells.columns), flat)
 
     def per_trajectory(self, values: Tensor) -> Tensor:
-        """[B], the same on all rows of a trajectory -> [N]."""
+        """Take one value per trajectory; equal on all its rows. [B] -> [N]."""
         first = values.new_empty(len(self.mask))
         first[self.index] = values
         return first

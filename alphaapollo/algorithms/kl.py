@@ -1,15 +1,15 @@
-"""KL divergence to a reference policy: its estimators, as a penalty in the reward, and who steers its coefficient.
+"""KL divergence to a reference policy: estimators, penalty in the reward, and controllers of its coefficient.
 
-From log-probs of the sampled tokens, by the expectation over samples of the policy itself (d = log pi - log ref):
+Estimators use log-probs of sampled tokens; expectations are over samples of the policy (d = log pi - log ref):
 
     kind                value             E[value]      E[gradient]
     k1 = kl             d                 KL(pi||ref)   0
     abs                 |d|
     k2 = mse            d^2 / 2                         grad KL(pi||ref)
-    k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi): the other KL
+    k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi)
     X+                  X                 as X          grad KL(pi||ref): the gradient of k2
 
-So a KL in the loss wants k2 or k3+. `full` needs both distributions: models/lm_head.py computes it.
+For a KL in the loss use k2 or k3+. `full` needs both distributions; models/lm_head.py computes it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from alphaapollo.algorithms.masked import masked
 from alphaapollo.config.schema import KLControl
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
-"""Every name of an estimator on sampled tokens, and the formula it stands for."""
+"""Names of the estimators on sampled tokens, and their formulas."""
 
 
 def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
     """Estimate of KL(pi||ref) at each sampled token. [B, L] each -> [B, L], unmasked.
 
-    `kind`: a key of ESTIMATORS; with a trailing + it has that estimator's value and k2's gradient. `limit`: see k3.
-    Raises ValueError for `full`, which sampled log-probs cannot give, and for unknown kinds.
+    `kind`: a key of ESTIMATORS; a trailing + gives the value of that estimator and the gradient of k2. `limit`: see k3.
+    Raises ValueError for `full`, which needs full distributions, and for unknown kinds.
     """
     if kind.removesuffix("+") == "full":
         raise ValueError(
@@ -45,11 +45,11 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, limit: float | None = 
 
 @dataclass(frozen=True, slots=True)
 class KLShapedRewards:
-    """Token rewards after the KL was taken off, and the KL in both units."""
+    """Token rewards after subtracting the KL, and the mean KL per sequence and per token."""
 
     token_rewards: Tensor  # [B, L]
     kl: Tensor  # [B, L], zero off the mask
-    per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; what KL controllers are steered by
+    per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; input of the KL controllers
     per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
 
 
@@ -76,7 +76,7 @@ def kl_in_reward(
 
 
 def kl_estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """The estimator's value, and its own gradient. Any shape."""
+    """Value of an estimator, with its own gradient. Any shape."""
     match ESTIMATORS.get(name):
         case "k1":
             return log_ratio
@@ -90,31 +90,31 @@ def kl_estimate(log_ratio: Tensor, name: str, limit: float | None = MAX_LOG_RATI
 
 
 def k3(log_ratio: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
-    """e^-d + d - 1, with d held above -limit where the exponential would overflow; the value is never cut."""
+    """e^-d + d - 1, with d clamped to at least -limit so that exp does not overflow."""
     if limit is not None:
         log_ratio = log_ratio.clamp(min=-limit)
     return torch.expm1(-log_ratio) + log_ratio
 
 
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
-    """The value of one tensor with the gradient of another."""
+    """Combine the value of one tensor with the gradient of another."""
     return gradient_of - gradient_of.detach() + value.detach()
 
 
 class KLController(Protocol):
-    """Steers the coefficient of the KL in the reward. The coefficient itself is the run's state (trainer/progress.py).
+    """Controller of the KL coefficient in the reward. The coefficient is part of the run state (trainer/progress.py).
 
-    `kl` is always the *per-sequence sum* in nats, meaned over sequences: a target of 6 means 6 a response, not a token.
+    `kl` is the *per-sequence sum* in nats, averaged over sequences: a target of 6 means 6 per response, not per token.
     """
 
     def next_coef(self, coef: float, kl: float, num_sequences: int) -> float:
-        """The coefficient of the next iteration, after one whose trajectories had this KL under `coef`."""
+        """Return the coefficient of the next iteration, given the KL measured in this one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedKL:
-    """The coefficient of the configuration, always."""
+    """Constant coefficient from the configuration."""
 
     coef: float
 
@@ -162,7 +162,7 @@ class DualKL:
 
 
 def make_kl_controller(config: KLControl) -> KLController:
-    """The controller of `algorithm.kl_ctrl`."""
+    """Build the controller of `algorithm.kl_ctrl`."""
     match config.type:
         case "fixed":
             return FixedKL(config.kl_coef)

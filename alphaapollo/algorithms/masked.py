@@ -1,4 +1,4 @@
-"""Statistics and recursions over the action tokens of `[B, L]` matrices. What lies off the mask never enters."""
+"""Statistics and recursions over the action tokens of `[B, L]` matrices. Values off the mask are ignored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` with exact zeros off the mask, whatever stands there (NaN included), in value and in gradient."""
+    """`values` with exact zeros off the mask, in value and gradient, even for NaN."""
     return torch.where(mask.bool(), values, values.new_zeros(()))
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over all action tokens; 0 where there are none. Returns a scalar."""
+    """Mean over all action tokens, a scalar; 0 if there are none."""
     return masked(values, mask).sum() / mask.bool().sum().clamp(min=1)
 
 
@@ -25,14 +25,14 @@ def row_mean(values: Tensor, mask: Tensor) -> Tensor:
 def standardize(values: Tensor, ddof: int, eps: float, eps_inside: bool = True) -> Tensor:
     """(x - mean) / sqrt(var + eps) of a vector; exactly 0 if all are equal. `eps_inside=False`: / (std + eps).
 
-    A mean that is nothing but rounding is 0: values that are centred already keep their exact zeros.
+    A mean within rounding error is treated as 0, so values that are already centered keep exact zeros.
     """
     if values.numel() < 2 or values.max() == values.min():
         return torch.zeros_like(values)
     mean, rounding = values.mean(), values.numel() * torch.finfo(values.dtype).eps * values.abs().max()
-    away = values - torch.where(mean.abs() <= rounding, torch.zeros_like(mean), mean)
-    var = (away**2).sum() / (values.numel() - ddof)
-    return away / ((var + eps).sqrt() if eps_inside else var.sqrt() + eps)
+    centered = values - torch.where(mean.abs() <= rounding, torch.zeros_like(mean), mean)
+    var = (centered**2).sum() / (values.numel() - ddof)
+    return centered / ((var + eps).sqrt() if eps_inside else var.sqrt() + eps)
 
 
 def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_inside: bool = True) -> Tensor:
@@ -62,10 +62,10 @@ def last_action(mask: Tensor) -> Tensor:
 
 
 def fold_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move rewards off the mask (on an observation token) to the last action token before them, or to the row's first
-    one if there is none; lost in an empty row. [B, L] -> [B, L].
+    """Move rewards off the mask (on an observation token) to the last action token before them, or to the first
+    action token of the row if there is none; dropped for an empty row. [B, L] -> [B, L].
 
-    A return must survive the mask: dropping such a reward would make a solved episode look worthless.
+    Without this the mask would drop such rewards, and a solved episode would have a return of 0.
     """
     is_action = mask.bool()
     positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)

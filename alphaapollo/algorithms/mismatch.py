@@ -1,15 +1,15 @@
-"""How far the engine that sampled is from the trainer that learns, in one iteration's numbers.
+"""Metrics of the log-prob mismatch between rollout engine and trainer in one iteration.
 
-With d = log pi_trainer - log pi_engine at each action token and rho = e^d (both under the same weights, so rho is 1 but
-for arithmetic):
+With d = log pi_trainer - log pi_engine at each action token and rho = e^d (with equal weights, so rho differs from 1
+only by numerics):
 
     k1       mean of -d          estimate of KL(engine || trainer), can be negative
     k3       mean of e^d - d - 1 the same, never negative
     abs      mean of |d|
     rho_*    quantiles of rho over tokens
     ess      effective sample size of the token weights rho, as a share of the tokens: (sum rho)^2 / (n sum rho^2)
-    ess_sequence   the same of each trajectory's product
-    k3_at_*  k3 of the tokens at those positions of the response: a gap that grows with the position is a cache's
+    ess_sequence   the same for the product of each trajectory
+    k3_at_*  k3 by position in the response; growth with the position indicates a cache error
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from alphaapollo.algorithms.log_ratio import MAX_LOG_RATIO
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
-"""Where the bins of positions begin."""
+"""Start of each position bin."""
 
 
 def mismatch_metrics(
     trainer_logp: np.ndarray, engine_logp: np.ndarray, trajectory_ids: np.ndarray, positions: np.ndarray
 ) -> dict[str, float]:
-    """The figures above under `mismatch/`; {} where there is no action token.
+    """Compute the metrics above under `mismatch/`; {} if there are no action tokens.
 
-    All [n], of the action tokens in any order: their log-probs, their trajectories 0 .. N-1, and their positions in the
-    response of their row."""
+    All [n], for the action tokens in any order: log-probs, trajectories 0 .. N-1, and positions in the response of the
+    row."""
     if not len(trainer_logp):
         return {}
     d = np.subtract(trainer_logp, engine_logp, dtype=np.float64)
     np.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO, out=d)
-    away = np.expm1(d)
-    k3 = away - d
+    ratio_minus_one = np.expm1(d)
+    k3 = ratio_minus_one - d
     metrics = {"k1": float(-d.mean()), "k3": float(k3.mean()), "abs": float(np.abs(d).mean())}
     nonempty = np.bincount(trajectory_ids) > 0
     products = np.bincount(trajectory_ids, weights=d)[nonempty]
-    d.sort()  # nothing below asks whose they are, and numpy sorts quicker than it looks for quantiles
+    d.sort()  # order is not needed below, and numpy sorts faster than it computes quantiles
     ratios = np.exp(np.quantile(d, list(QUANTILES.values()), overwrite_input=True))
     metrics |= {f"rho_{name}": float(ratio) for name, ratio in zip(QUANTILES, ratios, strict=True)}
-    away += 1
+    ratio_minus_one += 1
     metrics |= {
-        "ess": _effective_share(away),
+        "ess": _effective_share(ratio_minus_one),
         "ess_sequence": _effective_share(np.exp(products - products.max())),
     }
     bins = (np.searchsorted(POSITIONS, np.arange(positions.max() + 1), side="right") - 1)[positions]

@@ -1,8 +1,7 @@
-"""PF-PPO: learn only from the samples of a prompt whose rewards can be trusted, the best and the worst of them
-(arXiv 2409.06957).
+"""PF-PPO: train only on the samples of a prompt with reliable rewards, the best and the worst (arXiv 2409.06957).
 
-The paper draws training samples with these probabilities; here each sample's loss is weighted by N times its own, which
-is what drawing gives on average, without the noise.
+The paper draws training samples with these probabilities; here each loss is weighted by N times its probability,
+which is the expectation of drawing, without its variance.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from alphaapollo.algorithms.groups import Groups
 
 
 def filtration_weights(scores: Tensor, groups: Groups, method: str) -> Tensor:
-    """Weights with mean 1 within each group; all 1 in a group of equal scores. scores [N] -> [N].
+    """Weights with mean 1 within each group; all 1 if all scores of a group are equal. scores [N] -> [N].
 
     best: the best sample alone. best_random: half on the best, half spread over the others. best_worst: half on the
-    best, half on the worst. Samples of equal score share. Raises ValueError for an unknown method.
+    best, half on the worst. Samples with equal scores share the weight. Raises ValueError for an unknown method.
     """
     best = scores == groups.max(scores)[groups.index]
     match method:
@@ -29,12 +28,12 @@ def filtration_weights(scores: Tensor, groups: Groups, method: str) -> Tensor:
             worst = scores == -groups.max(-scores)[groups.index]
             weights = (_split_weight(best, groups) + _split_weight(worst, groups)) / 2
         case _:
-            raise ValueError(f"unknown filtration {method!r}; see algorithm.filtration.method in docs/config.md.")
+            raise ValueError(f"unknown filtration {method!r}. See algorithm.filtration.method in docs/config.md.")
     equal = groups.equal(scores)[groups.index]
     return torch.where(equal, torch.ones_like(scores), weights.to(scores.dtype))
 
 
 def _split_weight(chosen: Tensor, groups: Groups) -> Tensor:
-    """The whole weight of each group, shared equally by its chosen samples. bool [N] -> [N]."""
+    """Split the total weight of each group equally among its chosen samples. bool [N] -> [N]."""
     share = groups.sizes / groups.sum(chosen.double()).clamp(min=1)
     return share[groups.index] * chosen

@@ -1,7 +1,7 @@
-"""Losses on pairs of answers, per pair. Log-probs are sums over the answer's tokens unless said.
+"""Losses on pairs of answers, per pair. Log-probs are sums over the tokens of an answer unless stated otherwise.
 
-u, v: log pi/ref of the chosen and the rejected answer; margin h = u - v. All tensors [P], one entry a pair; so are
-the results. Rewards in the sense of DPO are beta u and beta v. A trainer that uses them is still to come.
+u, v: log pi/ref of the chosen and the rejected answer; margin h = u - v. All tensors and results
+are [P], one entry per pair. The implicit rewards are beta u and beta v. preference_losses.py registers them by name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def robust_dpo(margin: Tensor, beta: float, label_smoothing: float) -> Tensor:
     """[-(1-e) log s(beta h) + e log s(-beta h)] / (1 - 2e) for labels flipped with probability e < 1/2
     (arXiv 2403.00409)."""
     if not 0.0 <= label_smoothing < 0.5:
-        raise ValueError(f"robust DPO needs label_smoothing in [0, 0.5), got {label_smoothing}.")
+        raise ValueError(f"preference.loss=robust needs label_smoothing in [0, 0.5), got {label_smoothing}.")
     z = beta * margin
     flipped = -(1.0 - label_smoothing) * logsigmoid(z) + label_smoothing * logsigmoid(-z)
     return flipped / (1.0 - 2.0 * label_smoothing)
 
 
 def ipo(margin: Tensor, tau: float) -> Tensor:
-    """(h - 1/(2 tau))^2 (arXiv 2310.12036, Eq. 17). The paper's h is of sums; for the per-token form give a margin of
+    """(h - 1/(2 tau))^2 (arXiv 2310.12036, Eq. 17). The paper's h uses sums; for the per-token form pass a margin of
     per-token means."""
     return (margin - 1.0 / (2.0 * tau)) ** 2
 
@@ -50,7 +50,9 @@ def exo_pair(margin: Tensor, beta: float, label_smoothing: float = 1e-3) -> Tens
     """KL from the policy's preference to the (smoothed) label: s log(s/(1-e)) + (1-s) log((1-s)/e), s = s(beta h)
     (arXiv 2402.00856). Needs label_smoothing e in (0, 1)."""
     if not 0.0 < label_smoothing < 1.0:
-        raise ValueError(f"EXO needs label_smoothing in (0, 1), got {label_smoothing}; the paper's is 1e-3.")
+        raise ValueError(
+            f"preference.loss=exo_pair needs label_smoothing in (0, 1), got {label_smoothing}. The paper uses 1e-3."
+        )
     z = beta * margin
     chosen = z.sigmoid() * (logsigmoid(z) - math.log(1.0 - label_smoothing))
     return chosen + (-z).sigmoid() * (logsigmoid(-z) - math.log(label_smoothing))
@@ -84,7 +86,7 @@ def kto(
     weight_desirable: float = 1.0,
     weight_undesirable: float = 1.0,
 ) -> Tensor:
-    """lambda - lambda s(+-beta (u - z0)) for single answers with a thumb up or down (arXiv 2402.01306, Eq. 8).
+    """lambda - lambda s(+-beta (u - z0)) for single answers with a binary label (arXiv 2402.01306, Eq. 8).
 
     log_ratio u, desirable (0/1) [P]; kl: estimate of KL(pi||ref) over the batch, a constant, floored at 0.
     """
@@ -105,7 +107,7 @@ def simpo(chosen_mean: Tensor, rejected_mean: Tensor, beta: float, gamma: float)
 
 
 def _log1mexp(logp: Tensor) -> Tensor:
-    """log(1 - e^x) for x < 0, by the branch that does not cancel."""
+    """log(1 - e^x) for x < 0, by the branch without cancellation."""
     return torch.where(
         logp > -math.log(2.0),
         torch.log(-torch.expm1(logp)),

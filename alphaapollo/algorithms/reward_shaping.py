@@ -1,4 +1,4 @@
-"""What happens to rewards between the graders and the advantage estimators; the KL in the reward is in kl.py."""
+"""Reward shaping between graders and advantage estimators. The KL in the reward is in kl.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from alphaapollo.algorithms.masked import last_action
 
 
 def add_outcome_reward(token_rewards: Tensor, scores: Tensor, mask: Tensor, owners: Tensor) -> None:
-    """Each trajectory's outcome, in place, on the last *action* token of its last row.
+    """Add the outcome of each trajectory, in place, to the last *action* token of its last row.
 
-    Not on the last attended token: that may be a tool's answer, and a reward there is lost behind the mask.
+    The last attended token may belong to an observation, where the mask would drop the reward.
 
     Args:
         token_rewards, mask: [B, L].
@@ -25,9 +25,9 @@ def add_outcome_reward(token_rewards: Tensor, scores: Tensor, mask: Tensor, owne
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:
-    """DAPO's penalty for nearly too long responses (arXiv 2503.14476, Eq. 13). lengths [B] -> [B].
+    """DAPO's penalty for responses close to the length limit (arXiv 2503.14476, Eq. 13). lengths [B] -> [B].
 
-    0 up to max_length - cache, falling linearly to -factor at max_length and staying there; max_length includes the
+    0 up to max_length - cache, linear to -factor at max_length, constant beyond; max_length includes the
     cache (paper: 20480 = 16384 + 4096).
     """
     over = (lengths - (max_length - cache)) / cache
@@ -54,5 +54,6 @@ def length_budget_max(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: f
 
 
 def condition_reward(rewards: Tensor, on: Tensor, threshold: float) -> Tensor:
-    """Pay a reward only where another one is reached: r [on >= threshold] (arXiv 2601.05242, section 3). [B] -> [B]."""
+    """Keep a reward only where another one reaches a threshold: r [on >= threshold] (arXiv 2601.05242, section 3). [B]
+    -> [B]."""
     return torch.where(on >= threshold, rewards, torch.zeros_like(rewards))

@@ -1,5 +1,5 @@
-"""Answers sampled from a model in this process: left-padded rows, one token a step for all of them. Slow and plain, for
-comparison with vLLM and for a model in the midst of its training."""
+"""Sample completions from a model in this process: left-padded rows, one token per step. A slow reference for
+comparison with vLLM, also used to sample from a model during training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 @dataclass
 class PendingCompletion:
-    """An answer on its way."""
+    """A completion that is being generated."""
 
-    token_ids: list[int]  # what it follows
+    token_ids: list[int]  # context
     sampling: Sampling
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -42,15 +42,15 @@ class PendingCompletion:
 
 
 class Forward(Protocol):
-    """As next_logits, of one model."""
+    """next_logits bound to one model."""
 
     def __call__(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
 
 
 def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-    """Logits [B, V] (float32) after the last of `tokens`, by the model's own forward pass, and the cache with them.
+    """Logits [B, V] (float32) after the last of `tokens`, by the model's own forward pass, and the updated cache.
 
-    tokens, positions [B, t]: those that the cache lacks; mask [B, so far]: 0 where a row is padded.
+    tokens, positions [B, t]: those not in the cache; mask [B, length so far]: 0 on padding.
     """
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     output = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **last)
@@ -58,28 +58,30 @@ def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cac
 
 
 def decode(
-    forward: Forward, draws: Sequence[PendingCompletion], device: torch.device, ends: Callable[[bool], bool]
+    forward: Forward, pending: Sequence[PendingCompletion], device: torch.device, should_stop: Callable[[bool], bool]
 ) -> None:
-    """Sample on, token by token, until `ends(all draws are done)` says so, which is asked after each."""
-    contexts = [draw.token_ids + draw.sampled for draw in draws]  # sampled: before a pause
+    """Sample token by token until `should_stop(all completions are done)`, called after each token, is true."""
+    contexts = [draw.token_ids + draw.sampled for draw in pending]  # `sampled` is not empty after a pause
     longest = max(map(len, contexts))
     padding = torch.tensor([longest - len(context) for context in contexts], device=device)
-    last = torch.tensor([len(draw.token_ids) + draw.sampling.max_tokens - 1 for draw in draws], device=device)
+    last = torch.tensor([len(draw.token_ids) + draw.sampling.max_tokens - 1 for draw in pending], device=device)
     tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts], device=device)
     cache = None
     for length in itertools.count(longest):
         places = torch.arange(length, device=device)
         mask = (places >= padding[:, None]).long()
-        positions = (places - padding[:, None]).clamp(min=0).minimum(last[:, None])  # rows that are done go on, unread
+        positions = (
+            (places - padding[:, None]).clamp(min=0).minimum(last[:, None])
+        )  # finished rows continue and are ignored
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
         HEARTBEAT.tick()
-        rows = zip(logits.cpu(), draws, strict=True)
+        rows = zip(logits.cpu(), pending, strict=True)
         chosen = [sample_token(row, draw.sampling, draw.generator) for row, draw in rows]
-        for draw, (token, logprob) in zip(draws, chosen, strict=True):
+        for draw, (token, logprob) in zip(pending, chosen, strict=True):
             if not draw.done:
                 draw.sampled.append(token)
                 draw.logprobs.append(logprob)
-        if ends(all(draw.done for draw in draws)):
+        if should_stop(all(draw.done for draw in pending)):
             return
         tokens = torch.tensor([[token] for token, _ in chosen], device=device)
 

@@ -1,6 +1,6 @@
-"""The user's own estimator and loss, called once on toy inputs before anything starts.
+"""Checks of user-defined estimators and losses: each is called once on toy inputs before a run starts.
 
-Ours are held by tests; a function of the user's that returns the wrong thing would show after the models are loaded.
+Without them an invalid result would be detected only after the models are loaded. Built-in functions are skipped.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ GROUPS, LENGTH = 2, 3
 
 
 def check_user_estimator(estimator: Estimator, config: Algorithm, group_size: int, components: Iterable[str]) -> None:
-    """Two prompts with `group_size` responses each of up to three tokens, in float64 as in a run.
+    """Check an estimator on two prompts with `group_size` responses of up to three tokens, in float64.
 
-    ValueError: it raises, or returns no Advantages of finite floats shaped like the mask; nothing for those of ours.
+    Raises ValueError if it raises, or does not return Advantages of finite floats shaped like the mask.
     """
     if _is_builtin(estimator.fn):
         return
-    unasked: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
-    inputs = replace(toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **unasked)
+    undeclared: dict[str, Any] = {name: None for name in NEEDS if name not in estimator.needs}
+    inputs = replace(toy_advantage_inputs(group_size, [*components, *config.gdpo_rewards]), **undeclared)
     with _report_errors_of(estimator.fn, f"the advantage estimator {estimator.name!r}"):
         result = estimator.fn(inputs, config)
-        _require(isinstance(result, Advantages), f"it must return Advantages, and returned {_describe_type(result)}")
+        _require(isinstance(result, Advantages), f"it must return Advantages, but returned {_describe_type(result)}")
         for name in ("advantages", "returns"):
             _require_floats(name, getattr(result, name), tuple(inputs.mask.shape))
         estimator(inputs, config)
 
 
 def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
-    """As try_estimator, with log-probs in float32 of which the first have a gradient.
+    """Check a policy loss on float32 log-probs.
 
-    ValueError: it raises, or its loss has the wrong shape, is not finite, or has no gradient.
+    Raises ValueError if it raises, or its loss has the wrong shape, is not finite, or has no gradient.
     """
     if _is_builtin(policy_loss.fn):
         return
@@ -54,21 +54,21 @@ def check_user_policy_loss(policy_loss: PolicyLoss, config: Actor) -> None:
         result = policy_loss.fn(inputs, config)
         _require(
             isinstance(result, PolicyLossOutput),
-            f"it must return a PolicyLossOutput, and returned {_describe_type(result)}",
+            f"it must return a PolicyLossOutput, but returned {_describe_type(result)}",
         )
         shape = tuple(inputs.mask.shape) if policy_loss.level == "token" else tuple(inputs.mask.shape[:1])
         _require_floats("loss", result.loss, shape, inputs.mask if policy_loss.level == "token" else None)
-        _require(result.loss.requires_grad, "its loss has no gradient: nothing in it depends on inputs.logp")
+        _require(result.loss.requires_grad, "its loss has no gradient: it does not depend on inputs.logp")
         for name, value in result.metrics.items():
             scalar = isinstance(value, Tensor) and value.ndim == 0
-            _require(scalar, f"its metric {name!r} must be a tensor of one number, and is {_describe_type(value)}")
+            _require(scalar, f"its metric {name!r} must be a scalar tensor, but is {_describe_type(value)}")
         result.loss.sum().backward()
 
 
 def check_user_preference_loss(loss: PreferenceLoss, config: Preference) -> None:
-    """As try_estimator, on two pairs (or four single answers) of which the log-probs have a gradient.
+    """Check a preference loss on two pairs or four single answers.
 
-    ValueError: it raises, or what it returns has the wrong shape, is not finite, or has no gradient.
+    Raises ValueError if it raises, or its result has the wrong shape, is not finite, or has no gradient.
     """
     if _is_builtin(loss.fn):
         return
@@ -76,14 +76,14 @@ def check_user_preference_loss(loss: PreferenceLoss, config: Preference) -> None
         answers = toy_answer_batch(loss)
         losses = loss.fn(answers, loss.beta if config.beta is None else config.beta, config)
         _require_floats("loss", losses, (2,) if loss.of_pairs else (4,))
-        _require(losses.requires_grad, "its loss has no gradient: nothing in it depends on answers.logp")
+        _require(losses.requires_grad, "its loss has no gradient: it does not depend on answers.logp")
         losses.sum().backward()
 
 
 def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> bool:
-    """Whether the loss has a gradient where all advantages are zero (a penalty of its own has); tried on toy inputs.
+    """Whether the loss has a gradient when all advantages are zero (from its own penalty), measured on toy inputs.
 
-    ValueError: it raises there.
+    Raises ValueError if it raises.
     """
     inputs = toy_loss_inputs(policy_loss, config)
     chosen = None if policy_loss.choose is None else inputs.mask.bool()
@@ -96,16 +96,16 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
 
 
 def toy_advantage_inputs(group_size: int, components: Iterable[str]) -> AdvantageInputs:
-    """Rows of one, two and three tokens in turn; every second response is right."""
+    """Rows of one, two and three tokens; every second response is correct."""
     rows = GROUPS * group_size
     lengths = torch.arange(rows) % LENGTH + 1
     mask = (torch.arange(LENGTH) < lengths[:, None]).double()
     scores = (torch.arange(rows) % 2).double()
     ids = torch.arange(rows)
-    at_the_end = torch.zeros_like(mask)
-    at_the_end[ids, lengths - 1] = scores
+    token_rewards = torch.zeros_like(mask)
+    token_rewards[ids, lengths - 1] = scores
     return AdvantageInputs(
-        token_rewards=at_the_end,
+        token_rewards=token_rewards,
         mask=mask,
         scores=scores,
         group_ids=ids // group_size,
@@ -119,7 +119,7 @@ def toy_advantage_inputs(group_size: int, components: Iterable[str]) -> Advantag
 
 
 def toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
-    """Two rows, of three tokens and of two; chosen among them where the loss does choose."""
+    """Two rows, of three and two tokens, with `chosen` if the loss selects tokens."""
     logp = torch.tensor([[-0.5, -1.0, -1.5], [-1.0, -0.5, 0.0]], requires_grad=True)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
     advantages = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]])
@@ -133,7 +133,7 @@ def toy_loss_inputs(policy_loss: PolicyLoss, config: Actor) -> PolicyLossInputs:
 
 
 def toy_answer_batch(loss: PreferenceLoss) -> AnswerBatch:
-    """Two pairs, with what the loss asks for besides."""
+    """Two pairs, with the inputs that the loss declares."""
     logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
     return AnswerBatch(
         logp,
@@ -150,16 +150,18 @@ def _is_builtin(function: Callable[..., object]) -> bool:
 
 @contextmanager
 def _report_errors_of(function: Callable[..., object], what: str) -> Iterator[None]:
-    """Whatever is raised inside is the function's fault, and is said in one line."""
+    """Convert errors inside the block to a one-line ValueError that names the function and its file."""
     file = Path(inspect.getsourcefile(function) or "?")
     try:
         yield
     except _InvalidResult as error:
-        raise ValueError(f"{file}: {function.__name__} ({what}), called on toy inputs: {error}. Mend it.") from None
-    except Exception as error:  # the user's code may raise anything
-        said = describe(error, file)
         raise ValueError(
-            f"{file}: {function.__name__} ({what}), called on toy inputs, raised {said}. Mend it."
+            f"{file}: {function.__name__} ({what}), called on toy inputs: {error}. Fix the function."
+        ) from None
+    except Exception as error:  # the user's code may raise anything
+        description = describe(error, file)
+        raise ValueError(
+            f"{file}: {function.__name__} ({what}), called on toy inputs, raised {description}. Fix the function."
         ) from error
 
 
@@ -167,16 +169,16 @@ class _InvalidResult(Exception):
     pass
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise _InvalidResult(otherwise)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise _InvalidResult(message)
 
 
 def _require_floats(name: str, value: object, shape: tuple[int, ...], mask: Tensor | None = None) -> None:
-    _require(isinstance(value, Tensor), f"its {name} must be a tensor, and is {_describe_type(value)}")
+    _require(isinstance(value, Tensor), f"its {name} must be a tensor, but is {_describe_type(value)}")
     assert isinstance(value, Tensor)
-    _require(tuple(value.shape) == shape, f"its {name} must have the shape {shape}, and has {tuple(value.shape)}")
-    _require(value.is_floating_point(), f"its {name} must be floats, and is {value.dtype}")
+    _require(tuple(value.shape) == shape, f"its {name} must have the shape {shape}, but has {tuple(value.shape)}")
+    _require(value.is_floating_point(), f"its {name} must be floating point, but is {value.dtype}")
     _require(
         bool((value if mask is None else value[mask.bool()]).isfinite().all()),
         f"its {name} is not finite: {value.tolist()}",

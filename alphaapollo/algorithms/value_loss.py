@@ -1,4 +1,4 @@
-"""The critic's loss."""
+"""Loss of the critic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) per token; clip=None: 0.5 (V - R)^2. [B, L] each.
 
-    Returns the loss, zero off the mask, and a bool matrix: where clipping decided (the gradient is 0 there).
+    Returns the loss, zero off the mask, and a bool matrix: where clipping is active (gradient 0).
     Value clipping is a convention of the OpenAI baselines code, not of the PPO paper.
     """
     is_action = mask.bool()

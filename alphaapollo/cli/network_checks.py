@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from alphaapollo.cli.check_result import CheckResult
-from alphaapollo.utils.network import hold_port, take_held
+from alphaapollo.utils.network import hold_port, take_held_port
 
 SERVE_PORT = 8000  # alphaapollo serve
 SECONDS = 5.0  # timeout of a connection
@@ -20,7 +20,7 @@ def ports() -> Iterator[CheckResult]:
         problem = connection_error("127.0.0.1", port)
         named = connection_error(socket.gethostname(), port)
     finally:
-        os.close(take_held(port))
+        os.close(take_held_port(port))
     if problem:
         yield CheckResult(
             "ports", f"127.0.0.1 cannot be reached: {problem}", "fail", "allow connections to the loopback"

@@ -18,7 +18,7 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
 from alphaapollo.config.schema.base import FilePath, Section
 from alphaapollo.config.verl_notices import verl_notices
-from alphaapollo.utils.hub import looks_local
+from alphaapollo.utils.hub import is_local_path
 
 
 def check(
@@ -100,7 +100,7 @@ def _path_problem(kind: str, path: str) -> str:
     if kind == "model" and is_folder:
         is_model = os.path.isfile(os.path.join(local, "config.json"))
         return "" if is_model else f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
-    if kind == "tokenizer" or (kind == "model" and not looks_local(path)):
+    if kind == "tokenizer" or (kind == "model" and not is_local_path(path)):
         return ""
     expected = {
         "data": "a parquet or jsonl file",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from alphaapollo.utils.redaction import redacted
+from alphaapollo.utils.redaction import redact
 
 EXIT_CODE = 2
 
@@ -23,7 +23,7 @@ def report_error(error: Exception, exit_code: int) -> int:
     """Print the error that ended a command, and return the exit code."""
     with suppress(OSError):  # a full disk or a closed pipe
         print(end="", flush=True)  # so that the error comes last where both streams go to one file
-    print(redacted(f"error: {error}"), file=sys.stderr)
+    print(redact(f"error: {error}"), file=sys.stderr)
     return exit_code
 
 
@@ -36,7 +36,7 @@ def exit_on_config_error() -> Iterator[None]:
         count = len(error.problems)
         head = "error in the configuration:" if count == 1 else f"{count} errors in the configuration:"
         print(
-            redacted("\n".join([head, *(f"  {problem}" for problem in error.problems)])),
+            redact("\n".join([head, *(f"  {problem}" for problem in error.problems)])),
             file=sys.stderr,
         )
         raise SystemExit(EXIT_CODE) from None

@@ -21,7 +21,7 @@ from alphaapollo.controller.nodes import ClusterNode, ClusterRequest, NodeConten
 from alphaapollo.controller.placement import Machine, smallest_gpu
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.utils.heartbeat import read_process
-from alphaapollo.utils.network import stay_on_loopback
+from alphaapollo.utils.network import listen_on_loopback_only
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0
@@ -57,7 +57,7 @@ def start_local_cluster() -> None:
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
     }
-    stay_on_loopback()
+    listen_on_loopback_only()
     os.environ.setdefault("RAY_AUTH_TOKEN", OWN_TOKEN)
     try:
         with _loopback_ray():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
-from alphaapollo.utils.network import stay_on_loopback
+from alphaapollo.utils.network import listen_on_loopback_only
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -130,7 +130,7 @@ class LocalWorkerGroups(WorkerGroups):
 
     async def start_engine(self) -> None:
         assert self.specs.placement.num_engines == 1, "trainer.controller=local has one engine"
-        stay_on_loopback()
+        listen_on_loopback_only()
         self._add("rollout", LocalRanks(await self._make_engine(0)))
 
     async def _make_engine(self, index: int) -> RolloutWorker:

@@ -18,7 +18,7 @@ from alphaapollo.rewards.openai_client import MALFORMED_RESPONSE_ERRORS, make_co
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Message, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.redaction import redacted
+from alphaapollo.utils.redaction import redact
 
 MAX_SERVER_SEED = 2**31  # not every server accepts larger seeds
 REQUEST_ERRORS = (400, 404, 413, 422)  # statuses caused by the request; all others count as server failures
@@ -70,12 +70,12 @@ class ServerClient:
             counts = int(usage.prompt_tokens), int(usage.completion_tokens)
         except openai.APIStatusError as error:
             server_down = error.status_code not in REQUEST_ERRORS
-            raise ModelCallError(redacted(f"status {error.status_code}: {error}"), server_down) from error
+            raise ModelCallError(redact(f"status {error.status_code}: {error}"), server_down) from error
         except openai.APIError as error:
-            raise ModelCallError(redacted(f"{type(error).__name__}: {error}"), server_down=True) from error
+            raise ModelCallError(redact(f"{type(error).__name__}: {error}"), server_down=True) from error
         except MALFORMED_RESPONSE_ERRORS as error:
             reason = f"the reply of {self._name} is not in OpenAI's format: {type(error).__name__}: {error}"
-            raise ModelCallError(redacted(reason), server_down=True) from error
+            raise ModelCallError(redact(reason), server_down=True) from error
         if not isinstance(text, str):
             raise ModelCallError(f"the reply of {self._name} has no text", server_down=True)
         return ModelReply(text, sampling.seed, *counts, stop=str(stop))

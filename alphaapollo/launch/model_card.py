@@ -17,8 +17,8 @@ from alphaapollo.config.changes import command_of
 from alphaapollo.config.keys import COMMANDS, accepted_keys, format_value
 from alphaapollo.config.load import flatten
 from alphaapollo.launch.versions import versions
-from alphaapollo.utils.hub import looks_local
-from alphaapollo.utils.redaction import redacted, secret_keys
+from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.redaction import redact, secret_keys
 
 PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
 METRICS = ("val/", "reward/", "train/loss", "response/length_mean")
@@ -41,7 +41,7 @@ def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: 
     """
     command = command_of(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
-    known_base = [] if looks_local(base) else [base]
+    known_base = [] if is_local_path(base) else [base]
     head = {"library_name": "transformers", "tags": ["alphaapollo", kind.replace(" ", "-")]}
     head |= {"base_model": known_base[0]} if known_base else {}
     parts = [
@@ -55,12 +55,12 @@ def model_card(saved: Mapping[str, Any], run: Path, step: int, role: str, base: 
         + _table(("package", "version"), [*versions(PACKAGES), ("python", platform.python_version())]),
         f"## Proof\n\n{proof}",
     ]
-    return redacted("\n\n".join(parts) + "\n")
+    return redact("\n\n".join(parts) + "\n")
 
 
 def shown(path: str) -> str:
     """A hub id unchanged; of a local path the last two parts."""
-    return "/".join(Path(path).parts[-2:]).lstrip("/") if looks_local(path) else path
+    return "/".join(Path(path).parts[-2:]).lstrip("/") if is_local_path(path) else path
 
 
 def changed_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.curve import draw
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.time_spent import TimeSpent
-from alphaapollo.utils.redaction import redacted
+from alphaapollo.utils.redaction import redact
 
 CURVES = ("reward/accuracy", "reward/mean", "train/loss")  # the first metric that the run has is plotted
 FIGURES = {  # row -> {metric: format}; metrics that the run lacks are omitted
@@ -127,7 +127,7 @@ class Console:
 
     def notice(self, text: str) -> None:
         """Print a permanent line, above the live view if there is one."""
-        self._print(Text.assemble(("note ", "yellow"), redacted(text)))
+        self._print(Text.assemble(("note ", "yellow"), redact(text)))
 
     def show_time_summary(self) -> None:
         """Print the time summary at the end of a run."""

@@ -33,7 +33,7 @@ import msgspec
 from alphaapollo.observability.disk import writing
 from alphaapollo.observability.json_values import finite, plain
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
-from alphaapollo.utils.redaction import redacted, secrets
+from alphaapollo.utils.redaction import redact, secrets
 
 QUEUED_STEPS = 4  # beyond this the loop waits for the disk
 
@@ -80,7 +80,7 @@ class RolloutLog:
 
 
 def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
-    """Yield one JSON line per trajectory, with secrets redacted. A greedy baseline follows the samples of its group."""
+    """Yield one JSON line per trajectory, with secrets redact. A greedy baseline follows the samples of its group."""
     known = secrets()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
@@ -93,7 +93,7 @@ def trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[s
             except ValueError:  # nan or inf, which JSON lacks
                 line = json.dumps(_without_nan(record), allow_nan=False, ensure_ascii=False, default=plain)
             # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
-            text = redacted(line.encode("utf-8", "backslashreplace").decode(), known)
+            text = redact(line.encode("utf-8", "backslashreplace").decode(), known)
             yield text[:-1] + f', "rows": {rows}}}\n'
 
 

@@ -1,10 +1,11 @@
-"""Hub id or local folder: what the text of a model's path means."""
+"""Distinguish hub ids from local paths."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-def looks_local(path: str) -> bool:
-    """It is no OWNER/NAME, or begins like a folder that is here: `outputs/modle` where there is a folder `outputs`."""
+def is_local_path(path: str) -> bool:
+    """Whether a model path is local: not OWNER/NAME, or starting with an existing folder (a misspelled
+    `outputs/modle`)."""
     return path.startswith(("/", ".", "~")) or path.count("/") != 1 or Path(path.split("/")[0]).is_dir()

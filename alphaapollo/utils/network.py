@@ -8,15 +8,15 @@ import socket
 import struct
 
 
-def stay_on_loopback() -> None:
-    """For a run that has one machine: vLLM, gloo and NCCL, in whatever it starts from now on, listen where nobody
-    outside reaches them. What the user has set stays."""
+def listen_on_loopback_only() -> None:
+    """Make vLLM, gloo and NCCL in child processes listen on the loopback interface, for single-machine runs. Values set
+    by the user are kept."""
     for name, value in {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}.items():
         os.environ.setdefault(name, value)
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses at the moment."""
+    """Return a TCP port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -26,8 +26,7 @@ _held: dict[int, socket.socket] = {}
 
 
 def hold_port(host: str) -> int:
-    """A TCP port of `host`, an address of this machine (empty: all of them), on which this process listens from now on,
-    so that nobody else is given it before `take_held`."""
+    """Listen on a free TCP port of `host` (empty: all addresses), which reserves it until `take_held_port`."""
     listening = socket.socket()
     listening.bind((host, 0))
     listening.listen(socket.SOMAXCONN)
@@ -36,16 +35,16 @@ def hold_port(host: str) -> int:
     return port
 
 
-def take_held(port: int) -> int:
-    """The listening socket of a held port, as a file descriptor that is the caller's to close."""
+def take_held_port(port: int) -> int:
+    """Return the listening socket of a held port as a file descriptor, which the caller must close."""
     return _held.pop(port).detach()
 
 
 def interface_to(host: str) -> str | None:
-    """The network interface, e.g. eth0, by which this machine reaches `host`; None where that has no IPv4 address."""
+    """Return the network interface, e.g. eth0, used to reach `host`; None if it has no IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # sends nothing: it asks for the route
+            probe.connect((host, 9))  # sends nothing; selects the route
         except OSError:
             return None
         own = probe.getsockname()[0]
@@ -53,7 +52,7 @@ def interface_to(host: str) -> str | None:
 
 
 def _address_of(interface: str, probe: socket.socket) -> str | None:
-    """The first IPv4 address of an interface; None: it has none."""
+    """Return the first IPv4 address of an interface, or None."""
     siocgifaddr = 0x8915
     try:
         answer = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", interface.encode()[:15]))

@@ -1,4 +1,4 @@
-"""Secrets stay in the environment: what they are there, and texts without them."""
+"""Redact secrets of environment variables from texts."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NAME = re.compile(
+SECRET_VARIABLE = re.compile(
     r"(?:^|_)(?:APIKEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTHORIZATION)(?:_|$)", re.IGNORECASE
 )
-SHORTEST = 12  # characters: what is shorter may be any word
-OF_A_KEY = re.compile(r"(?:api_?key|secret|password|passwd|authorization|access_token|auth_token)$", re.IGNORECASE)
-IN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # https://user:password@host
+MIN_SECRET_LENGTH = 12  # characters; shorter values may be ordinary words
+SECRET_KEY_NAME = re.compile(
+    r"(?:api_?key|secret|password|passwd|authorization|access_token|auth_token)$", re.IGNORECASE
+)
+URL_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # https://user:password@host
 
 
 def secrets() -> dict[str, str]:
-    """value -> name, of the environment variables that are named as secrets are; paths to them are none."""
-    found = {value: name for name, value in os.environ.items() if NAME.search(name)}
-    return {value: name for value, name in found.items() if len(value) >= SHORTEST and not value.startswith(("/", "~"))}
+    """Return {value: name} of environment variables with a secret's name. Paths are not secrets."""
+    found = {value: name for name, value in os.environ.items() if SECRET_VARIABLE.search(name)}
+    return {
+        value: name
+        for value, name in found.items()
+        if len(value) >= MIN_SECRET_LENGTH and not value.startswith(("/", "~"))
+    }
 
 
-def redacted(text: str, known: Mapping[str, str] | None = None) -> str:
-    """With the name of its variable in place of each secret. known: as `secrets` gives them, for many texts."""
+def redact(text: str, known: Mapping[str, str] | None = None) -> str:
+    """Replace each secret by the name of its variable. known: result of `secrets`, to redact many texts."""
     for value, name in (secrets() if known is None else known).items():
         text = text.replace(value, f"${name}")
     return text
 
 
 def secret_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(key, why) of each entry of nested values that holds a secret. The values are in no message."""
+    """Yield (key, reason) of each nested entry that contains a secret, without its value."""
     known = secrets()
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -39,7 +45,7 @@ def secret_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
         text = str(value) if isinstance(value, str | list) else ""
         if variable := next((variable for secret, variable in known.items() if secret in text), None):
             yield key, f"the value of the environment variable {variable}"
-        elif IN_ADDRESS.search(text):
-            yield key, "an address with a password"
-        elif OF_A_KEY.search(str(name)) and text:
-            yield key, "what its name calls a secret"
+        elif URL_PASSWORD.search(text):
+            yield key, "a URL with a password"
+        elif SECRET_KEY_NAME.search(str(name)) and text:
+            yield key, "a value whose name denotes a secret"

@@ -1,4 +1,4 @@
-"""Names picked in a config, and the functions they stand for."""
+"""Registry of names used in configs, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names most like `name`, best first (empty when none is near)."""
+    """Return the known names most similar to `name`, best first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
 
 
@@ -25,7 +25,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
 
 
 class Registry(Generic[T]):
-    """name -> T. A second registration under one name is an error, and so is an unknown name: it lists what there is.
+    """Mapping from names to entries. Duplicate and unknown names raise ValueError.
 
     >>> losses = Registry("policy loss")
     >>> @losses.register("ppo")
@@ -39,7 +39,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         def add(entry: T) -> T:
             if name in self._entries:
-                raise ValueError(f"{self.what} {name!r} is registered twice; choose another name.")
+                raise ValueError(f"{self.what} {name!r} is registered twice. Choose another name.")
             self._entries[name] = entry
             return entry
 

@@ -1,4 +1,4 @@
-"""The user's own Python files: estimators and losses, environments, tools, reward functions, components."""
+"""Import user files: estimators and losses, environments, tools, reward functions, components."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from alphaapollo.utils.registry import nearest
 from alphaapollo.utils.seeds import derive_seed
 
-_importing = RLock()  # a second thread waits for the whole module
+_importing = RLock()  # a second thread waits until the module is complete
 _user_folders: set[str] = set()
 
 
@@ -33,17 +33,17 @@ class SourceLoader(SourceFileLoader):
 def load_user_module(path: str, key: str) -> ModuleType:
     """Import the Python file that the configuration names under `key`. A second call returns the same module.
 
-    What the file defines with our decorators is registered in this process only, so call this in each process that
-    looks a name up. The file may import other files of its folder. All of them are compiled from source.
+    Decorators of the file register their functions in this process only, so call this in each process that looks up a
+    name. The file may import other files of its folder. All of them are compiled from source.
 
     Raises:
-        ValueError: no such file, not a Python file, or what its import raised, with the line in it.
+        ValueError: the file does not exist, is not a Python file, or its import failed (with the line).
     """
     file = Path(path).expanduser().resolve()
     if not path or not file.is_file():
         raise ValueError(f"{key}: no such file: {path} (looked in {Path.cwd()}). Give the path of a Python file.")
     if file.suffix != ".py":
-        raise ValueError(f"{key}: {path} is not a Python file: its name must end in .py.")
+        raise ValueError(f"{key}: {path} is not a Python file. Its name must end in .py.")
     name = f"alphaapollo_user_{file.stem}_{derive_seed(str(file)):x}"
     with _importing:
         if name not in sys.modules:
@@ -52,10 +52,10 @@ def load_user_module(path: str, key: str) -> ModuleType:
 
 
 def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
-    """What the file of `key` calls `name`, the value of `name_key`.
+    """Return the object `name` (the value of `name_key`) of the file that `key` names.
 
     Raises:
-        ValueError: as load_user_module, or there is nothing of that name (lists the functions and classes that are).
+        ValueError: as load_user_module, or the object does not exist (lists the functions and classes that do).
     """
     module = load_user_module(path, key)
     if not hasattr(module, name):
@@ -73,7 +73,7 @@ def load_user_object(path: str, name: str, key: str, name_key: str) -> Any:
 
 
 def describe(error: BaseException, path: Path | None = None) -> str:
-    """The error in one line, with the last line of the file `path` on its way, or else of any file."""
+    """Format an error in one line, with its last position in the file `path`, or else in any file."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = f": {error.text.strip()}" if error.text else ""
@@ -84,7 +84,9 @@ def describe(error: BaseException, path: Path | None = None) -> str:
 
 
 def _import(file: Path, name: str, key: str, path: str) -> None:
-    sys.path += [folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path]  # shadows nothing
+    sys.path += [
+        folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path
+    ]  # appended: shadows nothing
     if str(file.parent) not in _user_folders:
         _user_folders.add(str(file.parent))
         sys.path_importer_cache.pop(str(file.parent), None)
@@ -96,7 +98,7 @@ def _import(file: Path, name: str, key: str, path: str) -> None:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[name]
-        fix = "Install what it imports" if isinstance(error, ImportError) else "Mend the file"
+        fix = "Install what it imports" if isinstance(error, ImportError) else "Fix the file"
         raise ValueError(f"{key}: {path} does not import: {describe(error, file)}. {fix}.") from error
 
 

@@ -1,4 +1,4 @@
-"""Advantage estimators: one small module each, registered on import."""
+"""Advantage estimators: one module per estimator or family, registered on import."""
 
 from alphaapollo.algorithms.advantages import (
     gae,

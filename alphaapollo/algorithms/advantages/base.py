@@ -1,4 +1,4 @@
-"""What an advantage estimator is, and where it is registered.
+"""Advantage estimators: inputs, outputs and registry.
 
 @register_estimator("mine", group=True)
 def mine(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
@@ -22,46 +22,47 @@ NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
 
 @dataclass(frozen=True)
 class Turns:
-    """The M turns of a batch; those of one trajectory stand together, in their order."""
+    """The M turns of a batch; turns of one trajectory are consecutive and in order."""
 
     index: Tensor  # [B, L] int64, the turn that each action token belongs to; -1 off the mask
     trajectory_ids: Tensor  # [M] int64
     anchors: Tensor  # [M] int64, equal for turns of one group that start from the same state
 
     def rewards(self, token_rewards: Tensor) -> Tensor:
-        """What the tokens of each turn were given. [B, L] -> [M]."""
+        """Sum of the token rewards of each turn. [B, L] -> [M]."""
         inside = self.index >= 0
         sums = token_rewards.new_zeros(len(self.trajectory_ids))
         return sums.index_add_(0, self.index[inside], token_rewards[inside])
 
     def on_tokens(self, values: Tensor) -> Tensor:
-        """One number a turn on each of its action tokens, zero elsewhere. [M] -> [B, L]."""
+        """Copy the value of each turn to its action tokens; zero elsewhere. [M] -> [B, L]."""
         return torch.where(self.index >= 0, values[self.index.clamp(min=0)], 0.0)
 
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """A batch as estimators see it, response-aligned: B rows, L = longest response. Any float dtype (we use float64).
+    """Inputs of an estimator, response-aligned: B rows, L = longest response. Any float dtype; runs use float64.
 
-    Rows of one trajectory (one a turn, in memory context) share a trajectory id and stand in the order of its turns.
-    Group statistics count trajectories (see Trajectories), and credit runs across a trajectory's rows (see JoinedTrajectories).
+    In memory context a trajectory has one row per turn. These rows share a trajectory id and are in the order of the
+    turns. Group statistics count trajectories (see Trajectories); credit assignment crosses rows of a trajectory (see
+    JoinedTrajectories).
     """
 
-    token_rewards: Tensor  # [B, L] rewards token by token, KL and penalties included
+    token_rewards: Tensor  # [B, L] reward per token, including KL and penalties
     mask: Tensor  # [B, L] 1 on action tokens
-    scores: Tensor  # [B] the whole trajectory's reward, the same on each of its rows
+    scores: Tensor  # [B] reward of the trajectory, equal on all its rows
     group_ids: Tensor  # [B] int64, the prompt
     trajectory_ids: Tensor  # [B] int64
-    values: Tensor | None = None  # [B, L] the critic's
+    values: Tensor | None = None  # [B, L] of the critic
     greedy_rewards: Tensor | None = None  # [B] score of the prompt's greedy rollout
-    components: dict[str, Tensor] | None = None  # name -> [B] the parts of the score
+    components: dict[str, Tensor] | None = None  # name -> [B], named parts of the score
     turns: Turns | None = None
-    mini_batches: Tensor | None = None  # [B] int64, the optimiser step that each row is for; groups are not split
+    mini_batches: Tensor | None = None  # [B] int64, optimizer step of each row; groups are not split
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """Both [B, L], zero off the mask. `returns` are the critic's targets; without a critic they are only looked at."""
+    """Result of an estimator. Both [B, L], zero off the mask. `returns` are the critic's targets, else only logged."""
 
     advantages: Tensor
     returns: Tensor
@@ -73,20 +74,20 @@ StartCheck = Callable[[Algorithm, int], None]
 
 @dataclass(frozen=True)
 class Estimator:
-    """A registered estimator. Call it: inputs and result are checked.
+    """A registered estimator. Calling it checks inputs and result.
 
-    What goes together is decided from these declarations when a run starts (trainer/setup/combinations.py).
+    trainer/setup/combinations.py uses these declarations to reject invalid combinations when a run starts.
     """
 
     name: str
     fn: EstimatorFn
-    needs: tuple[str, ...] = ()  # of NEEDS: what the trainer must compute for it
+    needs: tuple[str, ...] = ()  # from NEEDS: inputs that the trainer must compute
     group: bool = False  # compares the samples of a prompt: needs a group size of at least 2
     per_token: bool = False  # the tokens of a trajectory have different advantages
-    on_policy: bool = False  # derived for one optimiser step an iteration
+    on_policy: bool = False  # valid for one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Algorithm that it reads; None = unknown
-    no_shaping: str = ""  # why no KL or penalty may be taken off its rewards; empty = it may
-    check: StartCheck | None = None  # (config.algorithm, group size); raises ValueError for what it cannot do
+    no_shaping: str = ""  # reason why rewards cannot include a KL or penalty; empty = they can
+    check: StartCheck | None = None  # (config.algorithm, group size); raises ValueError for unsupported settings
 
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         self._check_inputs(inputs)
@@ -99,13 +100,15 @@ class Estimator:
     def _check_inputs(self, inputs: AdvantageInputs) -> None:
         missing = [need for need in self.needs if getattr(inputs, need) is None]
         if missing:
-            raise ValueError(f"advantage estimator {self.name!r} needs {', '.join(missing)}, which the batch lacks.")
+            raise ValueError(
+                f"advantage estimator {self.name!r} needs {', '.join(missing)}, but the batch does not have it."
+            )
         if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
             bad = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
             ids = inputs.trajectory_ids[bad].unique().tolist()
             raise ValueError(
-                f"rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}); a reward must be a finite "
-                "number, and failed trajectories are left out before the advantages."
+                f"rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}); Return finite "
+                "numbers from the reward function; exclude failed trajectories before computing advantages."
             )
 
     def _check_matrix(self, what: str, matrix: Tensor, mask: Tensor) -> None:
@@ -115,18 +118,21 @@ class Estimator:
                 f"it must be that of the mask, {tuple(mask.shape)}."
             )
         if not all_finite(matrix):
-            raise ValueError(f"advantage estimator {self.name!r} returned {what} that are not finite.")
+            raise ValueError(
+                f"advantage estimator {self.name!r} returned {what} that are not finite (NaN or infinite)."
+            )
         if any_off_mask(matrix, mask):
             raise ValueError(f"advantage estimator {self.name!r} returned {what} off the action mask; multiply by it.")
 
 
 def all_finite(values: Tensor) -> bool:
-    """Neither NaN nor infinite. A sum tells it at once, unless finite values overflow it."""
+    """Whether no value is NaN or infinite. The sum is a fast test unless finite values overflow."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def any_off_mask(matrix: Tensor, mask: Tensor) -> bool:
-    """Anything but zeros off the mask? Rows by rows: what they need in between then stays in the processor's cache."""
+    """Whether any value off the mask is non-zero. Works on blocks of rows, so that temporaries fit into the CPU
+    cache."""
     pairs = zip(matrix.split(64), mask.split(64), strict=True)
     return any(((some.numpy() != 0) & (own.numpy() == 0)).any() for some, own in pairs)
 
@@ -147,11 +153,11 @@ def register_estimator(
 ) -> Callable[[EstimatorFn], EstimatorFn]:
     """Decorator: register `fn(inputs, config.algorithm) -> Advantages` under algorithm.adv_estimator=name.
 
-    The options are the fields of `Estimator`; all are optional. With `reads`, a run tells of keys set in vain.
+    The options are the fields of `Estimator`; all are optional. With `reads`, a run warns about keys without effect.
     """
     unknown = set(needs) - set(NEEDS)
     if unknown:
-        raise ValueError(f"estimator {name!r} needs {sorted(unknown)}; only {', '.join(NEEDS)} can be asked for.")
+        raise ValueError(f"estimator {name!r} needs {sorted(unknown)}; only {', '.join(NEEDS)} are available.")
 
     def add(fn: EstimatorFn) -> EstimatorFn:
         _estimators.register(name)(Estimator(name, fn, needs, group, per_token, on_policy, reads, no_shaping, check))
@@ -161,7 +167,7 @@ def register_estimator(
 
 
 def get_estimator(name: str) -> Estimator:
-    """The estimator of that name. Raises ValueError with the known and the nearest names."""
+    """The estimator with this name. Raises ValueError that lists the known and the most similar names."""
     return _estimators.get(name)
 
 
@@ -171,10 +177,10 @@ def estimator_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """The rows of a batch seen as N trajectories."""
+    """A batch of rows grouped into N trajectories."""
 
-    rows: Groups  # which trajectory each row belongs to; index [B]
-    groups: Groups  # which group each trajectory belongs to; index [N]
+    rows: Groups  # trajectory of each row; index [B]
+    groups: Groups  # group of each trajectory; index [N]
     scores: Tensor  # [N]
     lengths: Tensor  # [N] action tokens over all rows
     mask: Tensor  # [B, L]
@@ -188,23 +194,23 @@ class Trajectories:
         return cls(rows, Groups.of(_first_of(rows, inputs.group_ids)), scores, lengths, inputs.mask)
 
     def per_trajectory(self, values: Tensor) -> Tensor:
-        """[B], the same on all rows of a trajectory -> [N]."""
+        """Take one value per trajectory; equal on all its rows. [B] -> [N]."""
         return _first_of(self.rows, values)
 
     def on_tokens(self, values: Tensor) -> Tensor:
-        """One number a trajectory on each of its action tokens, zero elsewhere. [N] -> [B, L]."""
+        """Copy the value of each trajectory to its action tokens; zero elsewhere. [N] -> [B, L]."""
         return values[self.rows.index].unsqueeze(1) * self.mask.to(values.dtype)
 
 
 def _first_of(rows: Groups, values: Tensor) -> Tensor:
-    """One entry of each trajectory. [B] -> [N]."""
+    """Take one row's value per trajectory. [B] -> [N]."""
     first = torch.empty(len(rows.sizes), dtype=values.dtype, device=values.device)
     first[rows.index] = values
     return first
 
 
 def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor]) -> Advantages:
-    """Advantages of an estimator that sees one score a trajectory: fn(scores [N], groups) -> [N]."""
+    """Advantages from one score per trajectory: fn(scores [N], groups) -> [N]."""
     trajectories = Trajectories.of(inputs)
     advantages = trajectories.on_tokens(fn(trajectories.scores, trajectories.groups))
     return Advantages(advantages, advantages)

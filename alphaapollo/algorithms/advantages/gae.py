@@ -1,4 +1,4 @@
-"""Generalised advantage estimation: PPO with a critic."""
+"""Generalized advantage estimation (GAE), for PPO with a critic."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
 )
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
-    whole = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
-    token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
-    advantages, returns = gae(token_rewards, whole.join(inputs.values), whole.mask, config.gamma, config.lam)
+    joined = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
+    token_rewards = joined.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    advantages, returns = gae(token_rewards, joined.join(inputs.values), joined.mask, config.gamma, config.lam)
     if config.whiten_advantages:
-        advantages = whiten(advantages, whole.mask, ddof=1, eps=1e-8)
-    return Advantages(whole.split(advantages), whole.split(returns))
+        advantages = whiten(advantages, joined.mask, ddof=1, eps=1e-8)
+    return Advantages(joined.split(advantages), joined.split(returns))

@@ -1,4 +1,4 @@
-"""GDPO: each reward normalised by itself, so that none drowns in another."""
+"""GDPO: normalize each reward separately before summing."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def gdpo_sum(
 def _check_names(config: Algorithm, group_size: int) -> None:
     names, weights = config.gdpo_rewards, config.gdpo_weights
     if len(set(names)) < len(names):
-        raise ValueError(f"algorithm.gdpo_rewards names a reward twice: {', '.join(names)}. Name each once.")
+        raise ValueError(f"algorithm.gdpo_rewards names a reward twice: {', '.join(names)}. List each name once.")
     if len(weights) not in (0, len(names)):
         raise ValueError(
-            f"algorithm.gdpo_weights has {len(weights)} entries and algorithm.gdpo_rewards {len(names)}: give one "
-            "weight for each named reward, in the same order."
+            f"algorithm.gdpo_weights has {len(weights)} entries and algorithm.gdpo_rewards {len(names)}. Give one "
+            "weight per reward, in the same order."
         )
     unused = [name for name in config.gdpo_conditions if names and name not in names]
     if unused:
         raise ValueError(
-            f"algorithm.gdpo_conditions is about {', '.join(unused)}, which algorithm.gdpo_rewards does not sum. "
-            "Add it there, or remove the condition."
+            f"algorithm.gdpo_conditions names {', '.join(unused)}, which is not in algorithm.gdpo_rewards. "
+            "Add it to gdpo_rewards or remove the condition."
         )
 
 
@@ -57,11 +57,11 @@ def _check_names(config: Algorithm, group_size: int) -> None:
     needs=("components",),
     group=True,
     reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions"),
-    no_shaping="it sums the named rewards as the reward function gives them",
+    no_shaping="it sums the named rewards as returned by the reward function",
     check=_check_names,
 )
 def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """The sum, standardised over all samples of the batch (Eq. 6)."""
+    """Standardize the weighted sum over all samples of the batch (Eq. 6)."""
     assert inputs.components is not None
     trajectories = Trajectories.of(inputs)
     names, weights = _named_rewards(inputs.components, config)
@@ -73,8 +73,8 @@ def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
-    """Each reward that has a condition {name: (other, threshold)} is paid only where the other reward, as given,
-    reaches its threshold (arXiv 2601.05242, section 3). name -> [B]."""
+    """Set each reward with a condition {name: (other, threshold)} to 0 unless the original value of the other reward
+    reaches the threshold (arXiv 2601.05242, section 3). name -> [B]."""
     return rewards | {
         name: condition_reward(rewards[name], rewards[other], threshold)
         for name, (other, threshold) in conditions.items()
@@ -82,33 +82,33 @@ def apply_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str
 
 
 def _all_rewards(components: dict[str, Tensor]) -> list[str]:
-    """What an empty algorithm.gdpo_rewards sums. Not `accuracy` where `task`, the data source's own reward, is shown
-    beside it: both tell of the same correctness, which would count twice."""
+    """Rewards that an empty algorithm.gdpo_rewards sums. Excludes `accuracy` if `task` exists: both measure
+    correctness, which would count twice."""
     return sorted(name for name in components if not (name == "accuracy" and "task" in components))
 
 
 def _named_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
-    """The rewards to sum and their weights. Raises ValueError where the reward function does not give them."""
+    """Names and weights of the rewards to sum. Raises ValueError if the reward function does not return them."""
     names = config.gdpo_rewards or _all_rewards(components)
     in_conditions = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
-    wanted = list(dict.fromkeys(names + in_conditions))
-    missing = [name for name in wanted if name not in components]
+    required = list(dict.fromkeys(names + in_conditions))
+    missing = [name for name in required if name not in components]
     if missing or not names:
         raise ValueError(
             f"gdpo needs named rewards{': ' + ', '.join(missing) if missing else ''}; the reward function gives "
-            f"{', '.join(sorted(components)) or 'none'}. Return a dict from it, or mend algorithm.gdpo_rewards "
-            "(and gdpo_conditions)."
+            f"{', '.join(sorted(components)) or 'none'}. Return a dict from it, or fix algorithm.gdpo_rewards "
+            "and algorithm.gdpo_conditions."
         )
     weights = config.gdpo_weights or [1.0] * len(names)
     if len(weights) != len(names):
         raise ValueError(
-            f"algorithm.gdpo_weights has {len(weights)} entries for the {len(names)} rewards {', '.join(names)}; give "
-            "one each, and name the rewards in algorithm.gdpo_rewards."
+            f"algorithm.gdpo_weights has {len(weights)} entries for the {len(names)} rewards {', '.join(names)}. Give "
+            "one weight per reward and list the rewards in algorithm.gdpo_rewards."
         )
-    unscored = [name for name in wanted if not components[name].isfinite().all()]
+    unscored = [name for name in required if not components[name].isfinite().all()]
     if unscored:
         raise ValueError(
-            f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories; the reward "
-            "function must give it for all."
+            f"gdpo: the reward {', '.join(unscored)} is missing or not finite for some trajectories. Return it from the "
+            "reward function for every sample."
         )
     return names, weights

@@ -1,4 +1,4 @@
-"""GiGPO: compares whole trajectories of a group, and the turns in which they stood in the same state."""
+"""GiGPO: compare the trajectories of a group, and their turns that start from the same state."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from alphaapollo.config.schema import Algorithm
 def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """A^E(trajectory) + omega A^S(turn) on each token of the turn (arXiv 2505.10978, Eq. 3, 7, 8).
 
-    Both are (x - mean) / (std + eps), or x - mean: of the trajectories' rewards within the group, and of the turns'
-    discounted returns within those that start from one anchor state.
+    Both are (x - mean) / (std + eps), or x - mean: of trajectory rewards within a group, and of discounted returns of
+    turns within the turns of one anchor state.
     """
     assert inputs.turns is not None
     turns = inputs.turns
     returns = discounted_returns(turns.rewards(inputs.token_rewards), turns.trajectory_ids, config.gamma)
-    of_turn = _relative(returns, Groups.of(turns.anchors), config)
-    of_episode = from_scores(inputs, lambda scores, groups: _relative(scores, groups, config)).advantages
-    advantages = of_episode + config.gigpo_step_weight * turns.on_tokens(of_turn) * inputs.mask
+    turn_advantages = _relative(returns, Groups.of(turns.anchors), config)
+    episode_advantages = from_scores(inputs, lambda scores, groups: _relative(scores, groups, config)).advantages
+    advantages = episode_advantages + config.gigpo_step_weight * turns.on_tokens(turn_advantages) * inputs.mask
     return Advantages(advantages, turns.on_tokens(returns) * inputs.mask)
 
 
@@ -46,6 +46,6 @@ def _relative(values: Tensor, groups: Groups, config: Algorithm) -> Tensor:
 
 
 def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
-    """R_t = r_t + gamma R_{t+1} within each trajectory (Eq. 5). [M], turns of a trajectory in their order -> [M]."""
-    whole = JoinedTrajectories.of(torch.ones_like(rewards)[:, None], trajectory_ids)
-    return whole.split(reward_to_go(whole.join(rewards[:, None]), whole.mask, gamma))[:, 0]
+    """R_t = r_t + gamma R_{t+1} within each trajectory (Eq. 5). [M], turns in order -> [M]."""
+    joined = JoinedTrajectories.of(torch.ones_like(rewards)[:, None], trajectory_ids)
+    return joined.split(reward_to_go(joined.join(rewards[:, None]), joined.mask, gamma))[:, 0]

@@ -15,12 +15,12 @@ from alphaapollo.config.schema import Algorithm
 
 
 def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
-    """alpha = B / (B - M), M = samples in groups of zero spread, which give no gradient (arXiv 2504.02546, Eq. 7);
-    1 if no group has any. Returns a scalar."""
-    dead = groups.equal(scores)[groups.index].sum()
+    """alpha = B / (B - M), M = samples in groups with zero reward variance, which give no gradient
+    (arXiv 2504.02546, Eq. 7); 1 if all groups have zero variance. Returns a scalar."""
+    constant = groups.equal(scores)[groups.index].sum()
     num_samples = scores.numel()
-    alive = num_samples - dead if dead < num_samples else num_samples
-    return scores.new_tensor(num_samples) / alive
+    informative = num_samples - constant if constant < num_samples else num_samples
+    return scores.new_tensor(num_samples) / informative
 
 
 def gpg(
@@ -33,10 +33,10 @@ def gpg(
 ) -> Tensor:
     """alpha (R - mean) / F with F = 1, or the group's std (arXiv 2504.02546, Eq. 5-7). [N] -> [N]."""
     if std_norm:
-        away = normalize_in_groups(scores, groups, ddof=ddof, eps=eps, singleton=singleton)
+        centered = normalize_in_groups(scores, groups, ddof=ddof, eps=eps, singleton=singleton)
     else:
-        away = deviations(scores, groups, singleton=singleton)
-    return gpg_alpha(scores, groups) * away
+        centered = deviations(scores, groups, singleton=singleton)
+    return gpg_alpha(scores, groups) * centered
 
 
 @register_estimator("gpg", group=True, reads=("norm_adv_by_std_in_grpo",))

@@ -1,4 +1,4 @@
-"""GRPO and Dr. GRPO: the samples of a prompt are each other's baseline."""
+"""GRPO and Dr. GRPO: the group mean is the baseline."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def _grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 @register_estimator("dr_grpo", group=True, reads=())
 def _dr_grpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """R - mean within the group (arXiv 2503.20783); goes with loss_agg_mode=seq-mean-token-sum-norm."""
+    """R - mean within the group (arXiv 2503.20783); use with loss_agg_mode=seq-mean-token-sum-norm."""
     return from_scores(inputs, deviations)

@@ -1,4 +1,4 @@
-"""Magistral's GRPO."""
+"""GRPO with mini-batch normalization (Magistral)."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def magistral(
     singleton: Singleton = "zero",
 ) -> Tensor:
     """A = R - group mean, then (A - mean) / std over the *sequences* of each mini-batch (arXiv 2506.10910, section
-    2.1). [N] -> [N]. mini_batches: positions of their samples; None = one of all.
+    2.1). [N] -> [N]. mini_batches: sample indices of each; None = one mini-batch with all samples.
 
-    The mean is subtracted again: that matters only where a mini-batch splits a group.
+    The mean is subtracted again: this matters only if a mini-batch splits a group.
     """
-    away = deviations(scores, groups, singleton=singleton)
+    centered = deviations(scores, groups, singleton=singleton)
     if mini_batches is None:
-        return standardize(away, ddof, eps, eps_inside=False)
-    advantages = torch.zeros_like(away)
+        return standardize(centered, ddof, eps, eps_inside=False)
+    advantages = torch.zeros_like(centered)
     for positions in mini_batches:
-        advantages[positions] = standardize(away[positions], ddof, eps, eps_inside=False)
+        advantages[positions] = standardize(centered[positions], ddof, eps, eps_inside=False)
     return advantages
 
 
 @register_estimator("magistral", needs=("mini_batches",), group=True, reads=())
 def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Each mini-batch, which holds whole groups, is normalised by itself."""
+    """Normalize each mini-batch separately. A mini-batch contains complete groups."""
     assert inputs.mini_batches is not None
     trajectories = Trajectories.of(inputs)
     numbers = trajectories.per_trajectory(inputs.mini_batches)

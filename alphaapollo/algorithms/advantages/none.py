@@ -1,4 +1,4 @@
-"""No advantages: the reward teaches nothing."""
+"""Zero advantages: the reward is not used for training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ NO_ESTIMATOR = "none"
 
 @register_estimator(NO_ESTIMATOR, reads=())
 def _none(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Zeros, for what is learnt from something else alone: a teacher (docs/algorithms/distill.md)."""
+    """Return zeros, for training from a teacher alone (docs/algorithms/distill.md)."""
     zeros = torch.zeros_like(inputs.token_rewards)
     return Advantages(zeros, zeros)

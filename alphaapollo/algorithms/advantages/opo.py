@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Algorithm
 def opo(scores: Tensor, lengths: Tensor, groups: Groups, singleton: Singleton = "zero") -> Tensor:
     """R - b with b = sum_j l_j R_j / sum_j l_j in the group, l = response length (arXiv 2505.23585). [N] each -> [N].
 
-    A group without any action token has b = 0: nothing of it is trained on.
+    A group without action tokens has b = 0; it has no tokens to train on.
     """
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
     return deviations(scores, groups, baseline, singleton)
@@ -21,6 +21,6 @@ def opo(scores: Tensor, lengths: Tensor, groups: Groups, singleton: Singleton = 
 @register_estimator("opo", group=True, on_policy=True, reads=())
 def _opo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     trajectories = Trajectories.of(inputs)
-    away = opo(trajectories.scores, trajectories.lengths, trajectories.groups)
-    advantages = trajectories.on_tokens(away)
+    centered = opo(trajectories.scores, trajectories.lengths, trajectories.groups)
+    advantages = trajectories.on_tokens(centered)
     return Advantages(advantages, advantages)

@@ -1,4 +1,4 @@
-"""Pass@k training: reward the group for its best samples, in two published forms."""
+"""Pass@k training: reward a group for its best samples, in two published forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from alphaapollo.config.schema import Algorithm
 def passk_leave_one_out(
     scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
-    """max_j R_j - max_{j != i} R_j: only a unique best sample gains (arXiv 2503.19595). [N] -> [N].
+    """max_j R_j - max_{j != i} R_j: only a unique best sample has a non-zero advantage (arXiv 2503.19595). [N] -> [N].
 
     0 in a group of one. std_norm divides by the group's std + eps, which the paper's formula does not.
     """
@@ -38,15 +38,17 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     """The closed form for binary rewards (arXiv 2508.10751): R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)),
     A+ = (1 - R)/s, A- = (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s; 0 where s = 0. correct 0/1 [N] -> [N] float64.
 
-    A group that lost samples and has fewer than k left gets 0. Raises ValueError where no group has k samples, or a
-    reward is neither 0 nor 1.
+    A group with fewer than k remaining samples gets 0. Raises ValueError if no group has k samples or a reward is
+    neither 0 nor 1.
     """
     if not ((correct == 0) | (correct == 1)).all():
-        raise ValueError("pass@k advantages in closed form need rewards of 0 or 1; this reward has other values.")
+        raise ValueError(
+            "grpo_passk_analytic needs rewards of 0 or 1, but this reward has other values. Use grpo_passk."
+        )
     largest = int(groups.sizes.max())
     if largest < k:
         raise ValueError(
-            f"pass@{k} needs groups of at least {k} samples, got {largest}; raise env.rollout.n or lower k."
+            f"pass@{k} needs groups of at least {k} samples, got {largest}. Raise env.rollout.n or lower algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
     pairs = [_passk_pair(int(size), int(num_wrong), k) for size, num_wrong in zip(groups.sizes, wrong, strict=True)]
@@ -55,7 +57,7 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
 
 
 def _passk_pair(size: int, num_wrong: int, k: int) -> tuple[float, float]:
-    """Advantages of a right and of a wrong sample of one group."""
+    """Advantages of a correct and of a wrong sample of one group."""
     if size < k:
         return 0.0, 0.0
     all_fail = math.comb(num_wrong, k) / math.comb(size, k)
@@ -84,7 +86,7 @@ def _check_k(config: Algorithm, group_size: int) -> None:
     "grpo_passk_analytic",
     group=True,
     reads=("passk_k",),
-    no_shaping="its closed form holds for rewards of 0 or 1",
+    no_shaping="its closed form needs rewards of 0 or 1",
     check=_check_k,
 )
 def _grpo_passk_analytic(inputs: AdvantageInputs, config: Algorithm) -> Advantages:

@@ -1,4 +1,4 @@
-"""REINFORCE++ and its form with a group baseline (arXiv 2501.03262, version 9)."""
+"""REINFORCE++ and its variant with a group baseline (arXiv 2501.03262, version 9)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from alphaapollo.config.schema import Algorithm
 def reinforce_pp_baseline(
     scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8, singleton: Singleton = "zero"
 ) -> Tensor:
-    """A' = R - group mean (Eq. 6), then standardised over all samples of the batch (Eq. 7). [N] -> [N]."""
+    """A' = R - group mean (Eq. 6), then standardized over all samples of the batch (Eq. 7). [N] -> [N]."""
     return standardize(deviations(scores, groups, singleton=singleton), ddof, eps, eps_inside=False)
 
 
 @register_estimator("reinforce_plus_plus", per_token=True, reads=("gamma",))
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Reward to go, whitened over the action tokens of the batch (Eq. 4-5); wants its KL in the reward (k1)."""
-    whole = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
-    token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
-    returns = reward_to_go(token_rewards, whole.mask, config.gamma)
-    advantages = whiten(returns, whole.mask, ddof=1, eps=1e-8)
-    return Advantages(whole.split(advantages), whole.split(returns))
+    """Reward-to-go whitened over the action tokens of the batch (Eq. 4-5). Use with a k1 KL in the reward."""
+    joined = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
+    token_rewards = joined.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    returns = reward_to_go(token_rewards, joined.mask, config.gamma)
+    advantages = whiten(returns, joined.mask, ddof=1, eps=1e-8)
+    return Advantages(joined.split(advantages), joined.split(returns))
 
 
 @register_estimator("reinforce_plus_plus_baseline", group=True, reads=())

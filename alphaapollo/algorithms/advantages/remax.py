@@ -1,4 +1,4 @@
-"""ReMax: the greedy rollout is the baseline."""
+"""ReMax: the reward of the greedy rollout is the baseline."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float =
 @register_estimator("remax", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
 def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
-    whole = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
-    token_rewards = whole.join(fold_to_actions(inputs.token_rewards, inputs.mask))
-    baselines = whole.per_trajectory(inputs.greedy_rewards)
-    advantages, returns = remax(token_rewards, baselines, whole.mask, config.gamma)
-    return Advantages(whole.split(advantages), whole.split(returns))
+    joined = JoinedTrajectories.of(inputs.mask, inputs.trajectory_ids)
+    token_rewards = joined.join(fold_to_actions(inputs.token_rewards, inputs.mask))
+    baselines = joined.per_trajectory(inputs.greedy_rewards)
+    advantages, returns = remax(token_rewards, baselines, joined.mask, config.gamma)
+    return Advantages(joined.split(advantages), joined.split(returns))

@@ -1,4 +1,4 @@
-"""Policy losses: one small module each (or tight family), registered on import."""
+"""Policy losses: one module per loss or family, registered on import."""
 
 from alphaapollo.algorithms.policy_losses import cispo, covariance, gmpo, gspo, ppo, reinforce, sapo
 from alphaapollo.algorithms.policy_losses.base import (

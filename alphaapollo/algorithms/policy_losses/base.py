@@ -1,4 +1,4 @@
-"""What a policy loss is, and where it is registered.
+"""Policy losses: inputs, outputs and registry.
 
 @register_policy_loss("mine")
 def mine(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
@@ -25,28 +25,28 @@ Level = Literal["token", "sequence"]
 
 @dataclass(frozen=True)
 class PolicyLossInputs:
-    """A micro-batch as losses see it, response-aligned: B rows, L = longest response. Only `logp` has a gradient.
+    """Inputs of a policy loss, response-aligned: B rows, L = longest response. Only `logp` has a gradient.
 
-    Where a trajectory has several rows here, they are one, laid end to end without the tokens between actions.
+    If a trajectory has several rows in the micro-batch, they are joined into one, without the tokens between actions.
     """
 
-    logp: Tensor  # [B, L] of the policy being trained
-    old_logp: Tensor  # [B, L] of the policy that the batch is scored with: the ratio's denominator
+    logp: Tensor  # [B, L] of the trained policy
+    old_logp: Tensor  # [B, L] of the policy before the first step on the batch: the ratio's denominator
     advantages: Tensor  # [B, L]
     mask: Tensor  # [B, L] 1 on action tokens
-    rollout_logp: Tensor | None = None  # [B, L] of the engine that sampled
-    chosen: Tensor | None = None  # bool [B, L], what the loss's `choose` chose
+    rollout_logp: Tensor | None = None  # [B, L] of the rollout engine
+    chosen: Tensor | None = None  # bool [B, L], tokens selected by the loss's `choose`
 
 
 @dataclass(frozen=True)
 class PolicyLossOutput:
-    """The loss without its aggregation, to be minimised.
+    """Loss to minimize, before aggregation.
 
-    Metrics are scalars summed over action tokens (token level) or over non-empty rows (sequence level); whoever logs
-    them divides by the global count of the same.
+    Metrics are scalars summed over action tokens (token level) or non-empty rows (sequence level). The logger divides
+    them by the global count.
     """
 
-    loss: Tensor  # [B, L] at token level, [B] at sequence level; garbage off the mask and in empty rows is ignored
+    loss: Tensor  # [B, L] at token level, [B] at sequence level; values off the mask and in empty rows are ignored
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -58,22 +58,22 @@ are those of the policy before its first step on the batch."""
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A registered loss. Call it: the shape of the result is checked.
+    """A registered loss. Calling it checks the shape of the result.
 
-    What goes together is decided from these declarations when a run starts (trainer/setup/combinations.py).
+    trainer/setup/combinations.py uses these declarations to reject invalid combinations when a run starts.
     """
 
     name: str
     fn: PolicyLossFn
-    level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one number a sequence, mean over them
-    on_policy: bool = False  # has no importance ratio: right for one optimiser step an iteration
+    level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one value per sequence, averaged
+    on_policy: bool = False  # has no importance ratio: valid for one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that it reads, nested ones dotted; None = unknown
     of_sequence: bool = False  # a token's loss depends on the other tokens of its sequence; always at sequence level
-    choose: TokenSelector | None = None  # chooses tokens over the whole mini-batch, for inputs.chosen
+    choose: TokenSelector | None = None  # selects tokens over the whole mini-batch, for inputs.chosen
 
     @property
     def needs_full_trajectories(self) -> bool:
-        """Whether all rows of a trajectory must stand in one micro-batch: it then sees them as one row."""
+        """Whether all rows of a trajectory must be in one micro-batch, where they are joined into one row."""
         return self.of_sequence or self.level == "sequence"
 
     def __call__(self, inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
@@ -102,7 +102,7 @@ def register_policy_loss(
     """Decorator: register `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput` under
     policy_loss.loss_mode=name.
 
-    The options are the fields of `PolicyLoss`; all are optional. With `reads`, a run tells of keys set in vain.
+    The options are the fields of `PolicyLoss`; all are optional. With `reads`, a run warns about keys without effect.
     """
 
     def add(fn: PolicyLossFn) -> PolicyLossFn:
@@ -113,7 +113,7 @@ def register_policy_loss(
 
 
 def get_policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name. Raises ValueError with the known and the nearest names."""
+    """The loss with this name. Raises ValueError that lists the known and the most similar names."""
     return _policy_losses.get(name)
 
 
@@ -122,14 +122,14 @@ def policy_loss_names() -> list[str]:
 
 
 def clip_metrics(clipped: Tensor, above: Tensor, mask: Tensor, per_row: bool = False) -> dict[str, Tensor]:
-    """How much the clip decided, in all and on each side. `clipped`: bool, or the share of a row; `above`: bool, the
-    clip is the upper one. [B, L], or with `per_row` [B]."""
+    """Clip fractions, in total and per bound. `clipped`: bool, or the fraction of a row; `above`: bool, whether the
+    upper bound applies. [B, L], or with `per_row` [B]."""
     total = row_sum if per_row else token_sum
-    nowhere = torch.zeros_like(clipped)
+    zeros = torch.zeros_like(clipped)
     return {
         "clip_fraction": total(clipped, mask),
-        "clip_fraction_low": total(torch.where(above, nowhere, clipped), mask),
-        "clip_fraction_high": total(torch.where(above, clipped, nowhere), mask),
+        "clip_fraction_low": total(torch.where(above, zeros, clipped), mask),
+        "clip_fraction_high": total(torch.where(above, clipped, zeros), mask),
     }
 
 
@@ -152,18 +152,18 @@ def _first_set(first: float | None, second: float | None, default: float) -> flo
 
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """A metric: summed over action tokens, without gradient. [B, L] numbers or bools -> float64 scalar."""
+    """Sum a metric over action tokens, without gradient. [B, L] numbers or bools -> float64 scalar."""
     return masked(values.detach().double(), mask).sum()
 
 
 def row_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """A metric: summed over non-empty rows, without gradient. [B] numbers or bools -> float64 scalar."""
+    """Sum a metric over non-empty rows, without gradient. [B] numbers or bools -> float64 scalar."""
     return masked(values.detach().double(), mask.bool().any(dim=1)).sum()
 
 
 def old_policy_kl(inputs: PolicyLossInputs, per_row: bool = False) -> Tensor:
-    """How far the update has moved: the k3 estimate of KL(old||pi) on the old policy's samples, summed as a metric
-    over tokens, or over rows of token means."""
+    """k3 estimate of KL(old||pi) on the old policy's samples, summed as a metric over tokens, or over rows of token
+    means."""
     d = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask)
     kl = torch.expm1(d) - d
     return row_sum(row_mean(kl, inputs.mask), inputs.mask) if per_row else token_sum(kl, inputs.mask)

@@ -1,4 +1,4 @@
-"""CISPO: clip the importance weight, never the gradient."""
+"""CISPO: clip the importance weight instead of the gradient."""
 
 from __future__ import annotations
 

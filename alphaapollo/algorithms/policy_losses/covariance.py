@@ -1,8 +1,8 @@
-"""Clip-Cov and KL-Cov: hold entropy by holding the few tokens where log-prob and advantage move together
+"""Clip-Cov and KL-Cov: preserve entropy by restricting the few tokens with a high covariance of log-prob and advantage
 (arXiv 2505.22617).
 
 The covariance is over the tokens of a mini-batch (section 4.2), with the log-probs of the policy before its first step
-on the batch: the policy that the samples, and so the expectation, come from. The authors' code takes micro-batches.
+on the batch: the policy that generated the samples. The authors' code uses micro-batches.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def clip_cov_candidates(
     covariance: Tensor, clipped: Tensor, mask: Tensor, ratio: float, low: float, high: float
 ) -> tuple[Tensor, int]:
     """Tokens with low < cov < high that PPO has not clipped already, and how many of them are drawn uniformly:
-    ratio of all action tokens, at least one. All [B, L] -> bool [B, L], count."""
+    `ratio` of all action tokens, at least one. All [B, L] -> bool [B, L], count."""
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
     return candidates, min(_token_count(ratio, mask), int(candidates.sum()))
 
@@ -60,7 +60,7 @@ def _token_count(ratio: float, mask: Tensor) -> int:
 
 
 def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Clip-Cov's tokens: so many of the candidates, uniformly: the tokens come in random order. [n] -> bool [n]."""
+    """Tokens of Clip-Cov: the first candidates, a uniform draw because tokens are in random order. [n] -> bool [n]."""
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = clip_cov_candidates(
         token_covariance(logp, advantages, mask),
@@ -79,7 +79,7 @@ def _select_random_candidates(logp: Tensor, advantages: Tensor, config: Actor) -
     choose=_select_random_candidates,
 )
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """PPO's clip, and no loss on a few drawn candidates; they stay in the denominator."""
+    """PPO's clip, with zero loss on the drawn candidates; they still count in the denominator."""
     assert inputs.chosen is not None
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
@@ -94,7 +94,7 @@ def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 
 
 def _select_top_covariance(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """KL-Cov's tokens: those of the largest covariance. [n] -> bool [n]."""
+    """Tokens of KL-Cov: those with the largest covariance. [n] -> bool [n]."""
     mask = torch.ones_like(logp)
     return top_covariance(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
 

@@ -31,7 +31,7 @@ def gmpo_ratio(
     """g_i = exp(1/|o_i| sum_t c_it), c = min(d, high) if A_i >= 0, max(d, -low) if A_i < 0 (arXiv 2507.20673).
 
     The radius is in log space, the clip is before the mean. logp, old_logp, mask [B, L], advantages [B] -> [B], and a
-    bool [B, L]: where the clip decided. 1 for an empty row.
+    bool [B, L]: where the clip is active. 1 for an empty row.
     """
     d = log_ratio(logp, old_logp, mask, limit)
     rising = (advantages >= 0).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""GSPO: the importance ratio of the whole sequence, in its two forms, and the bandit form of RLOO."""
+"""GSPO and GSPO-token (sequence-level importance ratio), and PPO on the ratio of the completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alphaapollo.algorithms.policy_losses.ppo import is_clipped, ppo_clip
 from alphaapollo.config.schema import Actor
 
 PAPER_CLIP = (3e-4, 4e-4)
-"""The bounds of arXiv 2507.18071, section 5.1. A mean of log-ratios moves far less than one token's."""
+"""The bounds of arXiv 2507.18071, section 5.1. A mean of log-ratios varies much less than a single one."""
 
 
 def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, limit: float | None = MAX_LOG_RATIO) -> Tensor:
@@ -46,7 +46,7 @@ def gspo_token_ratio(
 
 @register_policy_loss("gspo", level="sequence", reads=CLIP)
 def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """-min(s A, clip(s) A) per sequence (Eq. 5). A is the mean of the row's advantages: they should be equal."""
+    """-min(s A, clip(s) A) per sequence (Eq. 5). A is the mean of the row's advantages: which should be equal."""
     low, high = clip_range(config, *PAPER_CLIP)
     return _clipped_rows(geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask), inputs, low, high)
 

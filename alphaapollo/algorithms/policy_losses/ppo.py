@@ -31,7 +31,7 @@ def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_cl
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Where the clip decided: outside the range, on the side that A pushes to. Bool, any equal shapes."""
+    """Where the clip is active: outside the range, in the direction of A. Bool, any equal shapes."""
     return ((advantages > 0) & (ratio > 1.0 + high)) | ((advantages < 0) & (ratio < 1.0 - low))
 
 

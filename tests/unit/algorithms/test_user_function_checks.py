@@ -50,11 +50,11 @@ def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("pass", "it must return Advantages, and returned None"),
-        ("return a", "it must return Advantages, and returned a Tensor"),
-        ("return Advantages(a, None)", "its returns must be a tensor, and is None"),
-        ("return Advantages(a.long(), a)", r"its advantages must be floats, and is torch\.int64"),
-        ("return Advantages(a[:, 0], a)", r"its advantages must have the shape \(4, 3\), and has \(4,\)"),
+        ("pass", "it must return Advantages, but returned None"),
+        ("return a", "it must return Advantages, but returned a Tensor"),
+        ("return Advantages(a, None)", "its returns must be a tensor, but is None"),
+        ("return Advantages(a.long(), a)", r"its advantages must be floating point, but is torch\.int64"),
+        ("return Advantages(a[:, 0], a)", r"its advantages must have the shape \(4, 3\), but has \(4,\)"),
         ("return Advantages(a / 0, a)", "its advantages is not finite"),
         ("return Advantages(a + 1, a)", "advantages off the action mask"),
         ("return Advantages(a @ a, a)", r"raised RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a, a\)"),
@@ -72,13 +72,13 @@ def test_an_estimator_that_is_wrong_is_told_with_its_file(tmp_path: Path, body: 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return loss", "it must return a PolicyLossOutput, and returned a Tensor"),
-        ("return PolicyLossOutput(loss.mean())", r"its loss must have the shape \(2, 3\), and has \(\)"),
+        ("return loss", "it must return a PolicyLossOutput, but returned a Tensor"),
+        ("return PolicyLossOutput(loss.mean())", r"its loss must have the shape \(2, 3\), but has \(\)"),
         ("return PolicyLossOutput(loss.detach())", "its loss has no gradient"),
         ("return PolicyLossOutput(loss / 0)", "its loss is not finite"),
         (
             "return PolicyLossOutput(loss, {'x': 1.0})",
-            "its metric 'x' must be a tensor of one number, and is a float",
+            "its metric 'x' must be a scalar tensor, but is a float",
         ),
         ("raise KeyError('temperature')", "raised KeyError: 'temperature'"),
     ],

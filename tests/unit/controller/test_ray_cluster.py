@@ -102,7 +102,7 @@ def test_a_failed_start_is_a_worker_death(
         raise Exception("The current node timed out during startup.\n  Look into its logs.")
 
     monkeypatch.setattr(ray_cluster.ray, "init", slow)
-    monkeypatch.setattr(ray_cluster, "stay_on_loopback", lambda: None)
+    monkeypatch.setattr(ray_cluster, "listen_on_loopback_only", lambda: None)
     with pytest.raises(
         ray_cluster.WorkerDied, match=r"does not start.*: The current node timed .* Look into"
     ) as caught:

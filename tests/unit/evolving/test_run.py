@@ -8,7 +8,7 @@ import threading
 import pandas as pd
 import pytest
 
-from alphaapollo.cli.outcome import EvolvedRun
+from alphaapollo.cli.results import EvolvedRun
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.evolving.model_calls import ModelUnavailableError

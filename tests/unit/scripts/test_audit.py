@@ -1,4 +1,4 @@
-"""`make audit` tells what is known apart from what could not be asked."""
+"""`make audit` distinguishes "no vulnerabilities" from "not checked"."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     answer(monkeypatch, json.dumps({"dependencies": [FOUND, SOUND, SKIPPED]}))
     assert audit.main() == 1
     said = capsys.readouterr().out
-    assert "1 with known vulnerabilities; nothing is known of c\n" in said
-    assert "  a==1.0: ID-1 (mended in 1.1); ID-2 (mended in no version)\n" in said
+    assert "1 with known vulnerabilities; not in the index: c\n" in said
+    assert "  a==1.0: ID-1 (fixed in 1.1); ID-2 (fixed in no version)\n" in said
     answer(monkeypatch, json.dumps({"dependencies": [SOUND]}))
     assert audit.main() == 0
 
@@ -41,7 +41,7 @@ def test_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_no_index_is_no_clean_bill(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     answer(monkeypatch, "", "Traceback ...\nConnectionError: no route\n")
     assert audit.main() == 2
-    assert capsys.readouterr().out.count("NOT looked up, for no index of advisories could be asked: Connection") == 3
-    answer(monkeypatch, json.dumps({"dependencies": [SKIPPED, SKIPPED]}))  # a mirror that knows packages alone
+    assert capsys.readouterr().out.count("NOT checked because the advisory index is unavailable: Connection") == 3
+    answer(monkeypatch, json.dumps({"dependencies": [SKIPPED, SKIPPED]}))  # a mirror without advisories
     assert audit.main() == 2
-    assert "NOT looked up" in capsys.readouterr().out
+    assert "NOT checked" in capsys.readouterr().out

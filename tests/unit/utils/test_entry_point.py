@@ -53,7 +53,7 @@ def test_in_a_running_event_loop_it_is_refused_with_what_to_do(capsys: pytest.Ca
 
     assert asyncio.run(cell()) == 2
     said = capsys.readouterr().err
-    assert "an event loop is running here (a notebook?)" in said
+    assert "already running here (a notebook?)" in said
     assert said.endswith(f"!{shlex.quote(sys.executable)} -m {__name__} trainer.seed=1 'data.train_files=[a b]'\n")
 
 

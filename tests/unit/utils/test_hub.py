@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.utils.hub import looks_local
+from alphaapollo.utils.hub import is_local_path
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from alphaapollo.utils.hub import looks_local
 def test_what_looks_like_a_folder(path: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").mkdir()
-    assert looks_local(path) is local
+    assert is_local_path(path) is local

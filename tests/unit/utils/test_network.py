@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from alphaapollo.utils.network import hold_port, interface_to, stay_on_loopback, take_held
+from alphaapollo.utils.network import hold_port, interface_to, listen_on_loopback_only, take_held_port
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
@@ -18,7 +18,7 @@ def test_a_held_port_is_given_to_nobody_else() -> None:
     port = hold_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
-    with socket.socket(fileno=take_held(port)) as listening, socket.create_connection(("127.0.0.1", port), timeout=5):
+    with socket.socket(fileno=take_held_port(port)) as listening, socket.create_connection(("127.0.0.1", port), timeout=5):
         listening.accept()[0].close()
 
 
@@ -26,5 +26,5 @@ def test_a_run_of_one_machine_stays_on_loopback_where_its_user_has_said_nothing_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth7"})
-    stay_on_loopback()
+    listen_on_loopback_only()
     assert os.environ == {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}

@@ -1,13 +1,13 @@
-"""A secret of the environment is in no configuration, no message and no log."""
+"""Secrets of the environment never reach configurations, messages and logs."""
 
 from __future__ import annotations
 
 import pytest
 
-from alphaapollo.config.errors import ConfigError, failed, reported
+from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.redaction import redacted, secret_keys, secrets
+from alphaapollo.utils.redaction import redact, secret_keys, secrets
 
 CANARY = "canary-7f3a91c2d4"
 
@@ -21,7 +21,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_which_variables_are_secrets() -> None:
     assert CANARY in secrets() and "true" not in secrets() and "/home/somebody/token" not in secrets()
-    assert redacted(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
+    assert redact(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_which_variables_are_secrets() -> None:
         f"env.mcp_servers={{files: {{command: [server, '--token={CANARY}']}}}}",
     ],
 )
-def test_a_configuration_with_a_secret_is_refused_without_telling_it(
+def test_configuration_with_a_secret_is_refused_without_showing_it(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit), reported():
+    with pytest.raises(SystemExit), exit_on_config_error():
         load_config(Config, "ppo", [word])
     said = capsys.readouterr().err
-    assert word.split("=")[0] in said and "no place" in said
+    assert word.split("=")[0] in said and "configurations are written to config.yaml" in said
     assert CANARY not in said and "something" not in said
 
 
@@ -52,9 +52,9 @@ def test_names_and_other_keys_pass() -> None:
     assert load_config(Config, "ppo", ["reward.judge.api_key_env=SOME_API_KEY"]).reward.judge.api_key_env
 
 
-def test_an_error_is_told_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    failed(ValueError(f"the server says: {CANARY}"), 1)
-    with pytest.raises(SystemExit), reported():
+def test_errors_are_redacted(capsys: pytest.CaptureFixture[str]) -> None:
+    report_error(ValueError(f"the server says: {CANARY}"), 1)
+    with pytest.raises(SystemExit), exit_on_config_error():
         raise ConfigError(f"{CANARY}: not of the form KEY=VALUE")
     said = capsys.readouterr().err
     assert CANARY not in said and said.count("$SOME_API_KEY") == 2

@@ -80,7 +80,7 @@ def test_no_such_file(tmp_path: Path, path: str):
 
 
 def test_not_python(tmp_path: Path):
-    with pytest.raises(ValueError, match=rf"^{KEY}: .*notes\.txt is not a Python file: its name must end in \.py"):
+    with pytest.raises(ValueError, match=rf"^{KEY}: .*notes\.txt is not a Python file\. Its name must end in \.py"):
         load_user_module(write(tmp_path, "", "notes.txt"), KEY)
 
 
@@ -91,8 +91,8 @@ def test_not_python(tmp_path: Path):
             "import nowhere_to_be_found",
             r"ModuleNotFoundError: .*bad\.py, line 1: import nowhere_to_be_found\)\. Install what it imports\.",
         ),
-        ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(.*bad\.py, line 2: 1 / 0\)\. Mend the file\."),
-        ("x = 1\ndef broken(:", r"SyntaxError: .*bad\.py, line 2: def broken\(:\)\. Mend"),
+        ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(.*bad\.py, line 2: 1 / 0\)\. Fix the file\."),
+        ("x = 1\ndef broken(:", r"SyntaxError: .*bad\.py, line 2: def broken\(:\)\. Fix"),
         ("x = 1\nraise SystemExit(2)", r"SystemExit: 2 \(.*bad\.py, line 2: raise SystemExit"),
     ],
 )

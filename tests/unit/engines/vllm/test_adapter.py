@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, get_args
 
 import pytest
-from alphaapollo.config.check_lora import LARGEST_SERVED
+from alphaapollo.config.schema.rollout import LARGEST_LORA_RANK
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
@@ -64,4 +64,4 @@ def test_adapter_rank_is_rounded_up_to_one_vllm_supports() -> None:
     from vllm.config.lora import MaxLoRARanks
 
     assert get_args(MaxLoRARanks) == LORA_RANKS
-    assert LORA_RANKS[-1] == LARGEST_SERVED
+    assert LORA_RANKS[-1] == LARGEST_LORA_RANK
