@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TIMING_WORDS = ("timing/", "seconds", "per_second", "memory", "mfu", "/time", "_s/")
+TIMING_WORDS = ("timing/", "timing_share/", "seconds", "per_second", "memory", "mfu", "/time", "_s/")
 TRAIN_SFT, TRAIN_PPO, TRAIN_DPO = (f"alphaapollo.trainer.main_{name}" for name in ("sft", "ppo", "dpo"))
 
 
